@@ -1,0 +1,1 @@
+"""Embedding tables, their exact optimizers, and the choice of kernel."""

@@ -1,0 +1,73 @@
+"""The errors of Ziggurat: every one says what was expected, what was found, where, and the ways out.
+
+Each error is also the builtin exception that a caller would expect (`SchemaError` is a `ValueError`, `BoundsError`
+an `IndexError`), so existing `except` clauses keep working. The four parts stay available as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ZigguratError(Exception):
+    """An error in four parts.
+
+    Args:
+        expected: what the code needed, in the user's words.
+        found: what it got instead; quote the value.
+        where: file, row, column, feature, table, key or step: as exact as is known.
+        ways_out: one sentence each, most likely first; shown numbered.
+    """
+
+    def __init__(self, *, expected: str, found: str, where: str, ways_out: str | Sequence[str]) -> None:
+        self.expected = expected
+        self.found = found
+        self.where = where
+        self.ways_out = (ways_out,) if isinstance(ways_out, str) else tuple(ways_out)
+        super().__init__(expected, found, where, self.ways_out)
+
+    def __str__(self) -> str:
+        ways = "\n".join(f"  {number}. {way}" for number, way in enumerate(self.ways_out, start=1))
+        return f"expected: {self.expected}\nfound:    {self.found}\nwhere:    {self.where}\nways out:\n{ways}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions with keyword-only arguments do not cross process borders without this.
+        return _rebuild, (type(self), self.expected, self.found, self.where, self.ways_out)
+
+
+def _rebuild(
+    kind: type[ZigguratError], expected: str, found: str, where: str, ways_out: tuple[str, ...]
+) -> ZigguratError:
+    return kind(expected=expected, found=found, where=where, ways_out=ways_out)
+
+
+class ConfigError(ZigguratError, ValueError):
+    """A setting has an unknown name, a wrong type or an impossible value."""
+
+
+class SchemaError(ZigguratError, ValueError):
+    """A schema contradicts itself, or the data does not have the columns and types that the schema names."""
+
+
+class DataError(ZigguratError, ValueError):
+    """A file or a row in it cannot be used; names file, row and column."""
+
+
+class BoundsError(ZigguratError, IndexError):
+    """An id lies outside its embedding table; names feature and row."""
+
+
+class MissingFileError(ZigguratError, FileNotFoundError):
+    """A file or folder that was named does not exist."""
+
+
+class MissingDependencyError(ZigguratError, ImportError):
+    """An optional package is needed for what was asked."""
+
+
+class CheckpointError(ZigguratError, OSError):
+    """A checkpoint is damaged, incomplete, of another version, or could not be written."""
+
+
+class NumericsError(ZigguratError, ArithmeticError):
+    """A loss, gradient or metric is NaN or infinite, or undefined for the data given."""

@@ -1,0 +1,86 @@
+"""InputSpec: what a model sees of a data set, after preprocessing was fitted. Plain data.
+
+The schema speaks of columns; the spec speaks of tensors: the order of the dense columns, which features carry one
+row a sample (`single`) or a list (`jagged`), which table each looks up and how many rows that table has. Models
+and embeddings are built from it, and from nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ziggurat.features.schema import Pooling, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """An embedding table after fitting. `num_rows` counts the three reserved rows too."""
+
+    name: str
+    num_rows: int
+    embedding_dim: int = 0  # 0: the model's
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleSpec:
+    """A feature with exactly one row a sample."""
+
+    name: str
+    table: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaggedSpec:
+    """A feature with any number of rows a sample; `ordered` tells sequences from multi-hot lists."""
+
+    name: str
+    table: str
+    pooling: Pooling = Pooling.MEAN
+    ordered: bool = False
+    max_length: int = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorSpec:
+    """A pretrained vector of `dim` floats a sample."""
+
+    name: str
+    dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelSpec:
+    """A label column."""
+
+    name: str
+    task: Task = Task.BINARY
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec:
+    """Names, order and sizes of everything in a `Batch`.
+
+    `Batch.dense` has its columns in the order of `dense`, `Batch.single` its first axis in the order of `single`,
+    `Batch.jagged` its features in the order of `jagged`, `Batch.labels` its columns in the order of `labels`.
+    """
+
+    dense: tuple[str, ...] = ()
+    single: tuple[SingleSpec, ...] = ()
+    jagged: tuple[JaggedSpec, ...] = ()
+    vectors: tuple[VectorSpec, ...] = ()
+    tables: tuple[TableSpec, ...] = ()
+    labels: tuple[LabelSpec, ...] = ()
+    has_weights: bool = False
+    has_groups: bool = False
+
+    def table(self, name: str) -> TableSpec:
+        """The table called `name`; KeyError if there is none."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise KeyError(name)
+
+    @property
+    def fields(self) -> tuple[SingleSpec | JaggedSpec, ...]:
+        """Every feature with an embedding, in canonical order: all single ones, then all jagged ones."""
+        return (*self.single, *self.jagged)

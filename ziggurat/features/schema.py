@@ -1,0 +1,299 @@
+"""Schema: what every column of a table means. Plain data, TOML in and out (`schema_io.py`).
+
+A schema names *features* (model inputs), *labels* (what is predicted) and a few columns with a role: `weight`, `group`
+(for GAUC), `session`, `time`. It says nothing about a model. It is written by hand or guessed by
+`ziggurat data inspect FILE --write-schema my.toml`, and saved with every run, so that evaluation, prediction and
+serving turn the same raw values into the same rows.
+
+Words: an *id* is the raw value in the file; a *row* is where it lands in its embedding table. The first three rows
+of every table are reserved, whatever the encoding:
+
+    row 0  padding   its embedding is zero and is never trained
+    row 1  unknown   ids never seen in training, or seen fewer than `min_count` times
+    row 2  missing   null in a scalar column (a null or empty *list* is an empty list, with no rows)
+    row 3… the ids   by falling count for a vocabulary, 3 + hash mod for hashing, 3 + id for identity
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from ziggurat.errors import SchemaError
+
+PADDING_ROW = 0
+UNKNOWN_ROW = 1
+MISSING_ROW = 2
+NUM_RESERVED_ROWS = 3
+
+
+class Encoding(StrEnum):
+    """How a table turns raw ids into rows."""
+
+    VOCABULARY = "vocabulary"  # fitted on the training data: one row for each id seen min_count times
+    HASHING = "hashing"  # a stable 64-bit hash modulo num_rows; no fitting, collisions possible
+    IDENTITY = "identity"  # the ids are already 0 … num_rows-1
+
+
+class OutOfRange(StrEnum):
+    """What to do with an id outside 0 … num_rows-1 of an `identity` table."""
+
+    ERROR = "error"
+    UNKNOWN = "unknown"  # counted, and sent to the unknown row
+    CLAMP = "clamp"  # counted, and moved to the nearest valid id
+
+
+class NumericTransform(StrEnum):
+    """What happens to a number before the model sees it."""
+
+    IDENTITY = "identity"
+    LOG1P = "log1p"  # sign(x)·ln(1+|x|)
+    STANDARDISE = "standardise"  # (x − mean) / sd of the training data
+    LOG1P_STANDARDISE = "log1p_standardise"
+    QUANTILE = "quantile"  # rank in the training data, uniform in [0, 1]
+    QUANTILE_BUCKETS = "quantile_buckets"  # becomes a categorical field of num_buckets rows
+    CRITEO_BUCKETS = "criteo_buckets"  # floor(ln(x)²) for x > 2, else int(x); a categorical field with a vocabulary
+
+    @property
+    def makes_rows(self) -> bool:
+        """True if the feature becomes a field with an embedding table, instead of a number."""
+        return self in (NumericTransform.QUANTILE_BUCKETS, NumericTransform.CRITEO_BUCKETS)
+
+
+class Pooling(StrEnum):
+    """How the embeddings of a list become one."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+class Task(StrEnum):
+    """What a label is."""
+
+    BINARY = "binary"
+    REGRESSION = "regression"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """An embedding table: the rows that one or more features share.
+
+    Args:
+        name: unique among tables.
+        encoding: see `Encoding`.
+        num_rows: rows for ids (without the reserved ones); needed for hashing and identity, refused for vocabulary.
+        min_count: a vocabulary keeps ids seen at least this often in the training data.
+        max_rows: a vocabulary keeps at most this many ids, the most frequent ones. 0: no limit.
+        out_of_range: what an `identity` table does with ids outside its range.
+        embedding_dim: columns of this table; 0 takes the model's.
+    """
+
+    name: str
+    encoding: Encoding = Encoding.VOCABULARY
+    num_rows: int = 0
+    min_count: int = 1
+    max_rows: int = 0
+    out_of_range: OutOfRange = OutOfRange.ERROR
+    embedding_dim: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"table {self.name!r}"
+        if self.encoding is Encoding.VOCABULARY and self.num_rows:
+            raise SchemaError(
+                expected="no num_rows for a vocabulary table: its size is fitted",
+                found=f"num_rows = {self.num_rows}",
+                where=where,
+                ways_out=("use max_rows to cap the vocabulary", 'set encoding = "hashing" or "identity"'),
+            )
+        if self.encoding is not Encoding.VOCABULARY and self.num_rows < 1:
+            raise SchemaError(
+                expected=f"num_rows >= 1 for encoding {self.encoding.value!r}",
+                found=f"num_rows = {self.num_rows}",
+                where=where,
+                ways_out=("add num_rows = N to the table", 'set encoding = "vocabulary" to fit the size'),
+            )
+        if self.min_count < 1 or self.max_rows < 0 or self.embedding_dim < 0:
+            raise SchemaError(
+                expected="min_count >= 1, max_rows >= 0, embedding_dim >= 0",
+                found=f"min_count={self.min_count}, max_rows={self.max_rows}, embedding_dim={self.embedding_dim}",
+                where=where,
+                ways_out="correct the number",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """A number. Null and NaN become `missing` before the transform; infinities are bad rows."""
+
+    kind: Literal["dense"] = "dense"
+    name: str
+    column: str = ""
+    transform: NumericTransform = NumericTransform.LOG1P_STANDARDISE
+    missing: float = 0.0
+    num_buckets: int = 64
+    min_count: int = 1  # for criteo_buckets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Categorical:
+    """One id a row: string, integer, boolean or categorical column. `table` defaults to one of its own."""
+
+    kind: Literal["categorical"] = "categorical"
+    name: str
+    column: str = ""
+    table: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiHot:
+    """A list of ids a row, order without meaning; a list column, or text split at `separator`.
+
+    Lists longer than `max_length` keep their first ids. Pooled inside the lookup.
+    """
+
+    kind: Literal["multi_hot"] = "multi_hot"
+    name: str
+    column: str = ""
+    table: str = ""
+    separator: str = ""
+    max_length: int = 1000
+    pooling: Pooling = Pooling.MEAN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequence:
+    """A list of ids a row in order of time, latest last. Lists longer than `max_length` keep their last ids."""
+
+    kind: Literal["sequence"] = "sequence"
+    name: str
+    column: str = ""
+    table: str = ""
+    separator: str = ""
+    max_length: int = 100
+    pooling: Pooling = Pooling.MEAN
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector:
+    """A pretrained vector a row: a (fixed-size) list column of `dim` floats. Null becomes zeros."""
+
+    kind: Literal["vector"] = "vector"
+    name: str
+    column: str = ""
+    dim: int
+
+
+Feature = Dense | Categorical | MultiHot | Sequence | Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """What is predicted.
+
+    Args:
+        name: unique among labels.
+        column: the column; defaults to the name.
+        task: binary (0/1 or false/true after `positive_from`) or regression.
+        positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
+    """
+
+    name: str
+    column: str = ""
+    task: Task = Task.BINARY
+    positive_from: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """Features, tables and labels of one data set, checked to agree.
+
+    Tables that are not listed are made with the defaults of `Table`, one for each categorical, multi-hot or
+    sequence feature that names none. Two features that name the same table share its vocabulary and its rows.
+
+    Args:
+        features: in the order in which models see them.
+        labels: at least one for training; prediction ignores them.
+        tables: those that differ from the defaults, or are shared.
+        weight: column of sample weights (>= 0), or "".
+        group: column that groups samples for GAUC (usually the user), or "".
+        session: column that groups samples of one request or session, or "".
+        time: column with the order of events (integer, float, date or datetime), or "".
+    """
+
+    features: tuple[Feature, ...]
+    labels: tuple[Label, ...] = ()
+    tables: tuple[Table, ...] = ()
+    weight: str = ""
+    group: str = ""
+    session: str = ""
+    time: str = ""
+    _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        _refuse_doubles("feature", [feature.name for feature in self.features])
+        _refuse_doubles("label", [label.name for label in self.labels])
+        _refuse_doubles("table", [table.name for table in self.tables])
+        if not self.features:
+            raise SchemaError(
+                expected="at least one feature",
+                found="none",
+                where="schema",
+                ways_out="let `ziggurat data inspect FILE --write-schema my.toml` guess one",
+            )
+        object.__setattr__(self, "_by_name", {feature.name: feature for feature in self.features})
+        used = {table_of(feature) for feature in self.features}
+        for table in self.tables:
+            if table.name not in used:
+                raise SchemaError(
+                    expected="every table to be used by a feature",
+                    found=f"table {table.name!r} is used by none; features use {sorted(used - {''})}",
+                    where="schema, tables",
+                    ways_out=(f'add table = "{table.name}" to a feature', "remove the table", "correct its name"),
+                )
+
+    def feature(self, name: str) -> Feature:
+        """The feature called `name`; KeyError if there is none."""
+        return self._by_name[name]
+
+    def table(self, name: str) -> Table:
+        """The settings of table `name`, with defaults where the schema lists none."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        feature = self._by_name.get(name)
+        if isinstance(feature, Dense):
+            return Table(name=name, min_count=feature.min_count)
+        return Table(name=name)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column of the raw data that the schema reads, without doubles."""
+        roles = [self.weight, self.group, self.session, self.time]
+        named = [column_of(item) for item in (*self.features, *self.labels)] + [role for role in roles if role]
+        return tuple(dict.fromkeys(named))
+
+
+def column_of(item: Feature | Label) -> str:
+    """The raw column of a feature or label: its own name if none is given."""
+    return item.column or item.name
+
+
+def table_of(feature: Feature) -> str:
+    """The embedding table of a feature, or "" for features without one."""
+    if isinstance(feature, Dense):
+        return feature.name if feature.transform.makes_rows else ""
+    if isinstance(feature, Vector):
+        return ""
+    return feature.table or feature.name
+
+
+def _refuse_doubles(what: str, names: list[str]) -> None:
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles or "" in names:
+        raise SchemaError(
+            expected=f"every {what} to have a name of its own",
+            found=f"{doubles or 'an empty name'} more than once" if doubles else "an empty name",
+            where=f"schema, {what}s",
+            ways_out=f"rename one {what}; `column` can still name the same column twice",
+        )

@@ -1,0 +1,1 @@
+"""Ranking models, each written for one device."""

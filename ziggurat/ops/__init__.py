@@ -1,0 +1,1 @@
+"""Pure functions: a readable torch reference beside each fast version, with the same signature."""

@@ -1,0 +1,1 @@
+"""What tests use, ours and those of users."""

@@ -1,0 +1,1 @@
+"""Trainer, metrics, losses, checkpoints and reports."""
