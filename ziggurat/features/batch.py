@@ -15,7 +15,7 @@ A batch is validated once, on the way in (`validate_batch`), never again inside 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float32, Int64
@@ -79,18 +79,20 @@ class Batch:
         device = torch.device(device)
         if device == self.dense.device:
             return self
-        moved = {entry.name: _moved(getattr(self, entry.name), device) for entry in fields(self)}
-        return Batch(**moved)
 
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
 
-def _moved(value: object, device: torch.device) -> object:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, JaggedRows):
-        return JaggedRows(value.values.to(device, non_blocking=True), value.offsets.to(device, non_blocking=True))
-    if isinstance(value, dict):
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in value.items()}
-    return value
+        return Batch(
+            dense=moved(self.dense),
+            single=moved(self.single),
+            jagged=JaggedRows(moved(self.jagged.values), moved(self.jagged.offsets)),
+            vectors={name: moved(tensor) for name, tensor in self.vectors.items()},
+            labels=moved(self.labels),
+            weights=None if self.weights is None else moved(self.weights),
+            groups=None if self.groups is None else moved(self.groups),
+            row_ids=self.row_ids,  # only the ledger reads them, on the host
+        )
 
 
 def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:

@@ -1,0 +1,65 @@
+# Every target sets up what it needs: a fresh machine needs Python >= 3.11, make, and (for the C++ kernel) g++.
+#   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
+#   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
+#   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
+#   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
+
+ACCELERATOR ?= cpu
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+
+.PHONY: setup demo test test-slow lint bench chaos docs clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.ready
+
+$(VENV)/.runtime-$(ACCELERATOR): requirements/$(ACCELERATOR).txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "expected: Python >= 3.11"; echo "found:    $$($(PYTHON) --version)"; echo "where:    make setup"; \
+	    echo "ways out: 1. PYTHON=python3.11 make setup"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) for $(ACCELERATOR) (about 1 to 3 minutes)"
+	@$(PIP) -r requirements/$(ACCELERATOR).txt || \
+	  { echo "expected: pip to find every pinned package of requirements/$(ACCELERATOR).txt"; echo "found:    the error above"; \
+	    echo "where:    make setup"; \
+	    echo "ways out: 1. if torch==…+cpu is missing: tell pip where PyTorch's CPU wheels are (PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS)"; \
+	    echo "          2. ACCELERATOR=cuda make setup takes the CUDA builds"; exit 1; }
+	@$(PIP) --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.runtime-$(ACCELERATOR) requirements/dev.txt
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/.runtime-$(ACCELERATOR)
+	$(BIN)/ziggurat demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: setup
+	bash benchmarks/setup.sh
+	$(BIN)/ziggurat bench all
+
+chaos: setup
+	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
+
+docs: setup
+	@$(PIP) -r requirements/docs.txt
+	$(BIN)/mkdocs build --strict --site-dir site
+
+clean:
+	rm -rf $(VENV) .venv-bench build dist site runs *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,98 @@
+"""Configs survive a trip through JSON, and bad settings are named."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import pytest
+
+from ziggurat.config import from_json, override, settings, to_json
+from ziggurat.errors import ConfigError, ZigguratError
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circle:
+    kind: Literal["circle"] = "circle"
+    radius: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Square:
+    kind: Literal["square"] = "square"
+    side_lengths: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    shape: Circle | Square = field(default_factory=Circle)
+    colour: Colour = Colour.RED
+    limit: float | None = None
+    visible: bool = True
+    names: tuple[str, ...] = ()
+
+
+def test_round_trip_through_json_text() -> None:
+    scene = Scene(shape=Square(side_lengths=(3,)), colour=Colour.BLUE, limit=2.5, names=("a", "b"))
+    assert from_json(Scene, json.loads(json.dumps(to_json(scene))), where="file") == scene
+
+
+def test_overrides_of_every_type() -> None:
+    changes = {"shape.radius": "2", "colour": "blue", "limit": "0.5", "visible": "no", "names": "x, y"}
+    scene = override(Scene(), changes)
+    assert scene == Scene(shape=Circle(radius=2.0), colour=Colour.BLUE, limit=0.5, visible=False, names=("x", "y"))
+    assert override(scene, {"limit": "none"}).limit is None
+    assert override(Scene(shape=Square()), {"shape.side-lengths": "512,256"}).shape == Square(side_lengths=(512, 256))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"colur": "red"}, "did you mean 'colour'"),
+        ({"colour": "green"}, "red, blue"),
+        ({"shape.radius": "wide"}, "float"),
+        ({"shape": "circle"}, "group"),
+        ({"visible": "perhaps"}, "true or false"),
+        ({"colour.deep": "1"}, "no dot"),
+    ],
+)
+def test_bad_overrides_are_named(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        override(Scene(), changes)
+    assert words in str(caught.value)
+    assert next(iter(changes)) in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"shape": {"kind": "triangle"}}, "shape.kind"),
+        ({"shape": {"kind": "circle", "radios": 1}}, "shape.radios"),
+        ({"limit": "much"}, "limit"),
+        ({"visible": 1}, "visible"),
+        ({"names": "abc"}, "names"),
+    ],
+)
+def test_bad_files_are_named(data: dict, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_json(Scene, data, where="run.json")
+    assert path in caught.value.where
+    assert "run.json" in caught.value.where
+
+
+def test_settings_list_every_leaf() -> None:
+    assert {path for path, _, _ in settings(Scene())} == {"shape.radius", "colour", "limit", "visible", "names"}
+
+
+def test_errors_have_four_parts_and_builtin_parents() -> None:
+    error = ConfigError(expected="e", found="f", where="w", ways_out=("one", "two"))
+    assert isinstance(error, ValueError)
+    assert isinstance(error, ZigguratError)
+    assert str(error) == "expected: e\nfound:    f\nwhere:    w\nways out:\n  1. one\n  2. two"

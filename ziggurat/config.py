@@ -1,0 +1,222 @@
+"""Configs: frozen dataclasses to JSON and back, and overrides from the command line.
+
+Every run writes its whole configuration as JSON and can be repeated from it. The types are the schema: a config is a
+tree of frozen dataclasses whose fields are numbers, strings, booleans, enums, tuples, `None` or other configs. A union
+of configs (`DLRMConfig | DCNv2Config`) is told apart by a `kind: Literal[...]` field, never by a class name.
+
+    to_json(RunConfig(...))                       -> {"training": {"epochs": 2, …}, "model": {"kind": "dlrm", …}}
+    from_json(RunConfig, data, where="run.json")  -> RunConfig(...)
+    override(config, {"training.epochs": "3", "model.embedding-dim": "32"})
+
+Unknown names, wrong types and impossible values are `ConfigError`s that name the dotted path and the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union
+
+from ziggurat.errors import ConfigError
+
+C = TypeVar("C")
+JSON = dict[str, "JSON"] | list["JSON"] | str | int | float | bool | None
+
+
+def to_json(value: Any) -> Any:
+    """The plain-data form of a config (dicts, lists, strings, numbers), ready for `json.dumps`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        entries = [entry for entry in dataclasses.fields(value) if entry.init]
+        return {entry.name: to_json(getattr(value, entry.name)) for entry in entries}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    assert value is None or isinstance(value, str | int | float | bool), f"{type(value)} cannot be in a config"
+    return value
+
+
+def from_json(cls: type[C], data: Any, *, where: str) -> C:
+    """Rebuild a config of type `cls` from plain data.
+
+    Args:
+        cls: the dataclass to build.
+        data: what `to_json` made, after a trip through a file.
+        where: names the file in errors.
+
+    Raises:
+        ConfigError: unknown name, missing value, wrong type or impossible value; names the dotted path.
+    """
+    return _build(cls, data, path="", where=where)
+
+
+def override(config: C, changes: Mapping[str, str], *, where: str = "command line") -> C:
+    """A copy of `config` with some values replaced by text, as the command line gives it.
+
+    Args:
+        config: a frozen dataclass.
+        changes: dotted path (dashes or underscores) to text. Tuples are comma separated, `none` is None.
+        where: names the origin in errors.
+
+    Raises:
+        ConfigError: unknown path or text that is not of the field's type.
+    """
+    for path, text in changes.items():
+        config = _override_one(config, path, text, full=path, where=where)
+    return config
+
+
+def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every leaf of a config as (dotted path with dashes, type, value), for `--help`."""
+    hints = typing.get_type_hints(type(config))
+    for entry in dataclasses.fields(config):
+        value = getattr(config, entry.name)
+        path = f"{prefix}{entry.name.replace('_', '-')}"
+        if dataclasses.is_dataclass(value):
+            yield from settings(value, prefix=f"{path}.")
+        elif entry.init and typing.get_origin(hints[entry.name]) is not Literal:
+            yield path, _type_name(hints[entry.name]), _shown(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(_shown(item) for item in value)
+    return value.value if isinstance(value, enum.Enum) else str(value)
+
+
+def _override_one(config: Any, path: str, text: str, *, full: str, where: str) -> Any:
+    head, _, rest = path.replace("-", "_").partition(".")
+    hints = typing.get_type_hints(type(config))
+    names = [entry.name for entry in dataclasses.fields(config) if entry.init]
+    if head not in names:
+        raise _unknown(full, head, [name.replace("_", "-") for name in names], where)
+    current = getattr(config, head)
+    if rest:
+        if not dataclasses.is_dataclass(current):
+            raise _wrong(full, f"no dot after {head!r}: it is {_type_name(hints[head])}", text, where)
+        value = _override_one(current, rest, text, full=full, where=where)
+    else:
+        value = _parse(hints[head], text, path=full, where=where)
+    return _construct(lambda: dataclasses.replace(config, **{head: value}), path=full, where=where)
+
+
+def _construct(make: Any, *, path: str, where: str) -> Any:
+    try:
+        return make()
+    except ConfigError:
+        raise
+    except TypeError as error:
+        raise _wrong(path, "a complete config", str(error), where) from error
+
+
+def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
+    """Turn command-line text into a value of the hinted type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if type(None) in arguments and text.lower() == "none":
+            return None
+        chosen = [argument for argument in arguments if argument is not type(None)]
+        return _parse(chosen[0], text, path=path, where=where)
+    if origin is tuple:
+        items = [item.strip() for item in text.strip("()[] ").split(",") if item.strip()]
+        return tuple(_parse(arguments[0], item, path=path, where=where) for item in items)
+    if hint is bool:
+        if text.lower() in ("true", "yes", "1", "on"):
+            return True
+        if text.lower() in ("false", "no", "0", "off"):
+            return False
+        raise _wrong(path, "true or false", text, where)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return _build(hint, text, path=path, where=where)
+    if hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            raise _wrong(path, _type_name(hint), text, where) from None
+    if hint is str:
+        return text
+    raise _wrong(path, f"a dotted path to a single value ({_type_name(hint)} is a group)", text, where)
+
+
+def _build(hint: Any, data: Any, *, path: str, where: str) -> Any:
+    """Turn plain data into a value of the hinted type."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _build_union(arguments, data, path=path, where=where)
+    if origin is Literal:
+        if data in arguments:
+            return data
+        raise _wrong(path, " or ".join(map(repr, arguments)), repr(data), where)
+    if origin is tuple:
+        if not isinstance(data, list | tuple):
+            raise _wrong(path, "a list", repr(data), where)
+        return tuple(_build(arguments[0], item, path=f"{path}[{i}]", where=where) for i, item in enumerate(data))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        try:
+            return hint(data)
+        except ValueError:
+            raise _wrong(path, "one of " + ", ".join(str(member.value) for member in hint), repr(data), where) from None
+    if dataclasses.is_dataclass(hint):
+        return _build_dataclass(hint, data, path=path, where=where)
+    if hint is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if isinstance(hint, type) and isinstance(data, hint) and not (hint is int and isinstance(data, bool)):
+        return data
+    raise _wrong(path, _type_name(hint), repr(data), where)
+
+
+def _build_union(arguments: tuple[Any, ...], data: Any, *, path: str, where: str) -> Any:
+    if data is None and type(None) in arguments:
+        return None
+    members = [argument for argument in arguments if argument is not type(None)]
+    if len(members) == 1:
+        return _build(members[0], data, path=path, where=where)
+    kinds = {member.__dataclass_fields__["kind"].default: member for member in members}
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind not in kinds:
+        raise _wrong(f"{path}.kind".lstrip("."), "one of " + ", ".join(sorted(kinds)), repr(kind), where)
+    return _build(kinds[kind], data, path=path, where=where)
+
+
+def _build_dataclass(cls: Any, data: Any, *, path: str, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise _wrong(path, f"a group of settings ({cls.__name__})", repr(data), where)
+    hints = typing.get_type_hints(cls)
+    names = [entry.name for entry in dataclasses.fields(cls) if entry.init]
+    for name in data:
+        if name not in names:
+            raise _unknown(f"{path}.{name}".lstrip("."), name, names, where)
+    values = {name: _build(hints[name], data[name], path=f"{path}.{name}".lstrip("."), where=where) for name in data}
+    return _construct(lambda: cls(**values), path=path or cls.__name__, where=where)
+
+
+def _type_name(hint: Any) -> str:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type_name(argument) for argument in arguments)
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "|".join(str(member.value) for member in hint)
+    return "none" if hint is type(None) else getattr(hint, "__name__", str(hint))
+
+
+def _unknown(path: str, name: str, names: list[str], where: str) -> ConfigError:
+    near = difflib.get_close_matches(name.replace("_", "-"), [n.replace("_", "-") for n in names], n=1)
+    ways = [f"did you mean {near[0]!r}?"] if near else []
+    return ConfigError(
+        expected="one of " + ", ".join(names),
+        found=f"{name!r}",
+        where=f"{where}, setting {path!r}",
+        ways_out=[*ways, "see all settings with `ziggurat train RECIPE --help`"],
+    )
+
+
+def _wrong(path: str, expected: str, found: str, where: str) -> ConfigError:
+    return ConfigError(expected=expected, found=found, where=f"{where}, setting {path!r}", ways_out="correct the value")
