@@ -1,0 +1,162 @@
+"""Schemas survive TOML exactly, and every mistake in a file is named with the nearest valid word."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.errors import MissingFileError, SchemaError
+from ziggurat.features.schema import (
+    Categorical,
+    Dense,
+    Encoding,
+    Label,
+    MultiHot,
+    NumericTransform,
+    OutOfRange,
+    Pooling,
+    Schema,
+    Sequence,
+    Table,
+    Task,
+    Vector,
+    table_of,
+)
+from ziggurat.features.schema_io import read_schema, schema_from_toml, schema_to_toml, write_schema
+
+# Any text that UTF-8 can hold: quotes, newlines, "#", emoji and control characters included.
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+maybe = st.one_of(st.just(""), texts)
+finite = st.floats(allow_nan=False)
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> Schema:
+    names = draw(st.lists(texts, min_size=1, max_size=6, unique=True))
+    features = []
+    for name in names:
+        kind = draw(st.sampled_from([Dense, Categorical, MultiHot, Sequence, Vector]))
+        values: dict = {"name": name, "column": draw(maybe)}
+        if kind is Dense:
+            values |= {
+                "transform": draw(st.sampled_from(NumericTransform)),
+                "missing": draw(finite),
+                "num_buckets": draw(st.integers(1, 10**9)),
+                "min_count": draw(st.integers(1, 99)),
+            }
+        elif kind is Vector:
+            values["dim"] = draw(st.integers(1, 4096))
+        else:
+            values["table"] = draw(maybe)
+        if kind in (MultiHot, Sequence):
+            values |= {"separator": draw(maybe), "pooling": draw(st.sampled_from(Pooling))}
+            values["max_length"] = draw(st.integers(1, 10**6))
+        features.append(kind(**values))
+    used = sorted({table_of(feature) for feature in features} - {""})
+    tables = []
+    for name in draw(st.lists(st.sampled_from(used), unique=True)) if used else []:
+        encoding = draw(st.sampled_from(Encoding))
+        tables.append(
+            Table(
+                name=name,
+                encoding=encoding,
+                num_rows=0 if encoding is Encoding.VOCABULARY else draw(st.integers(1, 2**40)),
+                min_count=draw(st.integers(1, 50)),
+                max_rows=draw(st.integers(0, 10**7)),
+                out_of_range=draw(st.sampled_from(OutOfRange)),
+                embedding_dim=draw(st.integers(0, 512)),
+            )
+        )
+    labels = [
+        Label(
+            name=name,
+            column=draw(maybe),
+            task=draw(st.sampled_from(Task)),
+            positive_from=draw(st.none() | finite),
+        )
+        for name in draw(st.lists(texts, max_size=3, unique=True))
+    ]
+    roles = {role: draw(maybe) for role in ("weight", "group", "session", "time")}
+    return Schema(features=tuple(features), labels=tuple(labels), tables=tuple(tables), **roles)
+
+
+@settings(deadline=None, max_examples=150)
+@given(schemas(), st.dictionaries(maybe, st.text(st.characters(codec="utf-8"), max_size=300), max_size=4))
+def test_round_trip_is_exact_whatever_the_names_and_comments(schema: Schema, comments: dict[str, str]):
+    comments |= {schema.columns[0]: "first line\n[[feature]]\nname = 'not a feature'"}
+    assert schema_from_toml(schema_to_toml(schema, comments=comments), "text") == schema
+
+
+def test_defaults_are_left_out_and_comments_stand_above_their_block(tmp_path):
+    schema = Schema(
+        features=(Categorical(name="user"), Dense(name="age", transform=NumericTransform.STANDARDISE)),
+        labels=(Label(name="like", column="rating", positive_from=4),),
+        time="when",
+    )
+    comments = {"": "Guessed.", "user": "6,040 distinct ids", "when": "epoch seconds", "junk": "left out: constant"}
+    path = write_schema(schema, tmp_path / "my.toml", comments=comments)
+    assert path.read_text() == (
+        "# Guessed.\n\n"
+        '# 6,040 distinct ids\n[[feature]]\nname = "user"\nkind = "categorical"\n\n'
+        '[[feature]]\nname = "age"\nkind = "dense"\ntransform = "standardise"\n\n'
+        '[[label]]\nname = "like"\ncolumn = "rating"\npositive_from = 4\n\n'
+        '[roles]\n# epoch seconds\ntime = "when"\n\n'
+        "# Columns that no block reads:\n#   junk: left out: constant\n"
+    )
+    assert read_schema(path) == schema
+    assert [entry.name for entry in tmp_path.iterdir()] == ["my.toml"]
+
+
+GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (GOOD + 'colum = "x"', ["my.toml, feature 'u'", "unknown key 'colum'", 'did you mean "column"?']),
+        ('[[feature]]\nname = "u"\nkind = "categorial"', ["feature 'u'", "'categorial'", '"categorical"?']),
+        ('[[feature]]\nname = "u"', ["feature 'u'", "no kind"]),
+        ('[[feature]]\nkind = "dense"', ["feature number 1", "without 'name'"]),
+        ('[[feature]]\nname = "u"\nkind = "vector"', ["feature 'u'", "without 'dim'", "add dim = 64"]),
+        ('[[feature]]\nname = "u"\nkind = "vector"\ndim = 3.0', ["key 'dim'", "a whole number", "3.0 (float)"]),
+        ('[[feature]]\nname = "u"\nkind = "dense"\nmissing = true', ["key 'missing'", "a number", "True (bool)"]),
+        ('[[feature]]\nname = "u"\nkind = "dense"\ntransform = "log"', ["key 'transform'", 'mean "log1p"?']),
+        ('[feature]\nname = "u"', ["[feature], in single brackets", "write [[feature]]"]),
+        ("feature = 3", ["feature = 3", "write [[feature]]"]),
+        (GOOD + '[[features]]\nname = "v"', ["unknown block 'features'", 'did you mean "feature"?']),
+        (GOOD + '[roles]\ntimes = "t"', ["my.toml, [roles]", "unknown role 'times'", 'did you mean "time"?']),
+        (GOOD + '[[roles]]\ntime = "t"', ["[roles]", "in single brackets"]),
+        (GOOD + "[roles]\ntime = 3", ["[roles], key 'time'", "text in quotes", "3 (int)"]),
+        (GOOD + '[[table]]\nname = "v"', ["my.toml, schema, tables", "'v' is used by none"]),
+        (GOOD + '[[table]]\nname = "u"\nencoding = "hashing"', ["my.toml, table 'u'", "num_rows"]),
+        (GOOD + GOOD, ["my.toml, schema, features", "['u'] more than once"]),
+        (GOOD + "[[label]]\nname = like", ["valid TOML", "line 5", "text needs quotes"]),
+        ("", ["at least one feature", "data inspect"]),
+    ],
+)
+def test_mistakes_are_named(text: str, parts: list[str]):
+    with pytest.raises(SchemaError) as raised:
+        schema_from_toml(text, "my.toml")
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_missing_file_and_binary_file_are_named(tmp_path):
+    with pytest.raises(MissingFileError, match="data inspect"):
+        read_schema(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SchemaError, match=r"bytes\.toml"):
+        read_schema(tmp_path / "bytes.toml")
+    with pytest.raises(SchemaError, match="text file"):
+        read_schema(tmp_path)
+
+
+def test_import_needs_no_heavy_library():
+    code = (
+        "import sys, ziggurat.features.schema_io\n"
+        "heavy = {'torch', 'polars', 'pyarrow', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
