@@ -1,0 +1,155 @@
+"""Training settings: everything about a run that is neither data nor model.
+
+Two presets frame the field and are never compared with each other (docs/concepts.md): `bars` is the BARS/FuxiCTR
+protocol (dense Adam on whole tables, L2 on whole tables, learning rate × 0.1 at each evaluation that does not improve,
+early stop), `scale` is how large systems train (row-wise Adagrad on touched rows, warm-up, one pass).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ziggurat.data.loader import LoaderConfig
+from ziggurat.errors import ConfigError
+from ziggurat.training.checkpoint import CheckpointConfig
+
+
+class DenseOptimizer(StrEnum):
+    """The optimizer of everything but fused tables. In dense-gradient mode it updates the tables too."""
+
+    ADAM = "adam"
+    ADAMW = "adamw"
+    ADAGRAD = "adagrad"
+    SGD = "sgd"
+
+
+class Precision(StrEnum):
+    """What the dense network computes in. Weights and optimizer state stay FP32 (master weights)."""
+
+    AUTO = "auto"  # BF16 where this machine multiplies matrices at least 1.3 times faster in it, measured at start
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class Compile(StrEnum):
+    """torch.compile of the dense network. The first step then takes 10 to 110 s (2 to 5 s from the cache)."""
+
+    OFF = "off"
+    DEFAULT = "default"
+    MAX_AUTOTUNE = "max_autotune"
+
+
+class Decay(StrEnum):
+    """What the learning rate does after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"  # to `final_factor` at the last step
+    COSINE = "cosine"  # to `final_factor` at the last step
+    PLATEAU = "plateau"  # × `plateau_factor` at each evaluation that does not improve
+
+
+class NonFinite(StrEnum):
+    """What happens when a loss or gradient is NaN or infinite. The batch is dumped in both cases."""
+
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Learning rate over time, as a factor on the base rates.
+
+    Args:
+        warmup_steps: linear from 1/warmup_steps to 1.
+        decay: see `Decay`.
+        final_factor: where linear and cosine end.
+        plateau_factor: what plateau multiplies with.
+        minimum: plateau never goes below this learning rate.
+    """
+
+    warmup_steps: int = 0
+    decay: Decay = Decay.CONSTANT
+    final_factor: float = 0.0
+    plateau_factor: float = 0.1
+    minimum: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStopConfig:
+    """Stop when the validation metric no longer improves, and restore the best weights.
+
+    Args:
+        metric: any metric of the evaluation (`auc`, `log_loss`, `gauc`, `ne`, `auc/click` with several labels).
+        patience: stop after this many evaluations in a row without improvement; 0 never stops (the best weights are
+            restored all the same).
+        min_delta: an improvement is at least this much.
+    """
+
+    metric: str = "auc"
+    patience: int = 0
+    min_delta: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How to train.
+
+    Args:
+        epochs: passes over the training data.
+        max_steps: stop after this many steps in all; 0: no limit.
+        learning_rate: of the dense network (and of dense-gradient tables).
+        table_learning_rate: of fused tables (row-wise Adagrad, SGD, sparse Adam).
+        optimizer: of the dense network.
+        weight_decay: L2 on dense-network weights, in the gradient (decoupled for AdamW).
+        embedding_l2: λ of (λ/2)·‖W‖² over *whole* tables at every step; needs dense-gradient tables (BARS).
+        clip_norm: clip the global norm of all gradients, tables included; 0: off.
+        evaluate_every: evaluate each so many steps; 0: at the end of every epoch.
+        checkpoint_every: save each so many steps; 0: at the end of every epoch.
+        log_every: write loss and rate to metrics.jsonl each so many steps.
+        threads: CPU threads; 0: torch's own choice. Kept at resume, because sums depend on it.
+        evaluation_batch_size: rows a step in evaluation; 0: four times the training batch.
+        seed: of weights, shuffling and dropout.
+    """
+
+    epochs: int = 1
+    max_steps: int = 0
+    learning_rate: float = 1e-3
+    table_learning_rate: float = 0.02
+    optimizer: DenseOptimizer = DenseOptimizer.ADAM
+    weight_decay: float = 0.0
+    embedding_l2: float = 0.0
+    clip_norm: float = 0.0
+    precision: Precision = Precision.AUTO
+    compile: Compile = Compile.OFF
+    non_finite: NonFinite = NonFinite.STOP
+    evaluate_every: int = 0
+    checkpoint_every: int = 0
+    log_every: int = 50
+    threads: int = 0
+    evaluation_batch_size: int = 0
+    seed: int = 0
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        positive = {"epochs": self.epochs, "log_every": self.log_every, "learning_rate": self.learning_rate}
+        zero_or_more = {
+            "max_steps": self.max_steps,
+            "clip_norm": self.clip_norm,
+            "embedding_l2": self.embedding_l2,
+            "evaluate_every": self.evaluate_every,
+            "checkpoint_every": self.checkpoint_every,
+            "threads": self.threads,
+        }
+        bad = {name: value for name, value in positive.items() if value <= 0}
+        bad |= {name: value for name, value in zero_or_more.items() if value < 0}
+        if bad:
+            raise ConfigError(
+                expected=f"{', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",
+                found=", ".join(f"{name} = {value}" for name, value in bad.items()),
+                where="training settings",
+                ways_out="correct the number",
+            )
