@@ -74,7 +74,9 @@ class TrainStep:
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())
         self.dense_optimizer = _dense_optimizer(self._dense, config) if self._dense else None
-        self.table_optimizer: TableOptimizer | None = TableOptimizer(model.embeddings) if model.embeddings.is_fused else None
+        self.table_optimizer: TableOptimizer | None = (
+            TableOptimizer(model.embeddings) if model.embeddings.is_fused else None
+        )
         self._whole_tables = [] if model.embeddings.is_fused else list(model.embeddings.parameters())
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(

@@ -1,0 +1,89 @@
+"""Evaluate and predict: one pass over a data set without gradients, in file order.
+
+Scores are probabilities for binary labels (sigmoid of the logit) and plain values for regression. Metrics are exact:
+all scores are kept (8 bytes a sample and label), none are binned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ziggurat.data.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import Task
+from ziggurat.models import RankingModel
+from ziggurat.training.calibration import calibration_curve
+from ziggurat.training.metrics import MetricAccumulator
+from ziggurat.training.progress import NoProgress, Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Result of one evaluation.
+
+    Args:
+        num_rows: samples evaluated.
+        metrics: name to value; with several labels the names end in `/label`.
+        curves: for each binary label, points of the calibration curve.
+    """
+
+    num_rows: int
+    metrics: dict[str, float]
+    curves: dict[str, list[dict[str, float]]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
+
+
+def ordered_batches(dataset: Any, *, batch_size: int) -> Loader:
+    """A loader that reads a data set once, in file order."""
+    return Loader(dataset, config=LoaderConfig(batch_size=batch_size, shuffle=Shuffle.NONE))
+
+
+def scores_of(model: RankingModel, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
+    """For each batch, `(batch, scores)` with scores a float32 array (B, L)."""
+    device = next(iter(model.parameters()), torch.zeros(())).device
+    binary = torch.tensor([label.task is Task.BINARY for label in model.inputs.labels], device=device)
+    was_training = model.training
+    model.eval()
+    done = 0
+    try:
+        for batch in batches:
+            with torch.no_grad():
+                logits = model(batch.to(device)).float()
+                scores = torch.where(binary, torch.sigmoid(logits), logits)
+            done += batch.batch_size
+            if progress is not None:
+                progress.update(done)
+            yield batch, scores.cpu().numpy()
+    finally:
+        model.train(was_training)
+
+
+def evaluate_batches(
+    model: RankingModel, batches: Iterable[Batch], *, inputs: InputSpec, progress: Progress | None = None
+) -> Evaluation:
+    """Exact metrics and calibration of a model over batches."""
+    accumulator = MetricAccumulator(inputs)
+    num_rows = 0
+    for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
+        num_rows += batch.batch_size
+        accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+    return Evaluation(num_rows=num_rows, metrics=accumulator.compute(), curves=_curves(accumulator, inputs))
+
+
+def _curves(accumulator: MetricAccumulator, inputs: InputSpec) -> dict[str, list[dict[str, float]]]:
+    curves: dict[str, list[dict[str, float]]] = {}
+    for index, label in enumerate(inputs.labels):
+        if label.task is Task.BINARY:
+            scores, labels, weights = accumulator.values(index)
+            if np.size(labels):
+                curves[label.name] = calibration_curve(scores, labels, weights).to_json()
+    return curves

@@ -1,0 +1,130 @@
+"""What a person sees while a run goes on: a live bar on a terminal, a line every ten seconds elsewhere.
+
+The trainer speaks to a `Progress`; `show_progress()` picks the right one. Silence is `NoProgress`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichBar
+
+
+class Progress(Protocol):
+    """What long work reports to."""
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        """A new phase of `total` units (None: unknown) starts."""
+        ...
+
+    def update(self, done: int, *, note: str = "") -> None:
+        """`done` units of the phase are done; `note` holds rate, loss and the like."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line worth keeping (an evaluation, a checkpoint that was damaged)."""
+        ...
+
+    def end(self) -> None:
+        """The phase is over."""
+        ...
+
+
+class NoProgress:
+    """Says nothing."""
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        """Nothing."""
+
+    def update(self, done: int, *, note: str = "") -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+class LineProgress:
+    """Plain lines for logs and pipes: one every `every_s` seconds and one at each end."""
+
+    def __init__(self, stream: TextIO, *, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._every_s, self._clock = stream, every_s, clock
+        self._what, self._total, self._last = "", None, 0.0
+        self._latest = ""
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        """Remember the phase."""
+        self._what, self._total, self._last, self._latest = what, total, self._clock(), ""
+
+    def update(self, done: int, *, note: str = "") -> None:
+        """Print if the last line is old enough."""
+        share = f"{done:,}/{self._total:,} ({100 * done / self._total:.0f} %)" if self._total else f"{done:,}"
+        self._latest = f"{self._what}: {share} {note}".rstrip()
+        if self._clock() - self._last >= self._every_s:
+            self._last = self._clock()
+            self.say(self._latest)
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Print the last state."""
+        if self._latest:
+            self.say(self._latest)
+        self._latest = ""
+
+
+class BarProgress:
+    """A live bar with rate, ETA and a note, for terminals."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: RichBar | None = None
+        self._task = None
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        """Show a new bar."""
+        self.end()
+        self._bar = RichBar(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=4,
+        )
+        self._bar.start()
+        self._task = self._bar.add_task(what, total=total, note="")
+
+    def update(self, done: int, *, note: str = "") -> None:
+        """Move the bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, note=note)
+
+    def say(self, text: str) -> None:
+        """Print above the bar."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def end(self) -> None:
+        """Leave the finished bar on the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+
+def show_progress() -> Progress:
+    """A bar on a terminal, lines elsewhere; both on standard error, so that output can be piped."""
+    console = Console(stderr=True)
+    return BarProgress(console) if console.is_terminal else LineProgress(sys.stderr)

@@ -1,0 +1,75 @@
+"""The training log: metrics.jsonl, one JSON object a line, and the same numbers for TensorBoard.
+
+A run that was killed has logged steps that its last checkpoint does not know. Resuming cuts the log back to that
+checkpoint's step, trains those steps again, and the log ends as if nothing had happened. Wall-clock values stand under
+`timing`, so that everything else is comparable between runs to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+
+class Records:
+    """Appends to metrics.jsonl and TensorBoard.
+
+    Args:
+        path: the JSONL file.
+        tensorboard: folder of event files.
+        resume_step: keep what was logged up to this step and cut the rest; None starts a new log.
+    """
+
+    def __init__(self, path: Path, *, tensorboard: Path, resume_step: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if resume_step is None:
+            path.write_text("", encoding="utf-8")
+        else:
+            _cut(path, last_step=resume_step)
+        self._file = path.open("a", encoding="utf-8")
+        purge = None if resume_step is None else resume_step + 1
+        self._writer = SummaryWriter(str(tensorboard), purge_step=purge)
+
+    def append(self, record: dict[str, Any], *, timing: dict[str, float] | None = None) -> None:
+        """Write one record; it must hold `kind` and `step`. Numbers go to TensorBoard as `kind/name`."""
+        line = record | ({"timing": timing} if timing else {})
+        self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        for name, value in (record | (timing or {})).items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Hand everything to the operating system; `durable` also waits for the disk."""
+        self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and close both logs."""
+        self.flush()
+        self._file.close()
+        self._writer.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All complete records of a log, in order; a torn last line (kill -9) is left out."""
+    records: list[dict[str, Any]] = []
+    if not path.is_file():
+        return records
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def _cut(path: Path, *, last_step: int) -> None:
+    kept = [record for record in read_records(path) if record["step"] <= last_step]
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,119 @@
+"""The folder of one run: everything needed to repeat, resume, evaluate and serve it.
+
+runs/movielens_dlrm/
+  config.json        the whole configuration (`ziggurat train --config FILE` repeats it)
+  inputs.json        names and sizes of the model's inputs
+  preprocessing/     schema, vocabularies and statistics, as fitted
+  startup.json       machine, versions, kernels and precision chosen, and why
+  metrics.jsonl      one line a log interval or evaluation
+  ledger.bin         one record a batch: which rows were trained (see data/ledger.py)
+  checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
+  evaluations/       metrics and calibration of each final evaluation
+  tensorboard/       for `tensorboard --logdir`
+  report.html        plots
+  quarantine/        bad rows of the data, with reasons
+  non_finite/        batches that gave NaN or infinity
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ziggurat.errors import DataError, MissingFileError
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths inside a run's folder, and its small JSON files."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Whole configuration."""
+        return self.path / "config.json"
+
+    @property
+    def inputs(self) -> Path:
+        """The model's InputSpec."""
+        return self.path / "inputs.json"
+
+    @property
+    def preprocessing(self) -> Path:
+        """Fitted preprocessing."""
+        return self.path / "preprocessing"
+
+    @property
+    def startup(self) -> Path:
+        """Start-up report."""
+        return self.path / "startup.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Training log."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """Sample ledger."""
+        return self.path / "ledger.bin"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard logs."""
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        """HTML report."""
+        return self.path / "report.html"
+
+    @property
+    def quarantine(self) -> Path:
+        """Bad rows."""
+        return self.path / "quarantine"
+
+    @property
+    def non_finite(self) -> Path:
+        """Batches that gave NaN."""
+        return self.path / "non_finite"
+
+    def evaluation(self, split: str) -> Path:
+        """Result of the final evaluation of one split."""
+        return self.path / "evaluations" / f"{split}.json"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that a crash leaves the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_json(path: Path, *, ways_out: str = "name the folder of a run, such as runs/movielens_dlrm") -> Any:
+    """Read a JSON file.
+
+    Raises:
+        MissingFileError: there is none.
+        DataError: it is not JSON; names line and column.
+    """
+    if not path.is_file():
+        raise MissingFileError(expected=f"a file {path.name}", found="none", where=str(path), ways_out=ways_out)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(expected="valid JSON", found=str(error), where=str(path), ways_out=ways_out) from error

@@ -1,0 +1,92 @@
+"""Everything that a run must remember to go on bit for bit: tensors by stable names, and plain data.
+
+    model.<name>                      weights and buffers; embedding tables under their own names
+    dense_optimizer.<weight>.<part>   Adam's moments and step, …
+    table_optimizer.<table>.<part>    row-wise sums, …
+    rng.<generator>                   random state, as bytes
+
+The plain data (`Position`) holds where the run stands: step, epoch, step in the epoch, sums of the open log interval,
+and the history of evaluations, from which early stop and the learning rate follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ziggurat.training.checkpoint import rng_state
+from ziggurat.training.step import TrainStep
+
+
+@dataclass
+class Position:
+    """Where a run stands.
+
+    Args:
+        step: steps taken in all.
+        epoch: the epoch that the next step belongs to.
+        step_in_epoch: steps taken in that epoch.
+        loss_sum: sum of loss · rows since the last log line.
+        loss_rows: rows since the last log line.
+        rows: rows trained in all.
+        evaluations: metrics of every evaluation so far, oldest first, each with its `step`.
+        best_step: step of the best evaluation; 0: none yet.
+        best_value: its metric.
+        not_improved: evaluations since the best one.
+        reductions: evaluations that did not improve, in all (drives the plateau schedule).
+        skipped: steps skipped because of NaN or infinity.
+        finished: the run has come to its end.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    loss_sum: float = 0.0
+    loss_rows: int = 0
+    rows: int = 0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    best_step: int = 0
+    best_value: float | None = None
+    not_improved: int = 0
+    reductions: int = 0
+    skipped: int = 0
+    finished: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; floats survive exactly."""
+        return asdict(self)
+
+
+def state_tensors(step: TrainStep) -> dict[str, Tensor]:
+    """All tensors of a run by name. They share memory with the run: loading into them restores it."""
+    tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
+    if step.dense_optimizer is not None:
+        names = {parameter: name for name, parameter in step.dense_named.items()}
+        for parameter, parts in step.dense_optimizer.state.items():
+            for part, value in parts.items():
+                if isinstance(value, Tensor):
+                    tensors[f"dense_optimizer.{names[parameter]}.{part}"] = value
+    if step.table_optimizer is not None:
+        tensors |= {f"table_optimizer.{name}": value for name, value in step.table_optimizer.state_dict().items()}
+    return tensors
+
+
+def snapshot_tensors(step: TrainStep) -> dict[str, Tensor]:
+    """What a checkpoint saves: the run's tensors and the random state."""
+    return state_tensors(step) | {f"rng.{name}": value for name, value in rng_state().items()}
+
+
+def allocate_optimizer_state(step: TrainStep) -> None:
+    """Make torch create its (lazily made) optimizer state, so that a checkpoint can be loaded into it.
+
+    One update with zero gradients does it; what it changes is overwritten by the load that follows.
+    """
+    if step.dense_optimizer is None:
+        return
+    for parameter in step.dense_named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    step.dense_optimizer.step()
+    step.zero_grad()

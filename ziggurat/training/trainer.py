@@ -1,0 +1,353 @@
+"""Trainer: fit with evaluation, early stop, checkpoints, log and resume, on one device.
+
+    for every epoch, for every batch:
+        step ─► ledger ─► log line? ─► evaluation? ─► checkpoint? ─► enough?
+
+The position in the data is arithmetic, weights, optimizers and random state are in the checkpoint, and log and ledger
+are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not
+(`make chaos` does that 200 times).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.data.ledger import Ledger
+from ziggurat.data.loader import Loader
+from ziggurat.errors import ConfigError, NumericsError
+from ziggurat.features.batch import Batch
+from ziggurat.models import RankingModel
+from ziggurat.training.checkpoint import CheckpointStore, set_rng_state
+from ziggurat.training.config import NonFinite, TrainingConfig
+from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
+from ziggurat.training.metrics import higher_is_better
+from ziggurat.training.non_finite import dump_batch
+from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.records import Records
+from ziggurat.training.run_folder import RunFolder, write_json
+from ziggurat.training.schedule import learning_rate_factor
+from ziggurat.training.state import Position, allocate_optimizer_state, snapshot_tensors, state_tensors
+from ziggurat.training.step import StepResult, TrainStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a finished `fit` has done.
+
+    Args:
+        steps: steps taken in all, resumed ones included.
+        best_step: step of the best evaluation, 0 without validation data.
+        best_value: the early-stop metric there.
+        skipped: steps skipped because of NaN or infinity.
+        stopped_early: whether patience ran out.
+        samples_per_s: training rate of this process (evaluation, checkpoints and first step left out); 0 if no step.
+        first_step_s: duration of this process's first step: it holds torch.compile, where asked for.
+    """
+
+    steps: int
+    best_step: int
+    best_value: float | None
+    skipped: int
+    stopped_early: bool
+    samples_per_s: float
+    first_step_s: float
+
+
+class Trainer:
+    """Trains one model on one device.
+
+    Args:
+        model: on its device; its `inputs` name the labels.
+        config: settings.
+        train: an EncodedDataset or MemoryDataset.
+        valid: the same, or None: then no evaluation, no early stop.
+        folder: the run's folder; created, refused if another run is in it (unless `fit(resume=True)`).
+        progress: where to show progress; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        model: RankingModel,
+        *,
+        config: TrainingConfig,
+        train: Any,
+        valid: Any = None,
+        folder: str | Path,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = RunFolder(Path(folder))
+        self.progress = progress or NoProgress()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.model = model
+        self.step = TrainStep(model, config)
+        self.loader = Loader(train, config=config.loader)
+        self.valid = valid
+        self.position = Position()
+        self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
+        self._train_s = 0.0
+        self._train_rows = 0
+        self._first_step_s = 0.0
+        self._interval = (0.0, 0)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run, if nothing stops it early."""
+        steps = self.config.epochs * self.loader.steps_per_epoch
+        return min(steps, self.config.max_steps) if self.config.max_steps else steps
+
+    def fit(self, *, resume: bool = False) -> FitResult:
+        """Train to the end, or go on from the newest intact checkpoint.
+
+        Raises:
+            ConfigError: the folder already holds a run and `resume` is False, or the metric of early stop is unknown.
+            NumericsError: NaN or infinity, with `non_finite` STOP; no weight was touched, the batch is dumped.
+            CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
+        """
+        resumed = self._resume() if resume else self._start()
+        self.records = Records(
+            self.folder.metrics,
+            tensorboard=self.folder.tensorboard,
+            resume_step=self.position.step if resumed else None,
+        )
+        self.ledger = Ledger(self.folder.ledger)
+        self.ledger.truncate(self.position.step)
+        self.model.train()
+        try:
+            while not self.position.finished and self.position.epoch < self.config.epochs:
+                self._epoch()
+            self.store.wait()
+        finally:
+            self.progress.end()
+            self.records.close()
+            self.ledger.close()
+        stopped_early = self._patience_is_out()
+        self._restore_best()
+        return self._result(stopped_early)
+
+    def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
+        """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
+        batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
+        self.progress.begin(f"evaluate {split}".strip(), total=dataset.num_rows)
+        batches = ordered_batches(dataset, batch_size=batch_size).batches(epoch=0)
+        result = evaluate_batches(self.model, batches, inputs=self.model.inputs, progress=self.progress)
+        self.progress.end()
+        if split:
+            write_json(self.folder.evaluation(split), result.to_json())
+        return result
+
+    # ---------------------------------------------------------------------------------------------- one epoch
+
+    def _epoch(self) -> None:
+        position, epoch = self.position, self.position.epoch
+        self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
+        batch_size = self.config.loader.batch_size
+        begin = time.perf_counter()
+        for batch in self.loader.batches(epoch=epoch, start_step=position.step_in_epoch):
+            result = self._train(batch)
+            elapsed = time.perf_counter() - begin
+            self._count_time(elapsed, batch.batch_size)
+            self._log(batch, result)
+            done = min(position.step_in_epoch * batch_size, self.loader.num_rows)
+            self.progress.update(done, note=f"loss {result.loss:.4f} · {self._rate():,.0f} samples/s")
+            self._boundary(last=position.step_in_epoch >= self.loader.steps_per_epoch)
+            if position.finished or position.epoch != epoch:
+                return
+            begin = time.perf_counter()
+        # An epoch without a single batch left (an empty data set, or a resume at its very end).
+        self._boundary(last=True)
+
+    def _train(self, batch: Batch) -> StepResult:
+        position = self.position
+        factor = self._factor()
+        result = self.step(batch.to(self.step.device), factor=factor)
+        if not result.finite:
+            self._on_non_finite(batch, result)
+        position.step += 1
+        position.step_in_epoch += 1
+        position.rows += batch.batch_size
+        if result.finite:
+            position.loss_sum += result.loss * batch.batch_size
+            position.loss_rows += batch.batch_size
+        else:
+            position.skipped += 1
+        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=batch.row_ids.numpy())
+        return result
+
+    def _factor(self) -> float:
+        return learning_rate_factor(
+            self.config.schedule,
+            step=self.position.step,
+            total_steps=self.total_steps,
+            reductions=self.position.reductions,
+            learning_rate=self.config.learning_rate,
+        )
+
+    def _log(self, batch: Batch, result: StepResult) -> None:
+        position = self.position
+        if not result.finite:
+            self.records.append({"kind": "skipped", "step": position.step, "first_bad": result.first_bad})
+        if position.step % self.config.log_every or not position.loss_rows:
+            return
+        loss = position.loss_sum / position.loss_rows
+        seconds, rows = self._interval
+        self._interval = (0.0, 0)
+        record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
+        record["lr"] = self.config.learning_rate * self._factor()
+        self.records.append(record, timing={"samples_per_s": rows / seconds if seconds else 0.0})
+        position.loss_sum, position.loss_rows = 0.0, 0
+
+    # ---------------------------------------------------------------------------------- evaluation and checkpoint
+
+    def _boundary(self, *, last: bool) -> None:
+        """After a step: evaluate, decide, save. `last` says that the epoch has no further batch."""
+        position, config = self.position, self.config
+        if last:
+            position.epoch, position.step_in_epoch = position.epoch + 1, 0
+        at_end = position.epoch >= config.epochs or bool(config.max_steps and position.step >= config.max_steps)
+        due = bool(config.evaluate_every) and position.step % config.evaluate_every == 0
+        due = due or (not config.evaluate_every and last) or at_end
+        improved = self._evaluate_and_judge() if due and self.valid is not None else False
+        position.finished = at_end or self._patience_is_out()
+        save = bool(config.checkpoint_every) and position.step % config.checkpoint_every == 0
+        if save or last or improved or position.finished:
+            self._save(pinned=improved)
+
+    def _evaluate_and_judge(self) -> bool:
+        position, stop = self.position, self.config.early_stop
+        self.progress.end()
+        evaluation = self.evaluate(self.valid)
+        metrics = evaluation.metrics
+        if stop.metric not in metrics:
+            raise ConfigError(
+                expected="a metric of the evaluation: " + ", ".join(sorted(metrics)),
+                found=repr(stop.metric),
+                where="training settings, early-stop.metric",
+                ways_out="--training.early-stop.metric " + next(iter(sorted(metrics))),
+            )
+        value = metrics[stop.metric]
+        sign = 1.0 if higher_is_better(stop.metric) else -1.0
+        best = position.best_value
+        improved = math.isfinite(value) and (best is None or sign * (value - best) >= stop.min_delta)
+        if improved:
+            position.best_step, position.best_value, position.not_improved = position.step, value, 0
+        else:
+            position.not_improved += 1
+            position.reductions += 1
+        position.evaluations.append({"step": position.step, "epoch": position.epoch, "metrics": metrics})
+        shown = "  ".join(f"{name} {value:.5f}" for name, value in metrics.items() if math.isfinite(value))
+        self.progress.say(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self.records.append({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
+        self.progress.begin(f"epoch {position.epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
+        return improved
+
+    def _patience_is_out(self) -> bool:
+        patience = self.config.early_stop.patience
+        return bool(patience) and self.position.not_improved >= patience
+
+    def _save(self, *, pinned: bool) -> None:
+        self.records.flush(durable=True)
+        self.ledger.flush(durable=True)
+        state = {"position": self.position.to_json(), "threads": torch.get_num_threads()}
+        self.store.save(self.position.step, tensors=snapshot_tensors(self.step), state=state, pinned=pinned)
+
+    # ------------------------------------------------------------------------------------------ start and resume
+
+    def _start(self) -> bool:
+        if self.folder.metrics.exists() or self.store.steps():
+            raise ConfigError(
+                expected="a folder without a run",
+                found="a run that was started before",
+                where=str(self.folder.path),
+                ways_out=(
+                    f"go on with it: ziggurat train {self.folder.path} --resume",
+                    "choose another folder: --out runs/another_name",
+                    f"remove it: rm -r {self.folder.path}",
+                ),
+            )
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(self.config.seed)
+        return False
+
+    def _resume(self) -> bool:
+        """Load the newest intact checkpoint; False if the run was killed before it wrote its first one."""
+        if not self.store.steps():
+            self.progress.say("no checkpoint yet: starting from the beginning")
+            torch.manual_seed(self.config.seed)
+            return False
+        allocate_optimizer_state(self.step)
+        into = snapshot_tensors(self.step)
+        checkpoint = self.store.load(into=into)
+        set_rng_state({name.removeprefix("rng."): into[name] for name in into if name.startswith("rng.")})
+        for damaged in checkpoint.skipped:
+            self.progress.say(f"damaged checkpoint left out:\n{damaged}")
+        self.position = Position(**checkpoint.state["position"])
+        if self.position.epoch < self.config.epochs and not self._max_steps_reached():
+            self.position.finished = self._patience_is_out()
+        threads = int(checkpoint.state["threads"])
+        if threads != torch.get_num_threads() and not self.config.threads:
+            torch.set_num_threads(threads)
+        self.progress.say(f"resumed at step {self.position.step:,} (epoch {self.position.epoch + 1})")
+        return True
+
+    def _max_steps_reached(self) -> bool:
+        return bool(self.config.max_steps) and self.position.step >= self.config.max_steps
+
+    def _restore_best(self) -> None:
+        best = self.position.best_step
+        if not best or best == self.position.step:
+            return
+        wanted = {name: value for name, value in state_tensors(self.step).items() if name.startswith("model.")}
+        self.store.load(best, into=wanted)
+        self.progress.say(
+            f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"
+        )
+
+    # ---------------------------------------------------------------------------------------------------- details
+
+    def _on_non_finite(self, batch: Batch, result: StepResult) -> None:
+        step = self.position.step + 1
+        path = dump_batch(batch, self.folder.non_finite / f"step_{step:09d}.safetensors", self.model.inputs)
+        if self.config.non_finite is NonFinite.SKIP:
+            self.progress.say(f"step {step:,} skipped: {result.first_bad} is not finite; batch kept in {path}")
+            return
+        raise NumericsError(
+            expected="a finite loss and finite gradients",
+            found=f"loss {result.loss}; first bad tensor: {result.first_bad}",
+            where=f"step {step} (epoch {self.position.epoch + 1}); the batch is in {path}; no weight was changed",
+            ways_out=(
+                "lower the learning rates, or warm up: --training.schedule.warmup-steps 1000",
+                "clip gradients: --training.clip-norm 10",
+                "skip such batches: --training.non-finite skip, then --resume",
+            ),
+        )
+
+    def _count_time(self, elapsed: float, rows: int) -> None:
+        if not self._first_step_s:
+            self._first_step_s = elapsed
+            return
+        self._train_s += elapsed
+        self._train_rows += rows
+        self._interval = (self._interval[0] + elapsed, self._interval[1] + rows)
+
+    def _rate(self) -> float:
+        return self._train_rows / self._train_s if self._train_s else 0.0
+
+    def _result(self, stopped_early: bool) -> FitResult:
+        return FitResult(
+            steps=self.position.step,
+            best_step=self.position.best_step,
+            best_value=self.position.best_value,
+            skipped=self.position.skipped,
+            stopped_early=stopped_early,
+            samples_per_s=self._rate(),
+            first_step_s=self._first_step_s,
+        )
