@@ -1,0 +1,87 @@
+"""From a config to a model: every ranking model by its `kind`, with weights that depend on the seed alone.
+
+Tables and dense network draw from two streams of the same seed, so the starting weights of the dense network do not
+depend on which kernel stores the tables, nor on how many rows they have; torch's global random state is left as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dcn_v2 import DCNv2, DCNv2Config
+from ziggurat.models.dlrm import DLRM, DLRMConfig
+from ziggurat.models.dnn import DNN, DNNConfig
+from ziggurat.models.logistic_regression import LogisticRegression, LogisticRegressionConfig
+from ziggurat.models.ranking_model import RankingModel
+
+ModelConfig = DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
+
+_DENSE_STREAM = 0x5EED  # keeps the two streams of a seed apart
+
+
+def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int) -> RankingModel:
+    """Build a model with fresh weights.
+
+    Args:
+        config: which model, and its settings.
+        inputs: what a batch contains; must have at least one label and one feature.
+        seed: the same seed gives the same weights, on every machine with the same torch.
+
+    Raises:
+        SchemaError: no label, or no feature.
+        ConfigError: settings that contradict each other or the inputs.
+    """
+    _check_inputs(inputs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        embeddings = _build_tables(config, inputs)
+        torch.manual_seed(seed ^ (_DENSE_STREAM << 32))
+        match config:
+            case DLRMConfig():
+                return DLRM(config, inputs=inputs, embeddings=embeddings)
+            case DCNv2Config():
+                return DCNv2(config, inputs=inputs, embeddings=embeddings)
+            case DNNConfig():
+                return DNN(config, inputs=inputs, embeddings=embeddings)
+            case LogisticRegressionConfig():
+                return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
+
+
+def _build_tables(config: ModelConfig, inputs: InputSpec) -> EmbeddingTables:
+    if isinstance(config, LogisticRegressionConfig):
+        tables = tuple(dataclasses.replace(table, embedding_dim=0) for table in inputs.tables)
+        inputs = dataclasses.replace(inputs, tables=tables)
+        dim = len(inputs.labels)
+    else:
+        dim = config.embedding_dim
+    default = EmbeddingConfig().dim
+    if config.embedding.dim not in (default, dim):
+        raise ConfigError(
+            expected="the number of columns of tables to be set once, as model.embedding_dim",
+            found=f"embedding.dim = {config.embedding.dim}, but the model wants {dim}",
+            where=f"settings of model {config.kind!r}",
+            ways_out=("set model.embedding-dim", "leave model.embedding.dim alone"),
+        )
+    return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim))
+
+
+def _check_inputs(inputs: InputSpec) -> None:
+    if not inputs.labels:
+        raise SchemaError(
+            expected="at least one label: a model has one logit a label",
+            found="none",
+            where="the inputs of the model",
+            ways_out="add [[labels]] to the schema; `ziggurat data inspect` guesses one",
+        )
+    if not (inputs.dense or inputs.fields or inputs.vectors):
+        raise SchemaError(
+            expected="at least one feature",
+            found="none",
+            where="the inputs of the model",
+            ways_out="add features to the schema; `ziggurat data inspect` guesses them",
+        )

@@ -1,0 +1,176 @@
+"""DCNv2: a cross network for explicit products of features, beside or below a deep network (arXiv 2008.13535).
+
+    parallel     x₀ ─┬─► cross ─► c ─┐                        stacked     x₀ ─► cross ─► deep ─► logit
+                     └─► deep ──► h ─┴─► Linear ─► logit      cross_only  x₀ ─► cross ─► Linear ─► logit
+
+    cross: x_{l+1} = x₀ ⊙ (W_l x_l + b_l) + x_l               W_l full (d × d), or low rank U_l V_l, or a mixture
+
+x₀ is everything a sample carries, flat (`flat_inputs.py`). Numbers enter as fields (x_n · w_n) by default, as in BARS,
+so that crossing sees vectors of the same size everywhere; `concat` is the paper's way. Every best DCNv2 of BARS is
+parallel and full rank; TorchRec's DLRM-DCNv2 of MLPerf is stacked and low rank, on top of a bottom MLP.
+
+Cost a sample and cross layer: 2·d² FLOPs full, 4·d·r low rank, with d = F·D for F fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.cross import CrossNet, CrossNetMix, LowRankCrossNet
+from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.flat_inputs import FlatInputs
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.mlp import MLP, Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+
+
+class Structure(StrEnum):
+    """How cross and deep network are combined."""
+
+    PARALLEL = "parallel"
+    STACKED = "stacked"
+    CROSS_ONLY = "cross_only"
+
+
+class CrossKind(StrEnum):
+    """Form of the cross layers' weight matrix."""
+
+    FULL = "full"
+    LOW_RANK = "low_rank"
+    MIXTURE = "mixture"  # of low-rank experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossConfig:
+    """The cross network.
+
+    Args:
+        num_layers: cross layers; the highest degree of products is one more.
+        kind: full rank, low rank, or a mixture of low-rank experts.
+        rank: r, for low_rank and mixture.
+        num_experts: E, for mixture.
+    """
+
+    num_layers: int = 3
+    kind: CrossKind = CrossKind.FULL
+    rank: int = 32
+    num_experts: int = 4
+
+    def __post_init__(self) -> None:
+        if self.num_layers < 1 or self.rank < 1 or self.num_experts < 1:
+            raise ConfigError(
+                expected="num_layers, rank and num_experts of 1 or more",
+                found=f"num_layers = {self.num_layers}, rank = {self.rank}, num_experts = {self.num_experts}",
+                where="cross network settings",
+                ways_out=("correct the number", "use the DNN model for no cross layers"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DCNv2Config:
+    """Settings of `DCNv2`.
+
+    Args:
+        embedding_dim: D, columns of each table.
+        structure: see `Structure`.
+        cross: the cross network.
+        deep: hidden layers of the deep network; unused for cross_only.
+        numeric: how numbers enter; see `NumericInput`.
+        bottom: hidden layers of the bottom MLP. Unused unless numeric is bottom_mlp.
+        heads: one deep network for all labels, or one each (the cross network is always shared).
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["dcn_v2"] = "dcn_v2"
+    embedding_dim: int = 16
+    structure: Structure = Structure.PARALLEL
+    cross: CrossConfig = field(default_factory=CrossConfig)
+    deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    numeric: NumericInput = NumericInput.FIELDS
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        if self.structure is Structure.CROSS_ONLY and self.heads is HeadSharing.SEPARATE:
+            raise ConfigError(
+                expected="heads = shared with structure = cross_only, which has no deep network to separate",
+                found="heads = separate",
+                where="DCNv2 settings",
+                ways_out=("set structure = parallel or stacked", "set heads = shared"),
+            )
+        if self.structure is Structure.PARALLEL and not self.deep.hidden_dims:
+            raise ConfigError(
+                expected="at least one hidden layer in the deep network of structure = parallel",
+                found="deep.hidden_dims = ()",
+                where="DCNv2 settings",
+                ways_out=("set deep.hidden_dims", "set structure = cross_only"),
+            )
+
+
+class DCNv2(RankingModel):
+    """See the module docstring."""
+
+    def __init__(self, config: DCNv2Config, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        self.flat = FlatInputs(
+            inputs, embeddings=embeddings, dim=config.embedding_dim, numeric=config.numeric, bottom=config.bottom
+        )
+        dim, num_labels = self.flat.output_dim, len(inputs.labels)
+        self.cross = _build_cross(config.cross, dim=dim)
+        self.deep = nn.ModuleList()
+        self.stacked: Heads | None = None
+        if config.structure is Structure.STACKED:
+            self.stacked = Heads(dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
+            outputs = []
+        elif config.structure is Structure.CROSS_ONLY:
+            outputs = [nn.Linear(dim, num_labels)]
+        else:
+            num_networks = num_labels if config.heads is HeadSharing.SEPARATE else 1
+            self.deep.extend(MLP(dim, config=config.deep) for _ in range(num_networks))
+            width = dim + config.deep.hidden_dims[-1]
+            outputs = [nn.Linear(width, num_labels // num_networks) for _ in range(num_networks)]
+        self.outputs = nn.ModuleList(outputs)
+        initialise([child for child in self.children() if child is not embeddings], config.init)
+
+    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """Cross and deep network on x₀."""
+        flat_Bd = self.flat(dense_BN, pooled_BT, vectors)
+        crossed_Bd = self.cross(flat_Bd)
+        if self.stacked is not None:
+            return self.stacked(crossed_Bd)
+        if self.config.structure is Structure.CROSS_ONLY:
+            return self.outputs[0](crossed_Bd)
+        logits = [
+            output(torch.cat([crossed_Bd, deep(flat_Bd)], dim=1))
+            for deep, output in zip(self.deep, self.outputs, strict=True)
+        ]
+        return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Those of the flat inputs, and, where x₀ is nothing but numbers, those that read x₀."""
+        if not self.flat.is_raw:
+            return self.flat.first_linears
+        deep = [network.first_linear for network in self.deep if isinstance(network, MLP)]
+        return [*self.flat.first_linears, *self.cross.first_linears, *(first for first in deep if first is not None)]
+
+
+def _build_cross(config: CrossConfig, *, dim: int) -> CrossNet | LowRankCrossNet | CrossNetMix:
+    match config.kind:
+        case CrossKind.FULL:
+            return CrossNet(dim, num_layers=config.num_layers)
+        case CrossKind.LOW_RANK:
+            return LowRankCrossNet(dim, num_layers=config.num_layers, rank=config.rank)
+        case CrossKind.MIXTURE:
+            return CrossNetMix(dim, num_layers=config.num_layers, rank=config.rank, num_experts=config.num_experts)

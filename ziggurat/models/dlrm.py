@@ -1,0 +1,112 @@
+"""DLRM: dot products between all pairs of fields (Naumov et al., arXiv 1906.00091).
+
+    numbers ──► bottom MLP ──► z ──┬──────────────────────────┐
+    table 1 ──► e_1 ───────────────┤  ⟨z,e_1⟩ ⟨z,e_2⟩ ⟨e_1,e_2⟩ … ──► concat ──► top MLP ──► logit
+    table 2 ──► e_2 ───────────────┘
+
+    logit = top([z, ⟨x_i, x_j⟩ for i < j]),   x = (z, e_1, …, e_F, projected pretrained vectors)
+
+With `interaction = cat` the fields go to the top MLP as they are (FuxiCTR's `interaction_op="cat"`, the best choice of
+the BARS runs on sets without numbers). Sizes and activations follow the paper's code and TorchRec: every layer of the
+bottom MLP is activated, also its last to D; z itself joins the products on their way up.
+
+Cost: the dot products take 2·F²·D FLOPs a sample, the first top layer 2·(D + F(F−1)/2)·h, usually the largest part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dense_inputs import DenseInputs, NumericInput
+from ziggurat.models.dot import PairwiseDot
+from ziggurat.models.fields import FieldAlignment
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+
+
+class Interaction(StrEnum):
+    """What happens between the fields."""
+
+    DOT = "dot"  # all pairwise dot products
+    CAT = "cat"  # none: the fields side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMConfig:
+    """Settings of `DLRM`.
+
+    Args:
+        embedding_dim: D, columns of each table and width of each field.
+        interaction: dot products, or plain concatenation.
+        numeric: how numbers enter; see `NumericInput`.
+        bottom: hidden layers of the bottom MLP; a closing layer to D is added. Unused unless numeric is bottom_mlp.
+        top: hidden layers of the top MLP; a closing layer to the logits is added.
+        heads: one top MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["dlrm"] = "dlrm"
+    embedding_dim: int = 16
+    interaction: Interaction = Interaction.DOT
+    numeric: NumericInput = NumericInput.BOTTOM_MLP
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    top: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+
+class DLRM(RankingModel):
+    """See the module docstring."""
+
+    def __init__(self, config: DLRMConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        dim = config.embedding_dim
+        self.config = config
+        self.dense_inputs = DenseInputs(inputs, dim=dim, numeric=config.numeric, bottom=config.bottom)
+        self.alignment = FieldAlignment(embeddings.field_dims, dim=dim)
+        num_fields = self.dense_inputs.num_numeric_fields + len(inputs.fields) + self.dense_inputs.num_vector_fields
+        beside = self.dense_inputs.num_beside
+        self.dot: PairwiseDot | None = None
+        if config.interaction is Interaction.DOT:
+            self.dot = PairwiseDot(num_fields, dim=dim)
+            passed_on = dim if self.dense_inputs.bottom is not None else 0
+            top_dim = beside + passed_on + self.dot.num_pairs
+        else:
+            top_dim = beside + num_fields * dim
+        if top_dim == 0:
+            raise ConfigError(
+                expected="two fields or more for dot products, or numbers that go past them",
+                found=f"{num_fields} field, and nothing beside it",
+                where="DLRM with interaction = dot",
+                ways_out=("set model.interaction = cat", "use the DNN model", "add features to the schema"),
+            )
+        self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
+        initialise([self.dense_inputs, self.alignment, self.top], config.init)
+
+    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """Bottom MLP, interaction, top MLP."""
+        numbers_BX = self.dense_inputs.numbers(dense_BN)
+        beside = [numbers_BX] if self.dense_inputs.num_beside else []
+        numeric = [numbers_BX] if self.dense_inputs.num_numeric_fields else []
+        flat = [*numeric, *self.alignment(pooled_BT), *self.dense_inputs.vectors(vectors)]
+        if self.dot is None:
+            return self.top(torch.cat([*beside, *flat], dim=1))
+        fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.config.embedding_dim))
+        passed_on = numeric if self.dense_inputs.bottom is not None else []
+        return self.top(torch.cat([*beside, *passed_on, self.dot(fields_BFD)], dim=1))
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Bottom MLP's first layer and projections of vectors; the top's first where only numbers come in."""
+        only_numbers = not (self.inputs.fields or self.inputs.vectors or self.dense_inputs.num_numeric_fields)
+        return [*self.dense_inputs.first_linears, *(self.top.first_linears if only_numbers else [])]

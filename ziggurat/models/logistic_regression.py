@@ -1,0 +1,67 @@
+"""Logistic regression: one learned number for each row of each table, and one for each numeric input.
+
+    logit_l = b_l + Σ_f pool(e_f)_l + Σ_n w_ln x_n + Σ_v ⟨u_lv, v⟩
+
+The embedding of a row is its weight, so tables have as many columns as there are labels (one, usually), whatever the
+schema says of their size. No interactions: the floor that every other model has to beat, and the model to look at first
+when data seem wrong. For a regression label it is linear regression.
+
+Cost: a lookup of F numbers and 2·N FLOPs a sample and label.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.mlp import Init, initialise
+from ziggurat.models.ranking_model import RankingModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticRegressionConfig:
+    """Settings of `LogisticRegression`.
+
+    Args:
+        init: starting weights of the linear map on numbers and vectors.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["logistic_regression"] = "logistic_regression"
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+
+class LogisticRegression(RankingModel):
+    """See the module docstring. `embeddings` must have one column for each label in every table."""
+
+    def __init__(self, config: LogisticRegressionConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        self.num_labels = len(inputs.labels)
+        assert all(columns == self.num_labels for columns in embeddings.field_dims), "one column for each label"
+        self.vector_names = tuple(spec.name for spec in inputs.vectors)
+        width = len(inputs.dense) + sum(spec.dim for spec in inputs.vectors)
+        self.linear = nn.Linear(width, self.num_labels) if width else None
+        self.bias = nn.Parameter(torch.zeros(self.num_labels)) if self.linear is None else None
+        initialise([self.linear] if self.linear is not None else [], config.init)
+
+    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """The sum of all weights that a sample touches."""
+        logits_BL = pooled_BT.unflatten(1, (-1, self.num_labels)).sum(dim=1) if pooled_BT.shape[1] else None
+        if self.linear is None:
+            assert logits_BL is not None
+            assert self.bias is not None
+            return logits_BL + self.bias
+        numbers_BN = torch.cat([dense_BN, *(vectors[name] for name in self.vector_names)], dim=1)
+        linear_BL = self.linear(numbers_BN)
+        return linear_BL if logits_BL is None else logits_BL + linear_BL
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """The linear map on numbers and vectors."""
+        return [] if self.linear is None else [self.linear]

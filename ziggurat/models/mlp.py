@@ -1,0 +1,181 @@
+"""Multi-layer perceptron, and how the weights of a dense network start.
+
+One hidden layer is
+
+    h = dropout(activation(normalise(W x + b)))
+
+and an MLP is a chain of them, optionally closed by a plain linear layer (`output_dim`), optionally activated. This is
+the one building block that every ranking model shares: DLRM's bottom and top, the deep half of DCNv2, a DNN whole.
+
+Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) divides by the standard deviation over the batch, which one
+sample does not have. With fewer than two samples a layer in training mode uses its running statistics instead and
+leaves them alone, so the short last batch of an epoch can never stop a run.
+
+Cost: 2·in·out FLOPs a layer and sample forward, twice that backward. ReLU works in place: neither the linear layer
+before it nor batch normalisation needs its own output for the backward pass, so the copy is not made.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.errors import ConfigError
+
+
+class Activation(StrEnum):
+    """Elementwise function after each hidden layer."""
+
+    RELU = "relu"
+    GELU = "gelu"
+    SILU = "silu"
+    TANH = "tanh"
+
+
+class Normalization(StrEnum):
+    """What stands between a hidden layer's linear map and its activation."""
+
+    NONE = "none"
+    BATCH = "batch"
+
+
+class Init(StrEnum):
+    """How the weights of every linear map of a dense network start (embeddings have their own setting)."""
+
+    TORCH = "torch"  # nn.Linear's own: weight and bias uniform in ± 1/sqrt(in)
+    XAVIER_NORMAL = "xavier_normal"  # weight N(0, 2/(in + out)), bias 0 (Glorot and Bengio 2010); what BARS uses
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig:
+    """The hidden layers of an MLP.
+
+    Args:
+        hidden_dims: width of each hidden layer, first to last; () for none.
+        activation: after each hidden layer.
+        normalization: before each activation.
+        dropout: probability of zeroing a hidden unit, after the activation.
+    """
+
+    hidden_dims: tuple[int, ...] = (512, 256)
+    activation: Activation = Activation.RELU
+    normalization: Normalization = Normalization.NONE
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if any(width < 1 for width in self.hidden_dims) or not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(
+                expected="hidden_dims of 1 or more each, and 0 <= dropout < 1",
+                found=f"hidden_dims = {self.hidden_dims}, dropout = {self.dropout}",
+                where="MLP settings",
+                ways_out="correct the number",
+            )
+
+
+class MLP(nn.Module):
+    """Hidden layers as in `MLPConfig`, then an optional linear output layer.
+
+    Args:
+        input_dim: width of the input.
+        config: the hidden layers.
+        output_dim: width of the closing linear layer, or None to end with the last hidden layer.
+        output_activation: after the closing layer, or None.
+
+    Attributes:
+        output_dim: width of what `forward` returns.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        *,
+        config: MLPConfig,
+        output_dim: int | None = None,
+        output_activation: Activation | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.output_activation = output_activation
+        dims = (input_dim, *config.hidden_dims)
+        self.layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims))
+        batch_norm = config.normalization is Normalization.BATCH
+        self.norms = nn.ModuleList(nn.BatchNorm1d(dim) for dim in config.hidden_dims if batch_norm)
+        self.output = None if output_dim is None else nn.Linear(dims[-1], output_dim)
+        self.output_dim = dims[-1] if output_dim is None else output_dim
+
+    @property
+    def first_linear(self) -> nn.Linear | None:
+        """The linear map that reads the input; None for an MLP without any layer."""
+        first = self.layers[0] if len(self.layers) else self.output
+        assert first is None or isinstance(first, nn.Linear)
+        return first
+
+    def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"]:
+        """Apply every layer."""
+        hidden_BH = inputs_BI
+        for index, layer in enumerate(self.layers):
+            hidden_BH = layer(hidden_BH)
+            if len(self.norms):
+                hidden_BH = _batch_normalise(self.norms[index], hidden_BH)
+            hidden_BH = activate(hidden_BH, self.config.activation)
+            if self.config.dropout:
+                hidden_BH = F.dropout(hidden_BH, self.config.dropout, self.training)
+        if self.output is not None:
+            hidden_BH = self.output(hidden_BH)
+        if self.output_activation is not None:
+            hidden_BH = activate(hidden_BH, self.output_activation)
+        return hidden_BH
+
+
+def activate(inputs: Tensor, activation: Activation) -> Tensor:
+    """Apply an activation to the fresh output of a linear map or normalisation (ReLU overwrites it)."""
+    match activation:
+        case Activation.RELU:
+            return F.relu_(inputs)
+        case Activation.GELU:
+            return F.gelu(inputs)
+        case Activation.SILU:
+            return F.silu(inputs)
+        case Activation.TANH:
+            return inputs.tanh()
+
+
+def _batch_normalise(norm: nn.Module, inputs_BH: Tensor) -> Tensor:
+    assert isinstance(norm, nn.BatchNorm1d)
+    if norm.training and inputs_BH.shape[0] < 2:
+        return F.batch_norm(
+            inputs_BH, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
+        )
+    return norm(inputs_BH)
+
+
+@runtime_checkable
+class InitialisesItself(Protocol):
+    """A module with weights outside `nn.Linear`."""
+
+    def initialise_own(self, init: Init) -> None:
+        """Set the starting weights of this module's own parameters."""
+        ...
+
+
+def initialise(modules: Iterable[nn.Module], init: Init) -> None:
+    """Set the starting weights of all linear maps below `modules`.
+
+    Each `nn.Linear` keeps torch's own start for `Init.TORCH`; modules that hold weights in another form implement
+    `InitialisesItself`.
+    """
+    for root in modules:
+        for module in root.modules():
+            if isinstance(module, InitialisesItself):
+                module.initialise_own(init)
+            elif isinstance(module, nn.Linear) and init is Init.XAVIER_NORMAL:
+                nn.init.xavier_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
