@@ -1,0 +1,268 @@
+"""Records: encoded rows as fixed-width structured items, the shape in which they can be shuffled cheaply.
+
+Parquet is column-major, a batch is too, but a shuffle moves *rows*. Gathering 40 columns one at a time touches 40
+cache lines a sample; so the loader transposes once, into records, and a shuffled batch gathers whole records:
+
+    Parquet row group          records (one numpy structured item a sample)            batch
+    I1: f f f f …     write    row │ group │ starts │ lengths │ dense │ … │ single   take   dense (B, N)
+    C1: r r r r …   ───────►   ────┼───────┼────────┼─────────┼───────┼───┼───────  ─────►  single (S, B)
+    tags: [..] [] …            …   │       │        │         │       │   │                 jagged, labels, …
+
+A record of Criteo (13 numbers, 26 rows, 1 label) has 168 bytes, and moving one costs about as much as one cache
+miss. Lists do not fit a fixed width: the record keeps where each list starts and how long it is, and all list
+values of a shuffle buffer lie in one array that is never moved; a batch copies the segments it needs.
+
+The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
+feature list<int32>, a vector fixed_size_list<float32>, `label:NAME` float32, `weight:` float32, `group:` int64 and
+`row:` int64, the position in the raw data. None is null. Rows are int32 on disk and in records, which halves both,
+and int64 in a batch, which is what embedding kernels take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from ziggurat.errors import DataError
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.inputs import InputSpec
+
+ROW_COLUMN = "row:"
+GROUP_COLUMN = "group:"
+WEIGHT_COLUMN = "weight:"
+
+
+def label_column(name: str) -> str:
+    """The encoded column of the label called `name`."""
+    return f"label:{name}"
+
+
+def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
+    """The Arrow schema of an encoded table: names, order and types; no column may hold nulls.
+
+    Args:
+        inputs: what the features are.
+        with_labels: False for data to predict, which has neither labels nor weights.
+    """
+    item = pa.field("item", pa.int32(), nullable=False)
+    columns: list[tuple[str, pa.DataType]] = [(name, pa.float32()) for name in inputs.dense]
+    columns += [(spec.name, pa.int32()) for spec in inputs.single]
+    columns += [(spec.name, pa.list_(item)) for spec in inputs.jagged]
+    number = pa.field("item", pa.float32(), nullable=False)
+    columns += [(spec.name, pa.list_(number, spec.dim)) for spec in inputs.vectors]
+    if with_labels:
+        columns += [(label_column(spec.name), pa.float32()) for spec in inputs.labels]
+        columns += [(WEIGHT_COLUMN, pa.float32())] if inputs.has_weights else []
+    columns += [(GROUP_COLUMN, pa.int64())] if inputs.has_groups else []
+    columns.append((ROW_COLUMN, pa.int64()))
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+def has_labels(table: pa.Table, inputs: InputSpec) -> bool:
+    """True if an encoded table carries its labels (and weights); prediction data does not."""
+    return any(label_column(spec.name) in table.column_names for spec in inputs.labels)
+
+
+def conform(table: pa.Table, inputs: InputSpec, *, where: str) -> pa.Table:
+    """The table with exactly the columns, order and types of `encoded_schema`; copies nothing it need not.
+
+    Raises:
+        DataError: a column is missing, has another type or holds nulls; `where` names the origin.
+    """
+    schema = encoded_schema(inputs, with_labels=has_labels(table, inputs))
+    if table.schema.equals(schema):
+        return table
+    return pa.Table.from_arrays([_conform_column(table, entry, where) for entry in schema], schema=schema)
+
+
+def _conform_column(table: pa.Table, entry: pa.Field, where: str) -> pa.Array:
+    name, kind = entry.name, entry.type
+    if table.column_names.count(name) != 1:
+        raise DataError(
+            expected=f"one encoded column {name!r} of type {kind}",
+            found=f"{table.column_names.count(name)} of that name among {table.column_names}",
+            where=where,
+            ways_out="encode the table with the Preprocessing that made the InputSpec",
+        )
+    array = _one_array(table.column(name))
+    nested = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    same = _same_type(array.type, kind)
+    nulls = array.null_count + (array.flatten().null_count if same and nested else 0)
+    if not same or nulls:
+        raise DataError(
+            expected=f"type {kind} without nulls",
+            found=f"type {array.type} with {nulls} nulls",
+            where=f"{where}, column {name!r}",
+            ways_out="encode the table with the Preprocessing that made the InputSpec",
+        )
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(array.offsets, array.values, type=kind)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(array.flatten(), type=kind)
+    return array
+
+
+def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_list(wanted):
+        return pa.types.is_list(found) and found.value_type == wanted.value_type
+    if pa.types.is_fixed_size_list(wanted):
+        same_size = pa.types.is_fixed_size_list(found) and found.list_size == wanted.list_size
+        return same_size and found.value_type == wanted.value_type
+    return found == wanted
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
+    """The structured type of one record; 8-byte entries first, so that all are aligned."""
+    num_jagged = len(inputs.jagged)
+    entries = [
+        ("row", "i8"),
+        ("group", "i8", (1 if inputs.has_groups else 0,)),
+        ("starts", "i8", (num_jagged,)),
+        ("lengths", "i4", (num_jagged,)),
+        ("dense", "f4", (len(inputs.dense),)),
+        ("labels", "f4", (len(inputs.labels) if with_labels else 0,)),
+        ("weight", "f4", (1 if inputs.has_weights and with_labels else 0,)),
+        ("vectors", "f4", (sum(spec.dim for spec in inputs.vectors),)),
+        ("single", "i4", (len(inputs.single),)),
+    ]
+    return np.dtype(entries)
+
+
+def write_records(
+    target: np.ndarray, table: pa.Table, *, inputs: InputSpec, keep: np.ndarray | None = None, start: int = 0
+) -> list[np.ndarray]:
+    """Transpose an encoded table (see `conform`) into records.
+
+    Args:
+        target: (R,) structured array to fill; R is the table's rows, or len(keep).
+        table: encoded columns.
+        inputs: what the columns are.
+        keep: rows of the table to take, in this order; None takes all.
+        start: where the first value returned will lie in the array of all list values.
+
+    Returns:
+        Arrays of list values (int32), to be laid one after the other from `start` on.
+    """
+    assert len(target) == (table.num_rows if keep is None else len(keep))
+
+    def column(name: str) -> np.ndarray:
+        values = _one_array(table.column(name)).to_numpy(zero_copy_only=True)
+        return values if keep is None else values[keep]
+
+    target["row"] = column(ROW_COLUMN)
+    if inputs.has_groups:
+        target["group"][:, 0] = column(GROUP_COLUMN)
+    for entry, names in (
+        ("dense", inputs.dense),
+        ("single", [spec.name for spec in inputs.single]),
+        ("labels", [label_column(spec.name) for spec in inputs.labels]),
+        ("weight", [WEIGHT_COLUMN]),
+    ):
+        matrix = target[entry]
+        for index in range(matrix.shape[1]):
+            matrix[:, index] = column(names[index])
+    first = 0
+    for spec in inputs.vectors:
+        vectors = _one_array(table.column(spec.name)).flatten().to_numpy(zero_copy_only=True).reshape(-1, spec.dim)
+        target["vectors"][:, first : first + spec.dim] = vectors if keep is None else vectors[keep]
+        first += spec.dim
+    return _write_lists(target, table, inputs=inputs, keep=keep, start=start)
+
+
+def _write_lists(
+    target: np.ndarray, table: pa.Table, *, inputs: InputSpec, keep: np.ndarray | None, start: int
+) -> list[np.ndarray]:
+    chunks: list[np.ndarray] = []
+    for index, spec in enumerate(inputs.jagged):
+        array = _one_array(table.column(spec.name))
+        offsets = array.offsets.to_numpy(zero_copy_only=True).astype(np.int64)
+        values = array.values.to_numpy(zero_copy_only=True)[offsets[0] : offsets[-1]]
+        starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+        if keep is not None:
+            starts, lengths = starts[keep], lengths[keep]
+            values = gather_segments(values, starts, lengths)
+            starts = np.cumsum(lengths) - lengths
+        target["starts"][:, index] = starts + start
+        target["lengths"][:, index] = lengths
+        chunks.append(values)
+        start += len(values)
+    return chunks
+
+
+def gather_segments(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Copy segments `values[starts[i] : starts[i] + lengths[i]]` one after the other. About 4 ns a value."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    index = np.repeat(starts - (ends - lengths), lengths)
+    index += np.arange(total)
+    return values.take(index)
+
+
+def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSpec) -> Batch:
+    """Build a batch from records; every tensor is a fresh copy, contiguous.
+
+    Args:
+        records: (B,) structured array.
+        values: list values that the records' `starts` point into (int32).
+        inputs: what the records hold.
+    """
+    size = len(records)
+    single_SB = torch.empty((len(inputs.single), size), dtype=torch.int64)
+    np.copyto(single_SB.numpy(), records["single"].T)
+    vectors: dict[str, Tensor] = {}
+    first = 0
+    for spec in inputs.vectors:
+        vectors[spec.name] = _copied(records["vectors"][:, first : first + spec.dim])
+        first += spec.dim
+    return Batch(
+        dense=_copied(records["dense"]),
+        single=single_SB,
+        jagged=_jagged_rows(records, values),
+        vectors=vectors,
+        labels=_copied(records["labels"]),
+        weights=_copied(records["weight"]).view(-1) if records["weight"].shape[1] else None,
+        groups=_copied(records["group"]).view(-1) if records["group"].shape[1] else None,
+        row_ids=_copied(records["row"]),
+    )
+
+
+def _jagged_rows(records: np.ndarray, values: np.ndarray) -> JaggedRows:
+    lengths_JB = records["lengths"].T
+    if lengths_JB.shape[0] == 0:
+        return JaggedRows.empty()
+    lengths = lengths_JB.ravel().astype(np.int64)
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    rows = gather_segments(values, records["starts"].T.ravel(), lengths)
+    return JaggedRows(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(offsets))
+
+
+def _copied(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def concatenate_values(chunks: Sequence[np.ndarray]) -> np.ndarray:
+    """All list values of a buffer in one array (int32)."""
+    return np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
+
+
+def table_to_batch(table: pa.Table, inputs: InputSpec, *, where: str = "table") -> Batch:
+    """The whole encoded table as one batch, in its order; for small tables (serving, tests).
+
+    Labels are (B, 0) and weights None where the table has no label columns.
+
+    Raises:
+        DataError: the table does not have the columns of `inputs`.
+    """
+    table = conform(table, inputs, where=where)
+    records = np.empty(table.num_rows, dtype=record_dtype(inputs, with_labels=has_labels(table, inputs)))
+    values = concatenate_values(write_records(records, table, inputs=inputs))
+    return records_to_batch(records, values, inputs=inputs)
