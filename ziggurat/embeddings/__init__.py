@@ -1,1 +1,8 @@
 """Embedding tables, their exact optimizers, and the choice of kernel."""
+
+from ziggurat.embeddings.config import EmbeddingConfig, TableInit
+from ziggurat.embeddings.optimizer import TableOptimizer
+from ziggurat.embeddings.tables import EmbeddingTables
+from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
+
+__all__ = ["EmbeddingConfig", "EmbeddingTables", "KernelChoice", "TableInit", "TableOptimizer", "TableOptimizerKind"]

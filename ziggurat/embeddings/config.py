@@ -1,0 +1,82 @@
+"""EmbeddingConfig: how tables are sized, initialised, updated, and by which kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ziggurat.errors import ConfigError
+from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind, UpdateRule
+
+
+class TableInit(StrEnum):
+    """Distribution of the weights before training."""
+
+    UNIFORM = "uniform"  # ±1/√num_rows, as DLRM (Naumov et al. 2019) does
+    NORMAL = "normal"  # mean 0, standard deviation init_std; the BARS benchmark uses 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """Settings of all embedding tables of a model.
+
+    Args:
+        dim: columns of every table whose schema gives none.
+        optimizer: how tables learn; see `TableOptimizerKind`.
+        kernel: which implementation; `auto` measures. A run that must repeat bit for bit keeps the one that was used
+            (`EmbeddingTables.kernel_name`), since kernels agree only up to rounding.
+        init: distribution of the initial weights.
+        init_std: standard deviation for `init = "normal"`.
+        eps: ε of the rules that divide.
+        weight_decay: λ, an L2 term on the rows that a step touches (not on the whole table). With `adam_dense` the
+            weights are ordinary parameters: give the penalty to the torch optimizer or the loss instead.
+        beta1: β₁ of sparse Adam.
+        beta2: β₂ of sparse Adam.
+        initial_sum: initial value of row-wise Adagrad's accumulator; a positive one softens the first steps.
+    """
+
+    dim: int = 16
+    optimizer: TableOptimizerKind = TableOptimizerKind.ROWWISE_ADAGRAD
+    kernel: KernelChoice = KernelChoice.AUTO
+    init: TableInit = TableInit.UNIFORM
+    init_std: float = 1e-4
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    initial_sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _expect(self.dim >= 1, "dim >= 1", f"dim = {self.dim}")
+        _expect(self.init_std >= 0, "init_std >= 0", f"init_std = {self.init_std}")
+        _expect(self.eps > 0, "eps > 0", f"eps = {self.eps}")
+        _expect(self.weight_decay >= 0, "weight_decay >= 0", f"weight_decay = {self.weight_decay}")
+        _expect(self.initial_sum >= 0, "initial_sum >= 0", f"initial_sum = {self.initial_sum}")
+        betas_fit = 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1
+        _expect(betas_fit, "0 <= beta1 < 1 and 0 <= beta2 < 1", f"beta1 = {self.beta1}, beta2 = {self.beta2}")
+        if self.optimizer is TableOptimizerKind.ADAM_DENSE and self.weight_decay:
+            raise ConfigError(
+                expected='weight_decay = 0 with optimizer = "adam_dense"',
+                found=f"weight_decay = {self.weight_decay}",
+                where="EmbeddingConfig",
+                ways_out=(
+                    "give the penalty to the trainer: the tables are ordinary parameters there",
+                    'use optimizer = "rowwise_adagrad", "sgd" or "sparse_adam" for a penalty on touched rows',
+                ),
+            )
+
+    @property
+    def rule(self) -> UpdateRule:
+        """The update rule with its constants."""
+        return UpdateRule(
+            kind=self.optimizer,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            beta1=self.beta1,
+            beta2=self.beta2,
+        )
+
+
+def _expect(fits: bool, expected: str, found: str) -> None:
+    if not fits:
+        raise ConfigError(expected=expected, found=found, where="EmbeddingConfig", ways_out="correct the number")

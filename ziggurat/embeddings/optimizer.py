@@ -1,0 +1,166 @@
+"""TableOptimizer: the exact update of the rows that a step touched.
+
+The backward pass left, for each storage, the gradient of the lookup's output and the rows that were read. Between
+backward and `step` everything that a trainer wants to know or change is exact and cheap:
+
+    tables(batch) … loss.backward()          records
+    optimizer.all_finite()                   would the update write a NaN?  one scan of B·T numbers
+    optimizer.grad_norm_squared()            of the gradient summed over duplicates, as a dense gradient would give
+    optimizer.scale_grad(factor)             multiplies at no cost (applied inside the update)
+    optimizer.step(lr)                       each distinct row once; forgets what was recorded
+
+Several backward passes before one step accumulate, exactly as with dense gradients. The rules and their formulas are
+in `ziggurat.ops.lookup.kernel`. State is named by table (`<table>.sum`), whatever the storage or the kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.storage import advise_huge_pages
+from ziggurat.embeddings.tables import EmbeddingTables
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind, state_shapes
+from ziggurat.ops.lookup.gradient import largest_sum_is_finite
+
+
+class TableOptimizer:
+    """Applies recorded gradients to embedding tables.
+
+    Args:
+        tables: what to update.
+        config: constants of the rule; the tables' own config unless given. The kind must be the tables' own.
+
+    Raises:
+        ConfigError: the tables have dense gradients, or the kinds differ.
+    """
+
+    def __init__(self, tables: EmbeddingTables, config: EmbeddingConfig | None = None) -> None:
+        self.config = config or tables.config
+        if tables.has_dense_gradients or self.config.optimizer is not tables.config.optimizer:
+            raise ConfigError(
+                expected=f"tables and optimizer of one kind other than {TableOptimizerKind.ADAM_DENSE.value!r}",
+                found=f"tables: {tables.config.optimizer.value!r}, optimizer: {self.config.optimizer.value!r}",
+                where="TableOptimizer",
+                ways_out="give tables with dense gradients to a torch optimizer: they are in model.parameters()",
+            )
+        self._tables = tables
+        self._scale = 1.0
+        self._summed: list[SummedGradient | None] | None = None
+        self._num_summed: list[int] = []
+        self._num_steps = 0
+        self._state: list[dict[str, Tensor]] = []
+        for index in range(tables.tables.num_storages):
+            storage = tables.tables.storage(index)
+            shapes = state_shapes(self.config.optimizer, num_rows=storage.shape[0], dim=storage.shape[1])
+            state = {
+                name: torch.empty(shape, dtype=storage.dtype, device=storage.device) for name, shape in shapes.items()
+            }
+            for name, tensor in state.items():
+                advise_huge_pages(tensor)
+                tensor.fill_(self.config.initial_sum if name == "sum" else 0.0)
+            self._state.append(state)
+
+    def zero_grad(self) -> None:
+        """Forget what was recorded."""
+        for recorded in self._tables.recorded:
+            recorded.clear()
+        self._scale = 1.0
+        self._summed = None
+
+    def all_finite(self) -> bool:
+        """True if no summed gradient, scaled, is NaN or infinite. Costs one scan of the output gradients."""
+        if not _is_finite(self._scale):
+            return False
+        verdicts = [largest_sum_is_finite(parts) for parts in self._tables.recorded if parts]
+        if abs(self._scale) <= 1.0 and all(verdict is True for verdict in verdicts):
+            return True
+        if any(verdict is False for verdict in verdicts):
+            return False
+        summed = [gradient for gradient in self._sums() if gradient is not None]
+        return all(bool(torch.isfinite(gradient.sums * self._scale).all()) for gradient in summed)
+
+    def grad_norm_squared(self) -> float:
+        """Σ g² over all rows, with the gradients of equal rows summed first, and `scale_grad` applied."""
+        total = 0.0
+        for gradient in self._sums():
+            if gradient is not None and gradient.sums.numel():
+                flat = gradient.sums.view(-1)
+                total += float(torch.dot(flat, flat)) if flat.dtype == torch.float64 else _sum_of_squares(flat)
+        return total * self._scale**2
+
+    def scale_grad(self, factor: float) -> None:
+        """Multiply the gradient by `factor` (clipping, loss scaling); done inside `step`."""
+        self._scale *= float(factor)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update every row that was read, once, then forget what was recorded.
+
+        Args:
+            lr: learning rate η.
+        """
+        self._num_steps += 1
+        step = Step(rule=self.config.rule, learning_rate=float(lr), scale=self._scale, number=self._num_steps)
+        kernel = self._tables.kernel
+        for index, parts in enumerate(self._tables.recorded):
+            weight, state = self._tables.tables.storage(index), self._state[index]
+            if not parts:
+                continue
+            if self._summed is not None and self._num_summed[index] == len(parts):
+                summed = self._summed[index]
+                assert summed is not None
+                kernel.apply(weight, state=state, gradient=summed, step=step)
+            else:
+                kernel.update(weight, state=state, parts=parts, step=step)
+        self.zero_grad()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """State of every table (`<table>.sum`, or `.exp_avg` and `.exp_avg_sq`), sharing memory, and `step`."""
+        entries = {
+            f"{name}.{key}": tensor[place.rows]
+            for name, place in self._tables.tables.places.items()
+            for key, tensor in self._state[place.storage].items()
+        }
+        return {**entries, "step": torch.tensor(self._num_steps)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Copy the state of every table.
+
+        Raises:
+            CheckpointError: an entry is missing, unknown or of another shape; nothing has changed then.
+        """
+        mine = self.state_dict()
+        missing, unknown = sorted(mine.keys() - state.keys()), sorted(state.keys() - mine.keys())
+        wrong = [key for key in mine.keys() & state.keys() if mine[key].shape != state[key].shape]
+        if missing or unknown or wrong:
+            raise CheckpointError(
+                expected=f"the state of {self.config.optimizer.value!r} for {len(self._tables.tables.places)} tables",
+                found=f"missing {missing}, unknown {unknown}, of another shape {sorted(wrong)}",
+                where="TableOptimizer.load_state_dict",
+                ways_out="load the state of a run with the same tables and the same table optimizer",
+            )
+        for key, tensor in mine.items():
+            if key != "step":
+                tensor.copy_(state[key])
+        self._num_steps = int(state["step"])
+
+    def _sums(self) -> list[SummedGradient | None]:
+        """The summed gradient of each storage; made once for what is recorded now, used by `step` too."""
+        num_recorded = [len(parts) for parts in self._tables.recorded]
+        if self._summed is None or num_recorded != self._num_summed:
+            self._num_summed = num_recorded
+            kernel = self._tables.kernel
+            with torch.no_grad():
+                self._summed = [kernel.sum_gradients(parts) if parts else None for parts in self._tables.recorded]
+        return self._summed
+
+
+def _sum_of_squares(flat: Tensor) -> float:
+    return float(torch.linalg.vector_norm(flat, dtype=torch.float64) ** 2)
+
+
+def _is_finite(number: float) -> bool:
+    return number - number == 0.0

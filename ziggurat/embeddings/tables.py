@@ -1,0 +1,277 @@
+"""EmbeddingTables: rows in, one vector for each field out; gradients recorded, not applied.
+
+    Batch.single (S, B) ─┐    one lookup for each dim     pooled (B, T)
+    Batch.jagged         ├──►  storage_0 (R, 16)       ──► [user | item | genres | …]  T = sum of field dims
+                         ┘     storage_1 (R, 64)
+
+Why the weights are not parameters. A dense gradient of a table costs memory and time for *every* row, while a batch
+touches a few thousand. Torch's sparse gradients avoid that, but their optimizers are ten times slower than needed.
+So the tables take part in autograd through one function whose backward keeps the gradient of its *output* (B, T)
+together with the rows that were read. `TableOptimizer` turns that into the exact update of the touched rows. Until
+then nothing has changed, so a step with a NaN can still be dropped, gradients clipped, and several backward passes
+accumulated into one step.
+
+With `optimizer = "adam_dense"` the tables are ordinary parameters with dense gradients (one `nn.Parameter` a table).
+
+Cost of a step with N lookups: forward N·D numbers read; the recorded gradient is the tensor that autograd made
+anyway. See `ziggurat.ops.lookup` for the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.storage import TableWeights
+from ziggurat.errors import BoundsError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
+from ziggurat.features.schema import Pooling
+from ziggurat.ops.lookup import (
+    FieldKind,
+    FieldSlot,
+    GradientPart,
+    KernelChoice,
+    LookupKernel,
+    LookupLayout,
+    Lookups,
+    TableOptimizerKind,
+    TorchKernel,
+)
+from ziggurat.ops.lookup.gradient import prepare_gradient
+from ziggurat.ops.lookup.layout import raise_out_of_bounds
+
+
+class EmbeddingTables(nn.Module):
+    """All embedding tables of a model.
+
+    Args:
+        inputs: fields, tables and their sizes.
+        config: dims, rule, kernel, initial weights.
+        seed: of the initial weights; each table's depend on (seed, its name) alone.
+    """
+
+    def __init__(self, inputs: InputSpec, config: EmbeddingConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.config = config
+        self.tables = TableWeights(inputs.tables, config=config, seed=seed)
+        self.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
+        self.output_dim = sum(self.field_dims)
+        self._layouts = _layouts(inputs, self.tables)
+        self._kernel: LookupKernel = TorchKernel()
+        self._anchor = torch.zeros((), requires_grad=True)
+        self.recorded: list[list[GradientPart]] = [[] for _ in range(self.tables.num_storages)]
+
+    def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"]:
+        """Look up and pool every field, in the order of `inputs.fields`.
+
+        Args:
+            batch: rows within their tables.
+            dtype: of the output: float32, or bfloat16 for networks that compute in it.
+
+        Returns:
+            (B, T); with equal dims a view (B, F, D) of it is one vector a field.
+
+        Raises:
+            BoundsError: a row is outside its table.
+        """
+        lookups = Lookups.of(batch)
+        if self.has_dense_gradients:
+            names = list(self.tables.places)
+            weights = [self.tables.parameter(name) for name in names]
+            return _DenseLookup.apply(self, lookups, self._layouts, dtype, *weights)
+        if torch.is_grad_enabled():
+            return _RecordedLookup.apply(self._anchor, self, lookups, self._layouts, dtype)
+        return self._lookup(lookups, self._layouts, dtype)
+
+    def sequence(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+        """The vectors of a list feature, one for each row, not pooled.
+
+        Args:
+            batch: rows within their tables.
+            name: a jagged feature.
+            dtype: of the vectors.
+
+        Returns:
+            (B, L, D) vectors, zeros after the end of a list, with L the longest list of the batch; and the mask
+            (B, L) of what is inside a list.
+        """
+        position = [spec.name for spec in self.inputs.jagged].index(name)
+        spec = self.inputs.jagged[position]
+        place = self.tables.places[spec.table]
+        slot = _slot(spec, index=position, column=0, tables=self.tables)
+        lookups = Lookups.of(batch)
+        lengths = lookups.lengths(slot)
+        longest = int(lengths.max()) if lengths.numel() else 0
+        mask_BL = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
+        rows_BL = torch.zeros(mask_BL.shape, dtype=torch.int64, device=lengths.device)
+        rows_BL[mask_BL] = lookups.rows(slot)
+        flat = Lookups(
+            batch_size=rows_BL.numel(),
+            single=rows_BL.view(1, -1),
+            values=lookups.values[:0],
+            offsets=lookups.offsets[:1],
+        )
+        flat_slot = _slot(SingleSpec(name=name, table=spec.table), index=0, column=0, tables=self.tables)
+        layouts = [
+            LookupLayout(dim=place.dim, width=place.dim, slots=(flat_slot,) if index == place.storage else ())
+            for index in range(self.tables.num_storages)
+        ]
+        try:
+            if self.has_dense_gradients:
+                weights = [self.tables.parameter(each) for each in self.tables.places]
+                vectors = _DenseLookup.apply(self, flat, layouts, dtype, *weights)
+            else:
+                vectors = _RecordedLookup.apply(self._anchor, self, flat, layouts, dtype)
+        except BoundsError:
+            raise_out_of_bounds(LookupLayout(dim=place.dim, width=place.dim, slots=(slot,)), lookups)
+            raise
+        return vectors.view(*mask_BL.shape, place.dim), mask_BL
+
+    def table(self, name: str) -> Float[Tensor, "rows D"]:
+        """The weights of one table, sharing memory with it (detached)."""
+        return self.tables.view(name).detach()
+
+    @property
+    def has_dense_gradients(self) -> bool:
+        """True if tables are ordinary parameters, to be given to a torch optimizer."""
+        return self.config.optimizer is TableOptimizerKind.ADAM_DENSE
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights of all tables, reserved rows included."""
+        return sum(place.num_rows * place.dim for place in self.tables.places.values())
+
+    @property
+    def kernel(self) -> LookupKernel:
+        """The implementation in use."""
+        return self._kernel
+
+    @property
+    def kernel_name(self) -> KernelChoice:
+        """The implementation in use; put it into `EmbeddingConfig.kernel` to repeat a run bit for bit."""
+        return self._kernel.choice
+
+    def report(self) -> dict[str, Any]:
+        """What the start-up report says about tables: storages and the choice of kernel."""
+        return {
+            "kernel": self._kernel.choice.value,
+            "num_weights": self.num_weights,
+            "storages": [
+                {
+                    "dim": self.tables.storage(index).shape[1],
+                    "num_rows": self.tables.storage(index).shape[0],
+                    "num_tables": sum(place.storage == index for place in self.tables.places.values()),
+                }
+                for index in range(self.tables.num_storages)
+            ],
+        }
+
+    def _lookup(self, lookups: Lookups, layouts: Sequence[LookupLayout], dtype: torch.dtype) -> Float[Tensor, "B T"]:
+        width = max((layout.width for layout in layouts), default=0)
+        first = self.tables.storage(0) if self.tables.num_storages else self._anchor
+        out_dtype = first.dtype if dtype == torch.float32 else dtype
+        out = torch.empty(lookups.batch_size, width, dtype=out_dtype, device=first.device)
+        for index, layout in enumerate(layouts):
+            if layout.slots:
+                self._kernel.lookup(self.tables.storage(index), layout=layout, lookups=lookups, out=out)
+        return out
+
+    def _parts(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> list[GradientPart | None]:
+        """The gradient of each storage; None for those that the lookup did not read."""
+        used = [layout for layout in layouts if layout.slots]
+        if not used:
+            return [None] * len(layouts)
+        grad = prepare_gradient(grad, layouts=used, lookups=lookups, dtype=self.tables.storage(0).dtype)
+        return [GradientPart(layout=layout, lookups=lookups, grad=grad) if layout.slots else None for layout in layouts]
+
+
+class _RecordedLookup(torch.autograd.Function):
+    """Lookup whose backward keeps the output gradient for `TableOptimizer`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # torch declares *args
+        ctx: Any,
+        anchor: Tensor,
+        tables: EmbeddingTables,
+        lookups: Lookups,
+        layouts: Sequence[LookupLayout],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        del anchor  # a leaf that requires a gradient, so that autograd calls backward
+        ctx.saved = (tables, lookups, layouts)
+        return tables._lookup(lookups, layouts, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        tables, lookups, layouts = ctx.saved
+        for recorded, part in zip(tables.recorded, tables._parts(grad, lookups, layouts), strict=True):
+            if part is not None:
+                recorded.append(part)
+        return (None,) * 5
+
+
+class _DenseLookup(torch.autograd.Function):
+    """Lookup with dense gradients for tables that are parameters."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        tables: EmbeddingTables,
+        lookups: Lookups,
+        layouts: Sequence[LookupLayout],
+        dtype: torch.dtype,
+        *weights: Tensor,
+    ) -> Tensor:
+        del weights  # views of the storages, which the kernel reads
+        ctx.saved = (tables, lookups, layouts)
+        return tables._lookup(lookups, layouts, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        tables, lookups, layouts = ctx.saved
+        weights: TableWeights = tables.tables
+        dense = [torch.zeros_like(weights.storage(index)) for index in range(weights.num_storages)]
+        for index, part in enumerate(tables._parts(grad, lookups, layouts)):
+            if part is not None:
+                summed = tables.kernel.sum_gradients([part])
+                dense[index].index_copy_(0, summed.rows, summed.sums)
+        gradients = [dense[place.storage][place.rows] for place in weights.places.values()]
+        return (None, None, None, None, *gradients)
+
+
+def _layouts(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]:
+    """One layout for each storage, all writing into one output."""
+    slots: list[list[FieldSlot]] = [[] for _ in range(tables.num_storages)]
+    column = 0
+    for position, spec in enumerate(inputs.fields):
+        index = position if position < len(inputs.single) else position - len(inputs.single)
+        slots[tables.places[spec.table].storage].append(_slot(spec, index=index, column=column, tables=tables))
+        column += tables.places[spec.table].dim
+    dims = [tables.storage(index).shape[1] for index in range(tables.num_storages)]
+    return [LookupLayout(dim=dim, width=column, slots=tuple(mine)) for dim, mine in zip(dims, slots, strict=True)]
+
+
+def _slot(spec: SingleSpec | JaggedSpec, *, index: int, column: int, tables: TableWeights) -> FieldSlot:
+    if isinstance(spec, SingleSpec):
+        kind = FieldKind.SINGLE
+    else:
+        kind = FieldKind.MEAN if spec.pooling is Pooling.MEAN else FieldKind.SUM
+    place = tables.places[spec.table]
+    return FieldSlot(
+        name=spec.name,
+        kind=kind,
+        index=index,
+        table=spec.table,
+        first_row=place.first_row,
+        num_rows=place.num_rows,
+        column=column,
+    )

@@ -1,0 +1,30 @@
+"""Embedding lookup and exact update: one interface (`kernel.py`), a torch reference, FBGEMM and C++."""
+
+from ziggurat.ops.lookup.kernel import (
+    GradientPart,
+    KernelChoice,
+    LookupKernel,
+    Step,
+    SummedGradient,
+    TableOptimizerKind,
+    UpdateRule,
+    state_shapes,
+)
+from ziggurat.ops.lookup.layout import FieldKind, FieldSlot, LookupLayout, Lookups
+from ziggurat.ops.lookup.reference import TorchKernel
+
+__all__ = [
+    "FieldKind",
+    "FieldSlot",
+    "GradientPart",
+    "KernelChoice",
+    "LookupKernel",
+    "LookupLayout",
+    "Lookups",
+    "Step",
+    "SummedGradient",
+    "TableOptimizerKind",
+    "TorchKernel",
+    "UpdateRule",
+    "state_shapes",
+]

@@ -1,0 +1,57 @@
+"""From the gradient of the output to what kernels sum: contiguous, in full precision, means divided out.
+
+Mean pooling divides the sum over a list by its length n, so each of its rows receives grad / n. Dividing once for
+each list, here, leaves kernels with plain sums. The scan for NaN and infinity is here too, because it is one cheap
+pass over the same numbers: B·T values instead of one for each lookup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.ops.lookup.kernel import GradientPart
+from ziggurat.ops.lookup.layout import FieldKind, LookupLayout, Lookups, mean_scale
+
+
+def prepare_gradient(
+    grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
+) -> Float[Tensor, "B T"]:
+    """The gradient that kernels sum; a copy only where something has to change (dtype, layout, mean pooling)."""
+    means = [layout for layout in layouts if layout.has_mean]
+    if not means:
+        return grad.to(dtype).contiguous()
+    if len(layouts) == 1 and layouts[0].is_dense_block:
+        grad_BFD = grad.to(dtype).reshape(lookups.batch_size, -1, layouts[0].dim)
+        return (grad_BFD * mean_scale(layouts[0], lookups, dtype=dtype).unsqueeze(-1)).view(grad.shape)
+    prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
+    for layout in means:
+        scale_BF = mean_scale(layout, lookups, dtype=dtype)
+        for position, slot in enumerate(layout.slots):
+            if slot.kind is FieldKind.MEAN:
+                prepared[:, slot.column : slot.column + layout.dim] *= scale_BF[:, position : position + 1]
+    return prepared
+
+
+def largest_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
+    """Whether every sum of gradients of equal rows is finite; None if only summing can tell.
+
+    A sum of n numbers of magnitude at most M is finite if n·M does not overflow, which a scan of the output gradient
+    settles for all but absurd gradients. A NaN or an infinity in it reaches a row whenever its field has any lookup,
+    so only lists that are empty (or padding alone) can hide one: None then too, and the exact sums decide.
+    """
+    for part in parts:
+        if part.grad.numel() == 0:
+            continue
+        low, high = torch.aminmax(part.grad)
+        largest = max(-float(low), float(high))
+        if math.isnan(float(low)) or math.isinf(largest):
+            return None if part.layout.jagged or bool((part.lookups.single == 0).any()) else False
+        count = part.lookups.values.numel() + part.lookups.single.numel()
+        if largest * count * len(parts) >= torch.finfo(part.grad.dtype).max:
+            return None
+    return True

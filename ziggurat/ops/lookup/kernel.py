@@ -1,0 +1,169 @@
+"""What a lookup kernel does: the interface that the torch, FBGEMM and C++ implementations share.
+
+A training step of embedding tables has three parts, and none of them is dense in the number of rows R:
+
+    lookup          out[b, f] = Σ_{r in rows(f, b)} w_r            (divided by the list's length for mean pooling)
+    sum_gradients   g_r       = Σ_{(f, b) that read r} dL/dout[b, f]   for each of the U distinct rows of the batch
+    apply           w_r, state_r ← rule(w_r, state_r, scale · g_r)     once for each distinct row
+
+Summing before applying is what makes the update *exact*: adaptive rules are not linear, so applying the rule once for
+each occurrence of a row would give another result. `update` does the last two in one go, without writing g anywhere.
+
+Contract of every kernel, checked by tests/ops:
+    - each distinct row is updated exactly once, its gradient summed in one fixed order: the result has the same bits
+      for any number of threads and on every repeat;
+    - row 0 of every table (padding) is never updated;
+    - `update` equals `sum_gradients` followed by `apply`.
+Kernels agree with each other up to the rounding of float32 sums.
+
+Rules (η: learning rate, λ: weight decay, on the rows touched by the step only; g ← scale·g + λ·w first):
+    SGD               w ← w − η·g
+    row-wise Adagrad  m ← m + mean_j(g_j²);  w ← w − η·g / (√m + ε)            one number m a row
+    sparse Adam       a ← β₁a + (1−β₁)g;  v ← β₂v + (1−β₂)g²;  w ← w − η·√(1−β₂ᵗ)/(1−β₁ᵗ) · a / (√v + ε)
+Row-wise Adagrad: Mudigere et al., "Software-hardware co-design for fast and scalable training of deep learning
+recommendation models", ISCA 2022, section 4.1. Sparse Adam decays the moments of a row only when the row is touched
+(as `torch.optim.SparseAdam` does), so it differs from dense Adam, which moves every row at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.ops.lookup.layout import LookupLayout, Lookups
+
+
+class TableOptimizerKind(StrEnum):
+    """How embedding tables learn."""
+
+    ROWWISE_ADAGRAD = "rowwise_adagrad"  # exact, one number of state a row; what large systems use
+    SGD = "sgd"  # exact, no state
+    SPARSE_ADAM = "sparse_adam"  # Adam on the rows of the batch only; differs from dense Adam
+    ADAM_DENSE = "adam_dense"  # tables are ordinary parameters with dense gradients; slow, for small tables
+
+
+class KernelChoice(StrEnum):
+    """Which implementation looks up and updates."""
+
+    AUTO = "auto"  # the fastest exact one, measured on this machine
+    TORCH = "torch"  # the reference, on every device
+    FBGEMM = "fbgemm"  # fbgemm-gpu's operators, CPU
+    CPP = "cpp"  # our C++, compiled on first use, CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """A rule and its constants; see the module's docstring for the formulas.
+
+    Args:
+        kind: which rule.
+        eps: ε.
+        weight_decay: λ.
+        beta1: β₁ of sparse Adam.
+        beta2: β₂ of sparse Adam.
+    """
+
+    kind: TableOptimizerKind
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One application of a rule.
+
+    Args:
+        rule: the rule.
+        learning_rate: η.
+        scale: factor on the summed gradient, before the rule (gradient clipping, loss scaling).
+        number: t, 1 at the first step; only Adam uses it.
+    """
+
+    rule: UpdateRule
+    learning_rate: float
+    scale: float = 1.0
+    number: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientPart:
+    """What one backward pass left for one storage.
+
+    Args:
+        layout: the fields that were looked up.
+        lookups: the rows that they read.
+        grad: (B, T) gradient of the output, contiguous, in the dtype of the weights, already divided by the list
+            lengths for mean-pooled fields (`prepare_gradient`).
+    """
+
+    layout: LookupLayout
+    lookups: Lookups
+    grad: Float[Tensor, "B T"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummedGradient:
+    """The gradient of a storage, rows without one left out.
+
+    Args:
+        rows: (U,) distinct rows of the storage, padding left out.
+        sums: (U, D) their gradients.
+    """
+
+    rows: Int64[Tensor, "U"]
+    sums: Float[Tensor, "U D"]
+
+
+class LookupKernel(Protocol):
+    """An implementation; see the module's docstring. `weight` is a storage of shape (R, D), float32."""
+
+    @property
+    def choice(self) -> KernelChoice:
+        """The name under which users choose it."""
+        ...
+
+    def why_not(self, layouts: Sequence[LookupLayout], rule: UpdateRule) -> str:
+        """Why this kernel cannot serve these layouts and this rule exactly, or "" if it can."""
+        ...
+
+    def lookup(
+        self, weight: Float[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+    ) -> None:
+        """Write the fields of `layout` into their columns of `out` (float32 or bfloat16, contiguous).
+
+        Raises:
+            BoundsError: a row is outside its table.
+        """
+        ...
+
+    def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
+        """Sum the gradients of equal rows over all parts, which all read the same storage."""
+        ...
+
+    def apply(
+        self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], gradient: SummedGradient, step: Step
+    ) -> None:
+        """Apply the rule to the rows of `gradient`, in place."""
+        ...
+
+    def update(
+        self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
+    ) -> None:
+        """`sum_gradients`, then `apply`, in place."""
+        ...
+
+
+def state_shapes(kind: TableOptimizerKind, *, num_rows: int, dim: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a rule's state for a storage of (num_rows, dim)."""
+    if kind is TableOptimizerKind.ROWWISE_ADAGRAD:
+        return {"sum": (num_rows,)}
+    if kind is TableOptimizerKind.SPARSE_ADAM:
+        return {"exp_avg": (num_rows, dim), "exp_avg_sq": (num_rows, dim)}
+    return {}

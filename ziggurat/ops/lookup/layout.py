@@ -1,0 +1,221 @@
+"""Where every field of a lookup reads and writes: plain data, shared by all kernels.
+
+All tables of one embedding dimension D lie one after the other in one *storage* of shape (R, D), so that one call
+serves every table. A *slot* says, for one field, which rows of the batch it takes, where its table starts in the
+storage, and at which column of the output its D numbers go:
+
+    storage (R, D)                    output (B, T), T = sum of all fields' dims
+    ┌────────────┐ first_row of user  ┌──────────┬──────────┬──────────┐
+    │ user   …   │                    │ user     │ item     │ genres   │  sample 0
+    ├────────────┤ first_row of item  │          │          │          │  sample 1
+    │ item   …   │                    └──────────┴──────────┴──────────┘
+    ├────────────┤                      column 0   column D   column 2D
+    │ genres …   │
+    └────────────┘
+
+Several fields may name the same table. With tables of different dims there is one storage and one layout for each
+dim, and all of them write into the same output.
+
+Rows in a `Lookups` are local to their table (row 0 is padding, see `ziggurat.features.schema`); kernels add
+`first_row`. Row 0 of every table is never updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from ziggurat.errors import BoundsError, DataError
+from ziggurat.features.batch import Batch
+
+
+class FieldKind(StrEnum):
+    """How the rows of a field become one vector a sample."""
+
+    SINGLE = "single"  # exactly one row a sample
+    SUM = "sum"  # the sum over the rows of a list; zeros for an empty list
+    MEAN = "mean"  # the sum divided by the list's length; zeros for an empty list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldSlot:
+    """One field of a layout.
+
+    Args:
+        name: the field's name, for error messages.
+        kind: one row a sample, or a pooled list.
+        index: position in `Lookups.single`, or among the jagged fields of the `Lookups`.
+        table: the table's name, for error messages.
+        first_row: row of the storage where the table starts.
+        num_rows: rows of the table, the reserved ones included.
+        column: first of the field's D columns in the output.
+    """
+
+    name: str
+    kind: FieldKind
+    index: int
+    table: str
+    first_row: int
+    num_rows: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupLayout:
+    """All fields that read from one storage.
+
+    Args:
+        dim: D, columns of the storage.
+        width: T, columns of the output, which may hold fields of other layouts too.
+        slots: the fields, in canonical order: single ones first.
+    """
+
+    dim: int
+    width: int
+    slots: tuple[FieldSlot, ...]
+
+    @property
+    def single(self) -> tuple[FieldSlot, ...]:
+        """The fields with one row a sample."""
+        return tuple(slot for slot in self.slots if slot.kind is FieldKind.SINGLE)
+
+    @property
+    def jagged(self) -> tuple[FieldSlot, ...]:
+        """The pooled fields."""
+        return tuple(slot for slot in self.slots if slot.kind is not FieldKind.SINGLE)
+
+    @property
+    def has_mean(self) -> bool:
+        """True if a field is mean-pooled."""
+        return any(slot.kind is FieldKind.MEAN for slot in self.slots)
+
+    @property
+    def is_dense_block(self) -> bool:
+        """True if the fields fill the whole output, in order: it is then a (B, F, D) tensor."""
+        return self.width == len(self.slots) * self.dim and all(
+            slot.column == position * self.dim for position, slot in enumerate(self.slots)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookups:
+    """The rows of one batch, as kernels want them.
+
+    Args:
+        batch_size: B.
+        single: (S, B) rows, feature-major.
+        values: (N,) rows of all lists.
+        offsets: (J·B+1,) where each list starts and ends; list (j, b) is `values[offsets[jB+b] : offsets[jB+b+1]]`.
+    """
+
+    batch_size: int
+    single: Int64[Tensor, "S B"]
+    values: Int64[Tensor, "N"]
+    offsets: Int64[Tensor, "J*B+1"]
+
+    @staticmethod
+    def of(batch: Batch) -> Lookups:
+        """The rows of a batch (no copy)."""
+        return Lookups(
+            batch_size=batch.batch_size,
+            single=batch.single.contiguous(),
+            values=batch.jagged.values.contiguous(),
+            offsets=batch.jagged.offsets.contiguous(),
+        )
+
+    def lengths(self, slot: FieldSlot) -> Int64[Tensor, "B"]:
+        """List lengths of one jagged field."""
+        size = self.batch_size
+        return self.offsets[slot.index * size : (slot.index + 1) * size + 1].diff()
+
+    def rows(self, slot: FieldSlot) -> Int64[Tensor, "n"]:
+        """Rows of one field, sample after sample, local to its table."""
+        if slot.kind is FieldKind.SINGLE:
+            return self.single[slot.index]
+        first, last = slot.index * self.batch_size, (slot.index + 1) * self.batch_size
+        return self.values[int(self.offsets[first]) : int(self.offsets[last])]
+
+    def count(self, layout: LookupLayout) -> int:
+        """Number of rows that a layout reads."""
+        size = self.batch_size
+        bounds = [(slot.index * size, (slot.index + 1) * size) for slot in layout.jagged]
+        listed = sum(int(self.offsets[last]) - int(self.offsets[first]) for first, last in bounds)
+        return listed + len(layout.single) * size
+
+
+def check_rows(layout: LookupLayout, lookups: Lookups) -> None:
+    """Raise if any row lies outside its table or the offsets are not increasing.
+
+    Cost: one pass of min and max over the rows of every field.
+
+    Raises:
+        BoundsError: names field, table and sample.
+        DataError: the offsets fall, or end beyond the values.
+    """
+    size = lookups.batch_size
+    if size == 0:
+        return
+    if layout.single:
+        indices = [slot.index for slot in layout.single]
+        rows_SB = lookups.single if indices == list(range(len(lookups.single))) else lookups.single[indices]
+        limits = torch.tensor([slot.num_rows for slot in layout.single], device=rows_SB.device)
+        low, high = torch.aminmax(rows_SB, dim=1)
+        if bool(((low < 0) | (high >= limits)).any()):
+            raise_out_of_bounds(layout, lookups)
+    if layout.jagged:
+        offsets = lookups.offsets
+        if int(offsets[0]) != 0 or int(offsets[-1]) != lookups.values.numel() or bool((offsets.diff() < 0).any()):
+            raise DataError(
+                expected=f"offsets that start at 0, never fall and end at {lookups.values.numel()}",
+                found=f"first {int(offsets[0])}, last {int(offsets[-1])}, smallest step {int(offsets.diff().min())}",
+                where="jagged offsets of the batch",
+                ways_out="check batches made by hand with ziggurat.features.batch.validate_batch",
+            )
+        for slot in layout.jagged:
+            rows = lookups.rows(slot)
+            if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= slot.num_rows):
+                raise_out_of_bounds(layout, lookups)
+
+
+def raise_out_of_bounds(layout: LookupLayout, lookups: Lookups) -> None:
+    """Raise the `BoundsError` of the first row outside its table; return if there is none."""
+    for slot in layout.slots:
+        rows = lookups.rows(slot)
+        wrong = ((rows < 0) | (rows >= slot.num_rows)).nonzero()
+        if wrong.numel() == 0:
+            continue
+        position = sample = int(wrong[0])
+        if slot.kind is not FieldKind.SINGLE:
+            ends = lookups.lengths(slot).cumsum(0)
+            sample = int(torch.searchsorted(ends, position, right=True))
+        raise BoundsError(
+            expected=f"rows 0 … {slot.num_rows - 1} of table {slot.table!r}",
+            found=f"row {int(rows[position])}",
+            where=f"feature {slot.name!r}, sample {sample} of the batch",
+            ways_out=(
+                "encode raw ids with the run's Preprocessing instead of by hand",
+                'choose out_of_range = "unknown" or "clamp" for the table in the schema',
+            ),
+        )
+
+
+def mean_scale(layout: LookupLayout, lookups: Lookups, *, dtype: torch.dtype) -> Float[Tensor, "B F"]:
+    """1 / length of every mean-pooled list, and 1 for the other fields and for empty lists."""
+    scale_BF = torch.ones(lookups.batch_size, len(layout.slots), dtype=dtype, device=lookups.single.device)
+    means = [(position, slot.index) for position, slot in enumerate(layout.slots) if slot.kind is FieldKind.MEAN]
+    if means and lookups.batch_size:
+        positions, indices = map(list, zip(*means, strict=True))
+        lengths_JB = lookups.offsets.diff().view(-1, lookups.batch_size)[indices]
+        scale_BF[:, positions] = lengths_JB.clamp_(min=1).to(dtype).reciprocal_().t()
+    return scale_BF
+
+
+def padding_mask(layout: LookupLayout, rows_N: Int64[Tensor, "N"]) -> Bool[Tensor, "N"]:
+    """True where a row of the storage is row 0 of a table of the layout."""
+    first_rows = torch.tensor(sorted({slot.first_row for slot in layout.slots}), device=rows_N.device)
+    found = torch.searchsorted(first_rows, rows_N).clamp_(max=len(first_rows) - 1)
+    return first_rows[found] == rows_N

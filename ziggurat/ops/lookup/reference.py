@@ -1,0 +1,192 @@
+"""The reference kernel: torch operations alone, on any device. It defines what the faster kernels compute.
+
+Forward. All single fields are one `index_select` in the concatenated storage; all lists are one `embedding_bag`.
+
+Backward. The lookups of a step are written as pairs (row, source), where source is the vector of the output gradient
+that belongs to the lookup. A *stable* sort by row brings equal rows together without changing their order, so that
+each segment is summed in the order of the batch:
+
+    row     7 3 7 3 9          sorted   3 3 | 7 7 | 9
+    source  0 1 2 3 4                   1 3 | 0 2 | 4        g_3 = G[1] + G[3]   g_7 = G[0] + G[2]   g_9 = G[4]
+
+Summing segments of gathered vectors is again an embedding bag (the gradient is the table, the sources are the rows),
+the fastest segment sum that torch has on a CPU. Cost: O(N log N) for N lookups, in practice a radix sort; memory
+O(N + U·D). Nothing depends on the number of rows of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.ops.lookup.kernel import (
+    GradientPart,
+    KernelChoice,
+    Step,
+    SummedGradient,
+    TableOptimizerKind,
+    UpdateRule,
+)
+from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, mean_scale, padding_mask
+
+
+class TorchKernel:
+    """Lookup and exact update in plain torch."""
+
+    choice = KernelChoice.TORCH
+
+    def why_not(self, layouts: Sequence[LookupLayout], rule: UpdateRule) -> str:
+        """Never a reason: the reference serves everything."""
+        del layouts, rule
+        return ""
+
+    def lookup(
+        self, weight: Float[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+    ) -> None:
+        """See `LookupKernel.lookup`."""
+        check_rows(layout, lookups)
+        size, dim = lookups.batch_size, layout.dim
+        if size == 0 or not layout.slots:
+            return
+        if layout.single and not layout.jagged and layout.is_dense_block and out.dtype == weight.dtype:
+            rows = single_rows(layout, lookups).t().reshape(-1)
+            torch.index_select(weight, 0, rows, out=out.view(-1, dim))
+            return
+        blocks = []
+        if layout.single:
+            rows = single_rows(layout, lookups).t().reshape(-1)
+            blocks.append(weight.index_select(0, rows).view(size, -1, dim))
+        if layout.jagged:
+            rows, lengths_JB = jagged_rows(layout, lookups)
+            offsets = F.pad(lengths_JB.reshape(-1).cumsum(0), (1, 0))
+            bags = F.embedding_bag(rows, weight, offsets, mode="sum", include_last_offset=True)
+            blocks.append(bags.view(-1, size, dim).transpose(0, 1))
+        pooled_BFD = torch.cat(blocks, dim=1)
+        if layout.has_mean:
+            pooled_BFD = pooled_BFD * mean_scale(layout, lookups, dtype=weight.dtype).unsqueeze(-1)
+        if layout.is_dense_block:
+            out.view(size, -1, dim).copy_(pooled_BFD)
+            return
+        for position, slot in enumerate(layout.slots):
+            out[:, slot.column : slot.column + dim] = pooled_BFD[:, position]
+
+    def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
+        """See `LookupKernel.sum_gradients`."""
+        flattened = [_flatten(part) for part in parts]
+        first_sources = [0]
+        for _, _, vectors in flattened[:-1]:
+            first_sources.append(first_sources[-1] + len(vectors))
+        rows = _cat([rows for rows, _, _ in flattened])
+        sources = _cat(
+            [
+                sources + first if first else sources
+                for (_, sources, _), first in zip(flattened, first_sources, strict=True)
+            ]
+        )
+        vectors = _cat([vectors for _, _, vectors in flattened])
+        rows, order = torch.sort(rows, stable=True)
+        unique_rows, counts = torch.unique_consecutive(rows, return_counts=True)
+        starts = counts.cumsum(0) - counts
+        sums = F.embedding_bag(sources[order], vectors, starts, mode="sum")
+        for part in parts:
+            keep = ~padding_mask(part.layout, unique_rows)
+            if not bool(keep.all()):
+                unique_rows, sums = unique_rows[keep], sums[keep]
+        return SummedGradient(rows=unique_rows, sums=sums)
+
+    def apply(
+        self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], gradient: SummedGradient, step: Step
+    ) -> None:
+        """See `LookupKernel.apply`."""
+        rows, grad = gradient.rows, gradient.sums
+        rule = step.rule
+        if step.scale != 1.0:
+            grad = grad * step.scale
+        if rule.weight_decay:
+            grad = grad + rule.weight_decay * weight[rows]
+        if rule.kind is TableOptimizerKind.ROWWISE_ADAGRAD:
+            accumulated = state["sum"][rows] + grad.square().mean(dim=1)
+            state["sum"].index_copy_(0, rows, accumulated)
+            factor = -step.learning_rate / (accumulated.sqrt() + rule.eps)
+            weight.index_add_(0, rows, grad * factor.unsqueeze(1))
+        elif rule.kind is TableOptimizerKind.SPARSE_ADAM:
+            first = torch.lerp(state["exp_avg"][rows], grad, 1 - rule.beta1)
+            second = torch.lerp(state["exp_avg_sq"][rows], grad.square(), 1 - rule.beta2)
+            state["exp_avg"].index_copy_(0, rows, first)
+            state["exp_avg_sq"].index_copy_(0, rows, second)
+            factor = -adam_step_size(step)
+            weight.index_add_(0, rows, first / (second.sqrt() + rule.eps), alpha=factor)
+        else:
+            assert rule.kind is TableOptimizerKind.SGD, rule.kind
+            weight.index_add_(0, rows, grad, alpha=-step.learning_rate)
+
+    def update(
+        self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
+    ) -> None:
+        """See `LookupKernel.update`."""
+        self.apply(weight, state=state, gradient=self.sum_gradients(parts), step=step)
+
+
+def adam_step_size(step: Step) -> float:
+    """η·√(1−β₂ᵗ)/(1−β₁ᵗ): the learning rate with Adam's bias correction (Kingma and Ba 2015, section 2)."""
+    first = 1.0 - step.rule.beta1**step.number
+    second = 1.0 - step.rule.beta2**step.number
+    return step.learning_rate * math.sqrt(second) / first
+
+
+def single_rows(layout: LookupLayout, lookups: Lookups) -> Int64[Tensor, "S B"]:
+    """Storage rows of the single fields of a layout."""
+    first_rows = torch.tensor([[slot.first_row] for slot in layout.single], device=lookups.single.device)
+    indices = [slot.index for slot in layout.single]
+    if indices == list(range(len(lookups.single))):
+        return lookups.single + first_rows
+    return lookups.single[indices] + first_rows
+
+
+def jagged_rows(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "J B"]]:
+    """Storage rows of the lists of a layout, feature-major, and the lists' lengths."""
+    device = lookups.values.device
+    lengths_JB = lookups.offsets.diff().view(-1, lookups.batch_size)
+    first_rows = torch.full((len(lengths_JB),), -1, dtype=torch.int64)
+    for slot in layout.jagged:
+        first_rows[slot.index] = slot.first_row
+    shift = torch.repeat_interleave(first_rows.to(device), lengths_JB.sum(dim=1))
+    if len(layout.jagged) == len(lengths_JB):
+        return lookups.values + shift, lengths_JB
+    mine = shift >= 0
+    return lookups.values[mine] + shift[mine], lengths_JB[[slot.index for slot in layout.jagged]]
+
+
+def _flatten(part: GradientPart) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"], Float[Tensor, "B*F D"]]:
+    """Every lookup of a part as (storage row, index of its gradient vector), and the gradient vectors."""
+    layout, lookups = part.layout, part.lookups
+    size, num_fields = lookups.batch_size, len(layout.slots)
+    samples = torch.arange(size, device=part.grad.device) * num_fields
+    rows, sources = [], []
+    num_single = len(layout.single)
+    if num_single:
+        fields = torch.arange(num_single, device=part.grad.device).unsqueeze(1)
+        rows.append(single_rows(layout, lookups).reshape(-1))
+        sources.append((samples + fields).reshape(-1))
+    if layout.jagged and size:
+        values, lengths_JB = jagged_rows(layout, lookups)
+        fields = torch.arange(num_single, num_fields, device=part.grad.device).unsqueeze(1)
+        rows.append(values)
+        sources.append(torch.repeat_interleave((samples + fields).reshape(-1), lengths_JB.reshape(-1)))
+    if layout.is_dense_block:
+        vectors = part.grad.view(-1, layout.dim)
+    else:
+        vectors = torch.cat([part.grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
+        vectors = vectors.view(-1, layout.dim)
+    return _cat(rows), _cat(sources), vectors
+
+
+def _cat(tensors: list[Tensor]) -> Tensor:
+    if not tensors:
+        return torch.empty(0, dtype=torch.int64)
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
