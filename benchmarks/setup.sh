@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Makes .venv-bench beside this folder's parent: the interpreter in which the peers (TorchRec, FuxiCTR) and our own
+# contestant run, so that both sides have the same torch. Complete on its own; nothing is done when it is up to date.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python="${PYTHON:-python3}"
+venv=.venv-bench
+stamp="$venv/.ready"
+
+if [[ -e $stamp && $stamp -nt requirements/cpu.txt && $stamp -nt requirements/bench.txt ]]; then
+  exit 0
+fi
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  printf 'expected: Python >= 3.11\nfound:    %s\nwhere:    benchmarks/setup.sh\nways out:\n  1. PYTHON=python3.11 make bench\n' \
+    "$("$python" --version 2>&1)" >&2
+  exit 1
+}
+echo "setting up $venv: TorchRec, FuxiCTR and what they need (about 2 minutes)"
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+"$venv/bin/pip" install -qq --disable-pip-version-check --no-deps -r requirements/cpu.txt -r requirements/bench.txt
+"$venv/bin/python" -W ignore - <<'CHECK'
+import fbgemm_gpu, torch, torchrec
+assert torch.__version__ == "2.13.0+cpu", f"expected torch 2.13.0+cpu, found {torch.__version__}: a requirement replaced it"
+import fuxictr.pytorch.models
+print(f"torch {torch.__version__}, fbgemm-gpu {fbgemm_gpu.__version__}, torchrec {torchrec.__version__}, fuxictr {fuxictr.__version__}")
+CHECK
+touch "$stamp"
