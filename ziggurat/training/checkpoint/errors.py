@@ -1,0 +1,96 @@
+"""The two ways in which a checkpoint disappoints: it is damaged, or the file system refused.
+
+`DamagedCheckpointError` is what makes loading fall back to the checkpoint before; every other `CheckpointError`
+(disk full, wrong names, unknown version) is raised as it is. Errors travel between ranks as JSON, so that one rank's
+full disk is told by all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ziggurat.errors import CheckpointError
+
+JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+
+_WAYS_OUT = {
+    errno.ENOSPC: ("free space on this disk, or lower `keep`", "choose a checkpoint folder on a larger disk"),
+    errno.EDQUOT: ("free space within the quota, or lower `keep`", "choose a checkpoint folder without a quota"),
+    errno.EFBIG: ("raise the limit on file sizes (ulimit -f)",),
+    errno.EROFS: ("mount the file system for writing", "choose another checkpoint folder"),
+    errno.EACCES: ("give this user write access to the folder", "choose another checkpoint folder"),
+    errno.EPERM: ("give this user write access to the folder", "choose another checkpoint folder"),
+    errno.EIO: ("look for disk errors in the system log (dmesg)", "choose a checkpoint folder on another disk"),
+}
+
+
+class DamagedCheckpointError(CheckpointError):
+    """The files of a checkpoint are not those that were written: flipped, cut, missing, swapped or crafted."""
+
+
+def damaged(path: Path | str, *, expected: str, found: str) -> DamagedCheckpointError:
+    """The error for a file that is not as it was written."""
+    return DamagedCheckpointError(
+        expected=expected,
+        found=found,
+        where=str(path),
+        ways_out=(
+            "load without naming a step: the newest intact checkpoint is used",
+            "restore the file from a copy, then run `sha256sum --check SHA256SUMS` in its folder",
+        ),
+    )
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the operating system raises while `path` is written into a `CheckpointError` that names it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            expected="to write the checkpoint",
+            found=error.strerror or str(error),
+            where=str(path),
+            ways_out=(
+                *_WAYS_OUT.get(error.errno or 0, ("see the system log (dmesg)",)),
+                "training can go on: checkpoints saved earlier were not touched",
+            ),
+        ) from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the operating system raises while `path` is read into a `DamagedCheckpointError` that names it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise damaged(path, expected="a readable file", found=error.strerror or str(error)) from error
+
+
+def error_to_json(error: CheckpointError) -> JSON:
+    """What crosses from rank to rank; `error_from_json` undoes it."""
+    return {
+        "damaged": isinstance(error, DamagedCheckpointError),
+        "expected": error.expected,
+        "found": error.found,
+        "where": error.where,
+        "ways_out": list(error.ways_out),
+    }
+
+
+def error_from_json(data: dict, *, rank: int) -> CheckpointError:
+    """The error of another rank, with its number in `where`."""
+    kind = DamagedCheckpointError if data["damaged"] else CheckpointError
+    return kind(
+        expected=data["expected"],
+        found=data["found"],
+        where=f"{data['where']} (rank {rank})",
+        ways_out=data["ways_out"],
+    )

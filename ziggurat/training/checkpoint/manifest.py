@@ -1,0 +1,348 @@
+"""The manifest: a JSON file that says what a checkpoint holds, where each byte lies, and what proves it.
+
+    step-000000001200/
+      SHA256SUMS               hash of manifest.json, then of every file in it; `sha256sum --check SHA256SUMS`
+      manifest.json            this file
+      state.json               everything that is not a tensor
+      rank-00000.safetensors   the chunks that rank 0 wrote
+      rank-00001.safetensors   ...
+
+torch.distributed.checkpoint keeps the same facts (`Metadata`: tensors, their chunks, where each chunk is stored) in
+a pickle, which runs code when it is loaded, and checks nothing. Here they are JSON; `Manifest.metadata` rebuilds the
+object that torch's planners expect.
+
+Trust runs in one direction: SHA256SUMS proves manifest.json, manifest.json proves every other file, and SHA256SUMS
+is recomputed from it, so no byte of the folder can change unnoticed. Hashes do not prove good intentions, so the
+content is checked as well: names without folders, chunks inside their tensor, disjoint and complete, bytes inside
+their file and never shared. What passes can be read without further care.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from ziggurat.errors import CheckpointError
+from ziggurat.training.checkpoint.errors import damaged
+from ziggurat.training.checkpoint.files import CODE_DTYPES, DTYPE_CODES, FileRecord, read_small_file, write_file
+
+FORMAT = "ziggurat-checkpoint"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+SUMS_NAME = "SHA256SUMS"
+STATE_NAME = "state.json"
+MAX_MANIFEST_BYTES = 256 << 20
+_FILE_NAME = re.compile(r"state\.json|rank-[0-9]{5}\.safetensors")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_FIRST_SUM = re.compile(rb"([0-9a-f]{64})  manifest\.json\n")
+
+
+def rank_file_name(rank: int) -> str:
+    """The file that a rank writes."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredChunk:
+    """A box of a tensor, and the bytes that hold it (row-major, little-endian) in a file."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor of any rank's: its whole shape and the chunks that make it up."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    chunks: tuple[StoredChunk, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Args:
+        step: training step; also the name of the folder.
+        created: UTC time in ISO format, for people.
+        torch_version: of the program that saved, for people.
+        world_size: ranks that saved; any number may load.
+        files: every file but the manifest and SHA256SUMS.
+        tensors: by name.
+        planner_data: what torch's planner keeps of nested state dicts: name → path; None for flat ones.
+    """
+
+    step: int
+    created: str
+    torch_version: str
+    world_size: int
+    files: Mapping[str, FileRecord]
+    tensors: Mapping[str, StoredTensor]
+    planner_data: Mapping[str, Sequence[str | int]] | None = None
+
+    def metadata(self) -> Metadata:
+        """The same, as torch.distributed.checkpoint's planners expect it; chunks are found by `storage_data`."""
+        tensors: dict[str, Any] = {}
+        places: dict[MetadataIndex, StoredChunk] = {}
+        for name, tensor in self.tensors.items():
+            tensors[name] = TensorStorageMetadata(
+                properties=TensorProperties(dtype=tensor.dtype),
+                size=torch.Size(tensor.shape),
+                chunks=[
+                    ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.sizes))
+                    for chunk in tensor.chunks
+                ],
+            )
+            places.update({MetadataIndex(name, chunk.offsets): chunk for chunk in tensor.chunks})
+        planner_data = {name: tuple(path) for name, path in (self.planner_data or {}).items()}
+        return Metadata(tensors, planner_data=planner_data or None, storage_data=places)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json and SHA256SUMS durably; the last files of a checkpoint."""
+    text = _text(_to_json(manifest)).encode()
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            expected=f"a manifest of at most {MAX_MANIFEST_BYTES} bytes",
+            found=f"{len(text)} bytes for {len(manifest.tensors)} tensors",
+            where=str(folder / MANIFEST_NAME),
+            ways_out="save fewer and larger tensors",
+        )
+    write_file(folder / MANIFEST_NAME, text)
+    write_file(folder / SUMS_NAME, _sums(text, manifest.files))
+
+
+def read_manifest(folder: Path, *, step: int | None = None) -> Manifest:
+    """Read and check the manifest of a checkpoint; the files that it lists are not read.
+
+    Args:
+        folder: of the checkpoint.
+        step: what the manifest must say, if given.
+
+    Raises:
+        DamagedCheckpointError: names the file.
+        CheckpointError: the format is newer than this program.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        found = "a symbolic link" if folder.is_symlink() else "no such folder"
+        raise damaged(folder, expected="a folder with a checkpoint", found=found)
+    sums_path, path = folder / SUMS_NAME, folder / MANIFEST_NAME
+    sums = read_small_file(sums_path, max_bytes=MAX_MANIFEST_BYTES)
+    text = read_small_file(path, max_bytes=MAX_MANIFEST_BYTES)
+    first = _FIRST_SUM.match(sums)
+    if first is None:
+        raise damaged(
+            sums_path, expected="the SHA-256 of manifest.json in the first line", found=repr(bytes(sums[:80]))
+        )
+    digest = hashlib.sha256(text).hexdigest()
+    if digest != first[1].decode():
+        raise damaged(path, expected=f"SHA-256 {first[1].decode()} (first line of {SUMS_NAME})", found=digest)
+    try:
+        manifest = _from_json(_parse(text), path)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, expected="a manifest that agrees with itself", found=str(error)) from error
+    if bytes(sums) != _sums(text, manifest.files):
+        raise damaged(sums_path, expected="the SHA-256 of every file, as in manifest.json", found="others")
+    if step is not None and manifest.step != step:
+        raise damaged(path, expected=f"step {step}, as the folder is called", found=f"step {manifest.step}")
+    return manifest
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    """JSON with a line for each file and each tensor, for people."""
+    lines = []
+    for key, value in data.items():
+        text = json.dumps(value)
+        if isinstance(value, dict):
+            text = "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(it)}" for name, it in value.items()) + "\n }"
+        lines.append(f" {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _sums(manifest_text: bytes | bytearray, files: Mapping[str, FileRecord]) -> bytes:
+    lines = [f"{hashlib.sha256(manifest_text).hexdigest()}  {MANIFEST_NAME}\n"]
+    lines += [f"{record.sha256}  {name}\n" for name, record in files.items()]
+    return "".join(lines).encode()
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "step": manifest.step,
+        "created": manifest.created,
+        "torch": manifest.torch_version,
+        "world_size": manifest.world_size,
+        "files": {name: {"size_bytes": it.size_bytes, "sha256": it.sha256} for name, it in manifest.files.items()},
+        "tensors": {
+            name: {
+                "dtype": DTYPE_CODES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "chunks": [
+                    [list(chunk.offsets), list(chunk.sizes), chunk.file, chunk.start, chunk.num_bytes]
+                    for chunk in tensor.chunks
+                ],
+            }
+            for name, tensor in manifest.tensors.items()
+        },
+        "planner": None if manifest.planner_data is None else {k: list(v) for k, v in manifest.planner_data.items()},
+    }
+
+
+def _parse(text: bytes | bytearray) -> Any:
+    def no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        _require(len(result) == len(pairs), "a key occurs twice")
+        return result
+
+    def no_constants(constant: str) -> None:
+        raise ValueError(f"{constant} is not a number")
+
+    return json.loads(text, object_pairs_hook=no_doubles, parse_constant=no_constants)
+
+
+def _from_json(data: Any, path: Path) -> Manifest:
+    data = _dict(data)
+    _require(data.get("format") == FORMAT, f"the format is {data.get('format')!r}, not {FORMAT!r}")
+    if data.get("format_version") != FORMAT_VERSION:
+        raise CheckpointError(
+            expected=f"format version {FORMAT_VERSION}",
+            found=f"format version {data.get('format_version')!r}, saved with torch {data.get('torch')!r}",
+            where=str(path),
+            ways_out=("load it with the release of ziggurat that saved it, or a newer one", "load another checkpoint"),
+        )
+    files = {}
+    for name, record in _dict(data.get("files")).items():
+        _require(_FILE_NAME.fullmatch(name) is not None, f"a file may not be called {name!r}")
+        record = _dict(record, "size_bytes", "sha256")
+        _require(_DIGEST.fullmatch(_string(record["sha256"])) is not None, f"{name!r} has no SHA-256")
+        files[name] = FileRecord(size_bytes=_count(record["size_bytes"]), sha256=record["sha256"])
+    _require(STATE_NAME in files, f"{STATE_NAME} is not among the files")
+    keys = ("format", "format_version", "step", "created", "torch", "world_size", "files", "tensors", "planner")
+    data = _dict(data, *keys)
+    manifest = Manifest(
+        step=_count(data["step"]),
+        created=_string(data["created"]),
+        torch_version=_string(data["torch"]),
+        world_size=_count(data["world_size"]),
+        files=files,
+        tensors={name: _tensor(name, tensor, files) for name, tensor in _dict(data["tensors"]).items()},
+        planner_data=None if data["planner"] is None else _planner_data(data["planner"]),
+    )
+    _require_bytes_apart(manifest.tensors)
+    return manifest
+
+
+def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTensor:
+    data = _dict(data, "dtype", "shape", "chunks")
+    _require(_string(data["dtype"]) in CODE_DTYPES, f"tensor {name!r} has the unknown dtype {data['dtype']!r}")
+    dtype, shape = CODE_DTYPES[data["dtype"]], _counts(data["shape"])
+    chunks = []
+    for item in _list(data["chunks"]):
+        _require(len(_list(item)) == 5, f"a chunk of {name!r} has not five parts")
+        offsets, sizes, file, start, num_bytes = item
+        chunk = StoredChunk(
+            offsets=_counts(offsets), sizes=_counts(sizes), file=_string(file), start=_count(start), num_bytes=num_bytes
+        )
+        _require(len(chunk.offsets) == len(chunk.sizes) == len(shape), f"a chunk of {name!r} has the wrong dimensions")
+        ends = (offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True))
+        _require(all(end <= size for end, size in zip(ends, shape, strict=True)), f"a chunk lies outside {name!r}")
+        _require(_count(num_bytes) == prod(chunk.sizes) * dtype.itemsize, f"a chunk of {name!r} has the wrong size")
+        _require(file in files and file != STATE_NAME, f"a chunk of {name!r} lies in the unknown file {file!r}")
+        _require(start + num_bytes <= files[file].size_bytes, f"a chunk of {name!r} ends outside {file}")
+        chunks.append(chunk)
+    _require(len(chunks) > 0, f"tensor {name!r} has no chunks")
+    _require(len({chunk.offsets for chunk in chunks}) == len(chunks), f"two chunks of {name!r} begin at one place")
+    _require(sum(prod(chunk.sizes) for chunk in chunks) == prod(shape), f"the chunks do not fill {name!r}")
+    _require(not _overlap(chunks, shape), f"chunks of {name!r} overlap")
+    return StoredTensor(dtype=dtype, shape=shape, chunks=tuple(chunks))
+
+
+def _overlap(chunks: Sequence[StoredChunk], shape: tuple[int, ...]) -> bool:
+    """True if two boxes share an element: a sweep along the longest dimension."""
+    boxes = [chunk for chunk in chunks if chunk.num_bytes > 0]
+    if len(boxes) < 2 or not shape:
+        return len(boxes) > 1
+    axis = max(range(len(shape)), key=lambda dim: shape[dim])
+    boxes.sort(key=lambda box: box.offsets[axis])
+    for index, box in enumerate(boxes):
+        end = box.offsets[axis] + box.sizes[axis]
+        for other in boxes[index + 1 :]:
+            if other.offsets[axis] >= end:
+                break
+            if all(
+                a < b + other_size and b < a + size
+                for a, size, b, other_size in zip(box.offsets, box.sizes, other.offsets, other.sizes, strict=True)
+            ):
+                return True
+    return False
+
+
+def _require_bytes_apart(tensors: Mapping[str, StoredTensor]) -> None:
+    """No byte of a file may belong to two chunks, so that a small file cannot claim to hold a huge tensor."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for tensor in tensors.values():
+        for chunk in tensor.chunks:
+            if chunk.num_bytes:
+                ranges.setdefault(chunk.file, []).append((chunk.start, chunk.start + chunk.num_bytes))
+    for file, spans in ranges.items():
+        spans.sort()
+        _require(all(before[1] <= after[0] for before, after in pairwise(spans)), f"chunks in {file} share bytes")
+
+
+def _planner_data(data: Any) -> dict[str, tuple[str | int, ...]]:
+    paths = {name: tuple(_list(path)) for name, path in _dict(data).items()}
+    _require(
+        all(type(part) in (str, int) for path in paths.values() for part in path), "a path is not names and numbers"
+    )
+    return paths
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
+
+
+def _dict(value: Any, *keys: str) -> dict[str, Any]:
+    _require(isinstance(value, dict), f"{value!r:.80} is not an object")
+    _require(not keys or set(value) == set(keys), f"keys {sorted(value)} instead of {sorted(keys)}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    _require(isinstance(value, list), f"{value!r:.80} is not a list")
+    return value
+
+
+def _string(value: Any) -> str:
+    _require(isinstance(value, str), f"{value!r:.80} is not text")
+    return value
+
+
+def _count(value: Any) -> int:
+    _require(type(value) is int and 0 <= value < 1 << 63, f"{value!r:.80} is not a count")
+    return value
+
+
+def _counts(value: Any) -> tuple[int, ...]:
+    return tuple(_count(item) for item in _list(value))

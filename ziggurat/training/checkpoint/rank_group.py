@@ -1,0 +1,102 @@
+"""What ranks tell each other about a checkpoint: small JSON messages, and one rank's error told by all.
+
+A checkpoint of several ranks needs two agreements: who writes what (before), and whether all of it reached the disk
+(after). Both are an all-gather of JSON over a gloo group of its own, because the second runs on a background thread
+while training uses the default group, and because torch's object collectives send pickles.
+
+If an action fails on one rank, every rank raises: nobody waits for a message that will not come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ziggurat.errors import CheckpointError
+from ziggurat.training.checkpoint.errors import JSON, error_from_json, error_to_json
+
+
+class RankGroup:
+    """The ranks that share a checkpoint. Without torch.distributed it is this process alone.
+
+    Args:
+        process_group: whose ranks take part; None for all. Constructing is collective over these ranks.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        self.rank, self.world_size = 0, 1
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+        if self.world_size > 1:
+            ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
+            group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+            assert isinstance(group, dist.ProcessGroup), "not a rank of the group"
+            self._group = group
+
+    @property
+    def is_coordinator(self) -> bool:
+        """True on the rank that makes folders, writes the manifest and publishes."""
+        return self.rank == 0
+
+    def agree(self, action: Callable[[], JSON]) -> list[Any]:
+        """Run `action` on every rank; the results of all, in rank order.
+
+        Raises:
+            CheckpointError: on every rank, if it was raised on any; names the rank.
+            Exception: whatever else `action` raised here; the other ranks get a CheckpointError.
+        """
+        failure: BaseException | None = None
+        reply: dict[str, Any] = {}
+        try:
+            reply["value"] = action()
+        except CheckpointError as error:
+            failure, reply["error"] = error, error_to_json(error)
+        except BaseException as error:
+            failure, reply["error"] = error, error_to_json(_unexpected(error))
+        try:
+            replies = [reply] if self._group is None else self._all_gather(reply, self._group)
+        finally:
+            if failure is not None:  # also where the other ranks cannot be reached any more
+                raise failure
+        for rank, other in enumerate(replies):
+            if "error" in other:
+                raise error_from_json(other["error"], rank=rank)
+        return [other["value"] for other in replies]
+
+    def agree_on_coordinator(self, action: Callable[[], JSON]) -> Any:
+        """Run `action` on the coordinator alone; its result, or its error, on every rank."""
+        return self.agree(lambda: action() if self.is_coordinator else None)[0]
+
+    def _all_gather(self, message: JSON, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+        text = torch.frombuffer(bytearray(json.dumps(message).encode()), dtype=torch.uint8)
+        try:
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+            dist.all_gather(lengths, torch.tensor([text.numel()]), group=group)
+            longest = int(max(lengths))
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: text.numel()] = text
+            texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+            dist.all_gather(texts, padded, group=group)
+        except RuntimeError as error:
+            raise CheckpointError(
+                expected=f"an answer from all {self.world_size} ranks",
+                found=str(error).splitlines()[0],
+                where=f"rank {self.rank}",
+                ways_out="look for the rank that ended first in the logs of the others, and restart the run",
+            ) from error
+        pairs = zip(texts, lengths, strict=True)
+        return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in pairs]
+
+
+def _unexpected(error: BaseException) -> CheckpointError:
+    return CheckpointError(
+        expected="every rank to do its part of the checkpoint",
+        found=f"{type(error).__name__}: {error}",
+        where="checkpoint",
+        ways_out="see the traceback of that rank",
+    )

@@ -1,0 +1,100 @@
+"""Reading a verified checkpoint into tensors, and saying exactly what does not fit before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner
+
+from ziggurat.errors import CheckpointError
+from ziggurat.training.checkpoint.manifest import StoredTensor
+from ziggurat.training.checkpoint.storage import CheckpointReader
+
+_MAX_NAMES = 8
+
+
+class Match(StrEnum):
+    """Whether the tensors to fill must be all that the checkpoint has."""
+
+    EXACT = "exact"
+    SUBSET = "subset"  # the checkpoint may have more, which is left alone
+
+
+def check_into(
+    stored: Mapping[str, StoredTensor],
+    into: Mapping[str, Tensor],
+    everywhere: Collection[str],
+    match: Match,
+    folder: Path,
+) -> None:
+    """Raise `CheckpointError` unless `into` can be filled.
+
+    Args:
+        stored: what the checkpoint has.
+        into: what this rank wants to fill.
+        everywhere: the names that any rank wants to fill.
+        match: whether more may be stored.
+        folder: of the checkpoint, for the message.
+    """
+    missing = [name for name in into if name not in stored]
+    if missing:
+        raise _misfit(
+            "every tensor to be in the checkpoint",
+            f"not there: {_listed(missing, stored)}",
+            folder,
+            "build the model, optimizer and schema with the settings that the checkpoint was saved with",
+        )
+    extra = [name for name in stored if name not in everywhere]
+    if extra and match is Match.EXACT:
+        raise _misfit(
+            "every tensor of the checkpoint to have a place",
+            f"no place for: {_listed(extra, everywhere)}",
+            folder,
+            "load with match=Match.SUBSET to leave the others out",
+        )
+    for name, tensor in into.items():
+        wanted, found = (tensor.dtype, tuple(tensor.shape)), (stored[name].dtype, stored[name].shape)
+        if wanted != found:
+            raise _misfit(
+                f"{name!r} as {wanted[0]} of shape {wanted[1]}",
+                f"{found[0]} of shape {found[1]}",
+                folder,
+                "build the model, optimizer and schema with the settings that the checkpoint was saved with",
+            )
+        if tensor.is_meta:
+            raise _misfit(
+                f"{name!r} with memory to fill", "a tensor on the meta device", folder, "call to_empty() first"
+            )
+
+
+def fresh_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    """Uninitialised tensors on the host for all that is stored."""
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in stored.items()}
+
+
+def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor]) -> None:
+    """Fill `tensors` in place; names, types and shapes were compared before."""
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    metadata = reader.read_metadata()
+    planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+    reader.set_up_storage_reader(metadata, False)
+    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+
+
+def _listed(names: Collection[str], others: Collection[str]) -> str:
+    """Names, each with the nearest of `others`, so that a renamed tensor explains itself."""
+    lines = []
+    for name in list(names)[:_MAX_NAMES]:
+        nearest = get_close_matches(name, list(others), n=1)
+        lines.append(f"{name!r} (nearest: {nearest[0]!r})" if nearest else f"{name!r}")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(lines) + (f" and {more} more" if more > 0 else "")
+
+
+def _misfit(expected: str, found: str, folder: Path, way_out: str) -> CheckpointError:
+    return CheckpointError(expected=expected, found=found, where=str(folder), ways_out=way_out)

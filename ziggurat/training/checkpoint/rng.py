@@ -1,0 +1,49 @@
+"""The state of torch's random number generators as tensors, so that a resumed run draws the same numbers.
+
+A generator's state is a uint8 tensor (5,056 bytes of Mersenne Twister on the CPU, 16 bytes of seed and offset on
+CUDA), so it goes into a checkpoint like any weight. With several ranks, give each rank's state a name of its own
+(`rng.rank3.cpu`): tensors of the same name count as copies of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ziggurat.errors import CheckpointError
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The states of all generators: `cpu`, and `cuda:0` … where there are CUDA devices. uint8 tensors on the host."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def set_rng_state(states: Mapping[str, Tensor]) -> None:
+    """Restore what `rng_state` returned.
+
+    Raises:
+        CheckpointError: a device is not here, or a tensor is not a generator's state; nothing was restored.
+    """
+    known = rng_state()
+    for name, state in states.items():
+        if name not in known:
+            raise _refusal(
+                f"one of {sorted(known)}", f"state of {name!r}", f"leave {name!r} out, and expect other draws"
+            )
+        if state.dtype != torch.uint8 or state.shape != known[name].shape:
+            found = f"{state.dtype}, shape {tuple(state.shape)}"
+            raise _refusal(f"uint8, shape {tuple(known[name].shape)}", found, "use the torch release that saved it")
+    for name, state in states.items():
+        if name == "cpu":
+            torch.set_rng_state(state.cpu())
+        else:
+            torch.cuda.set_rng_state(state.cpu(), device=name)
+
+
+def _refusal(expected: str, found: str, way_out: str) -> CheckpointError:
+    return CheckpointError(expected=expected, found=found, where="random number generators", ways_out=way_out)

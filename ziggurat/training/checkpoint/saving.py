@@ -1,0 +1,112 @@
+"""One save from plan to publication; the life of a checkpoint before it has a name.
+
+plan()     every rank: check, plan; coordinator: lock the folder, make the partial one    collective
+copy()     every rank: copy its chunks, so that training may go on                         collective
+write()    every rank: write its file; coordinator: manifest, rename                       collective, any thread
+close()    however it ended: nothing partial stays, and the folder is free
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
+
+from ziggurat.errors import CheckpointError
+from ziggurat.training.checkpoint import retention
+from ziggurat.training.checkpoint.errors import JSON
+from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
+from ziggurat.training.checkpoint.rank_group import RankGroup
+from ziggurat.training.checkpoint.snapshot import SnapshotPlanner, check_tensors, encode_state
+from ziggurat.training.checkpoint.storage import CheckpointWriter
+
+
+class Saving:
+    """A save in progress. See the module's docstring.
+
+    Args:
+        folder: of all checkpoints.
+        step: of this one.
+        ranks: that save together.
+        pinned: mark the checkpoint so that it is never pruned.
+    """
+
+    def __init__(self, folder: Path, *, step: int, ranks: RankGroup, pinned: bool) -> None:
+        self.step = step
+        self._folder, self._ranks, self._pinned = folder, ranks, pinned
+        self._final = retention.step_folder(folder, step)
+        self._lock = retention.FolderLock(folder)
+        self._planner = SnapshotPlanner()
+        self._writer: CheckpointWriter | None = None
+        self._plan: SavePlan | None = None
+        self._metadata: Metadata | None = None
+
+    def plan(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], *, guard: Callable[[], None]) -> None:
+        """Agree on who writes what; `guard` runs on the coordinator, and may refuse the step."""
+        replies = self._ranks.agree(lambda: self._prepare(tensors, state, guard))
+        self._require_equal(replies)
+        plans, self._metadata = global_plan(self._planner, [reply["plan"] for reply in replies])
+        assert self._writer is not None
+        self._plan = self._writer.prepare_global_plan(plans)[self._ranks.rank]
+
+    def copy(self) -> None:
+        """Copy what this rank writes."""
+        assert self._plan is not None
+        plan = self._plan
+        self._ranks.agree(lambda: self._planner.copy_plan(plan))
+
+    def write(self) -> None:
+        """Write, make durable, publish."""
+        assert self._writer is not None
+        assert self._plan is not None
+        assert self._metadata is not None
+        writer, plan, metadata = self._writer, self._plan, self._metadata
+        written = self._ranks.agree(lambda: results_to_json(writer.write_data(plan, self._planner).value()))
+
+        def publish() -> None:
+            if self._pinned:
+                retention.set_pin(self._folder, self.step)
+            writer.finish(metadata, [results_from_json(results) for results in written])
+
+        self._ranks.agree_on_coordinator(publish)
+
+    def close(self) -> None:
+        """Remove what was not published, and unlock the folder. Harmless to repeat."""
+        if self._lock.is_held:
+            shutil.rmtree(retention.partial_folder(self._final), ignore_errors=True)
+            if not self._final.exists():
+                retention.remove_pin(self._folder, self.step)
+            self._lock.release()
+
+    def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> JSON:
+        check_tensors(tensors)
+        self._writer = CheckpointWriter(self._final, step=self.step, state=state)
+        self._planner.set_up_planner(dict(tensors), is_coordinator=self._ranks.is_coordinator)
+        plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
+        if self._ranks.is_coordinator:
+            guard()
+            retention.make_folder(self._folder)
+            self._lock.acquire()
+            self._writer.set_up_storage_writer(True)
+        return {"step": self.step, "state": sha256(encode_state(state)).hexdigest(), "plan": plan_to_json(plan)}
+
+    def _require_equal(self, replies: list[dict[str, Any]]) -> None:
+        for what in ("step", "state"):
+            values = [reply[what] for reply in replies]
+            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                raise CheckpointError(
+                    expected=f"the same {what} on every rank",
+                    found=f"rank {other} differs from rank 0",
+                    where=str(self._final),
+                    ways_out=(
+                        "gather what differs from rank to rank before saving",
+                        "save it as tensors with the rank in their names",
+                    ),
+                )

@@ -1,0 +1,346 @@
+"""CheckpointStore: a folder of checkpoints, of which at least one is always whole.
+
+    save(step)                       background thread                            load()
+    ──────────                       ─────────────────                            ──────
+    wait for the save before         each rank: write, hash, fsync, read back     newest step ◄──────────┐
+    ranks agree who writes what ──►  ranks agree that all of it is on disk        verify every file      │
+    copy this rank's chunks          manifest, SHA256SUMS, fsync, rename          damaged? the one before┘
+    return                           prune what `keep` does not cover             read into the tensors
+
+A kill at any instant leaves the checkpoints before untouched, and either the whole new one or a partial folder that
+the next start removes. An error in the background is raised by the next call; training may go on, and save again.
+
+Every method but `steps`, `pin` and `unpin` is collective: all ranks of the group call it, and all raise if one does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.training.checkpoint import retention
+from ziggurat.training.checkpoint.errors import JSON, DamagedCheckpointError
+from ziggurat.training.checkpoint.rank_group import RankGroup
+from ziggurat.training.checkpoint.restore import Match, check_into, fresh_tensors, read_tensors
+from ziggurat.training.checkpoint.saving import Saving
+from ziggurat.training.checkpoint.storage import CheckpointReader
+
+_log = logging.getLogger(__name__)
+
+
+class SaveMode(StrEnum):
+    """When `save` returns."""
+
+    ASYNC = "async"  # once the tensors are copied; a thread writes
+    SYNC = "sync"  # once the checkpoint is durable; needs no copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """How checkpoints are written and kept.
+
+    Args:
+        keep: how many of the newest checkpoints stay, beside pinned ones. 0: all.
+        mode: see `SaveMode`.
+    """
+
+    keep: int = 3
+    mode: SaveMode = SaveMode.ASYNC
+
+    def __post_init__(self) -> None:
+        if self.keep < 0:
+            raise ConfigError(
+                expected="keep >= 0",
+                found=f"keep = {self.keep}",
+                where="checkpoint config",
+                ways_out=("keep = 3 keeps the newest three", "keep = 0 keeps all"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What `CheckpointStore.load` returns.
+
+    Args:
+        step: of this checkpoint.
+        tensors: by name; those of `into` if it was given, else new ones on the host, whole on every rank.
+        state: what was saved as JSON.
+        skipped: one error for each newer checkpoint that is damaged, newest first.
+    """
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    state: dict[str, JSON]
+    skipped: tuple[CheckpointError, ...] = ()
+
+
+class CheckpointStore:
+    """Saves and loads the checkpoints of one run. See the module's docstring.
+
+    Args:
+        folder: of this run's checkpoints; made at the first save.
+        config: how to write and keep.
+        process_group: the ranks that save and load together; None for all. Constructing is collective.
+
+    Attributes:
+        leftovers: names of what killed saves had left in the folder; removed by now.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        config: CheckpointConfig | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.config = config or CheckpointConfig()
+        self.leftovers: tuple[str, ...] = ()
+        self._ranks = RankGroup(process_group)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._replaceable: set[int] = set()  # steps that this store saved, loaded or found damaged
+        self._damaged: set[int] = set()
+        if self._ranks.is_coordinator and retention.has_leftovers(self.folder):
+            self._clear_leftovers()
+
+    def save(
+        self, step: int, *, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], pinned: bool = False
+    ) -> None:
+        """Save a checkpoint. Collective.
+
+        With several ranks, a plain tensor counts as a copy of the tensor of that name on other ranks, and one of
+        them is written; `DTensor`s and `ShardedTensor`s are written shard by shard; state must be equal on all ranks.
+
+        Args:
+            step: later than all others in the folder; the latest one may be saved again, and is replaced.
+            tensors: by name; any device, stride or size. They may be changed as soon as this returns.
+            state: everything else, as JSON.
+            pinned: never prune this checkpoint (until `unpin`).
+
+        Raises:
+            CheckpointError: the save before failed (its error, once), or this one cannot be started (or, with
+                `SaveMode.SYNC`, failed). Earlier checkpoints are untouched, and saving may be tried again.
+        """
+        self.wait()
+        saving = Saving(self.folder, step=step, ranks=self._ranks, pinned=pinned)
+        try:
+            saving.plan(tensors, state, guard=lambda: self._require_latest(step))
+            if self.config.mode is SaveMode.ASYNC:
+                saving.copy()
+        except BaseException:
+            saving.close()
+            raise
+        if self.config.mode is SaveMode.SYNC:
+            self._write(saving)
+            return
+        # Not a daemon: an interpreter that ends in good order finishes the checkpoint first.
+        self._thread = threading.Thread(target=self._write_in_background, args=(saving,), name=f"checkpoint-{step}")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the last save is durable; raises its error, once. Collective."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, oldest first. Complete, not verified: `load` and `verify` do that."""
+        return retention.complete_steps(self.folder)
+
+    def load(
+        self, step: int | None = None, *, into: Mapping[str, Tensor] | None = None, match: Match = Match.EXACT
+    ) -> Checkpoint:
+        """Load a checkpoint, after verifying every file. Collective.
+
+        Nothing in `into` is changed before all files were verified, and all names, types and shapes compared.
+
+        Args:
+            step: which one; None takes the newest that is intact, and reports damaged newer ones in `skipped`.
+            into: tensors to fill, sharded in any way, on any device; None makes new ones.
+            match: whether `into` must name every tensor of the checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint of `step` is damaged or missing, none is intact, or `into` does not fit.
+        """
+        self.wait()
+        skipped: list[CheckpointError] = []
+        for candidate in self._candidates(step):
+            try:
+                reader = self._verified_reader(candidate)
+            except DamagedCheckpointError as error:
+                if step is not None:
+                    raise
+                _log.warning("checkpoint of step %d is damaged and was skipped:\n%s", candidate, error)
+                skipped.append(error)
+                self._damaged.add(candidate)
+                continue
+            stored = reader.manifest.tensors
+            if into is None:
+                tensors: Mapping[str, Tensor] = fresh_tensors(stored)
+            else:
+                tensors = into
+                names = self._ranks.agree(lambda: list(into))
+                everywhere = {name for some in names for name in some}
+                self._ranks.agree(partial(check_into, stored, into, everywhere, match, reader.folder))
+            self._ranks.agree(partial(read_tensors, reader, tensors))
+            self._replaceable.add(candidate)
+            return Checkpoint(step=candidate, tensors=tensors, state=reader.state(), skipped=tuple(skipped))
+        raise CheckpointError(
+            expected="an intact checkpoint",
+            found=f"{len(skipped)} damaged: " + "; ".join(f"{it.where}: {it.found}" for it in skipped)
+            if skipped
+            else "none",
+            where=str(self.folder),
+            ways_out=("restore a checkpoint from a copy", "start the run again in an empty folder"),
+        )
+
+    def verify(self, step: int) -> None:
+        """Check every byte of a checkpoint; raises `CheckpointError` naming the first wrong file. Collective."""
+        self.wait()
+        (candidate,) = self._candidates(step)
+        self._verified_reader(candidate)
+
+    def pin(self, step: int) -> None:
+        """Never prune this checkpoint."""
+        self._require_step(step)
+        if self._ranks.is_coordinator:
+            retention.set_pin(self.folder, step)
+
+    def unpin(self, step: int) -> None:
+        """Let this checkpoint be pruned again, at the next save."""
+        if self._ranks.is_coordinator:
+            retention.remove_pin(self.folder, step)
+
+    def discard_after(self, step: int) -> list[int]:
+        """Delete every checkpoint later than `step`, pinned ones too, to go on from there. Collective.
+
+        Returns:
+            The steps that were deleted.
+        """
+        self.wait()
+        return self._ranks.agree_on_coordinator(lambda: list(self._discard([it for it in self.steps() if it > step])))
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.wait()
+            return
+        with suppress(CheckpointError):  # it was logged, and must not hide the error on its way
+            self.wait()
+
+    # ---- saving ----------------------------------------------------------------------------------------------
+
+    def _write(self, saving: Saving) -> None:
+        try:
+            saving.write()
+            self._replaceable.add(saving.step)
+            self._damaged.discard(saving.step)
+            if self._ranks.is_coordinator:
+                self._prune(saving.step)
+        finally:
+            saving.close()
+
+    def _write_in_background(self, saving: Saving) -> None:
+        try:
+            self._write(saving)
+        except BaseException as error:  # kept for the next call
+            _log.error("checkpoint of step %d failed:\n%s", saving.step, error)
+            self._error = error
+
+    def _prune(self, newest: int) -> None:
+        """Delete what `keep` does not cover, and damaged checkpoints that this run has left behind."""
+        try:
+            retention.prune(self.folder, keep=self.config.keep, newest=newest)
+            self._discard([step for step in self.steps() if step > newest])
+        except CheckpointError as error:  # the new checkpoint is safe; an old one too many is no reason to stop
+            _log.warning("an old checkpoint could not be deleted:\n%s", error)
+
+    def _discard(self, steps: list[int]) -> list[int]:
+        for step in reversed(steps):
+            _log.warning("checkpoint of step %d is deleted: the run goes on from an earlier one", step)
+            retention.discard(retention.step_folder(self.folder, step))
+        return steps
+
+    def _require_latest(self, step: int) -> None:
+        later = [other for other in self.steps() if other >= step and other not in self._damaged]
+        if not 0 <= step <= retention.MAX_STEP or (later and not (later == [step] and step in self._replaceable)):
+            raise CheckpointError(
+                expected="a step later than every checkpoint in the folder",
+                found=f"step {step}; the folder has {later}" if later else f"step {step}",
+                where=str(self.folder),
+                ways_out=(
+                    "load() the newest checkpoint first, to go on from it",
+                    f"discard_after({step - 1}) to delete those later ones and go on from an earlier checkpoint",
+                    "give this run an empty folder",
+                ),
+            )
+
+    def _clear_leftovers(self) -> None:
+        lock = retention.FolderLock(self.folder)
+        try:
+            lock.acquire()
+        except CheckpointError as error:  # another process is saving right now, or the folder is only for reading
+            _log.info("leftovers of a killed save were not removed:\n%s", error)
+            return
+        try:
+            self.leftovers = tuple(retention.clear_leftovers(self.folder))
+            _log.warning("removed what a killed save had left in %s: %s", self.folder, ", ".join(self.leftovers))
+        except CheckpointError as error:
+            _log.warning("leftovers of a killed save could not be removed:\n%s", error)
+        finally:
+            lock.release()
+
+    # ---- loading ---------------------------------------------------------------------------------------------
+
+    def _candidates(self, step: int | None) -> list[int]:
+        """Which steps to try, in order; the coordinator decides for all ranks."""
+
+        def choose() -> JSON:
+            if step is None:
+                return list(reversed(self.steps()))
+            self._require_step(step)
+            return [step]
+
+        return self._ranks.agree_on_coordinator(choose)
+
+    def _require_step(self, step: int) -> None:
+        steps = self.steps()
+        if step not in steps:
+            raise CheckpointError(
+                expected=f"one of the steps {steps}" if steps else "a checkpoint",
+                found=f"no checkpoint of step {step}",
+                where=str(self.folder),
+                ways_out=("load without naming a step to get the newest", "check the folder"),
+            )
+
+    def _verified_reader(self, step: int) -> CheckpointReader:
+        """A reader whose files were all verified, each by one rank."""
+        reader = CheckpointReader(retention.step_folder(self.folder, step), step=step)
+
+        def verify() -> JSON:
+            names = list(reader.manifest.files)
+            reader.verify(names[self._ranks.rank :: self._ranks.world_size])
+            return None
+
+        self._ranks.agree(verify)
+        reader.trust(reader.manifest.files)
+        return reader
