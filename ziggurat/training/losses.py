@@ -1,0 +1,106 @@
+"""Losses: cross-entropy for binary labels, squared error for regression, with weights and missing labels.
+
+    binary       ℓ(z, y) = max(z, 0) − z·y + ln(1 + e^−|z|)          = −y ln σ(z) − (1−y) ln(1 − σ(z))
+    regression   ℓ(z, y) = (z − y)²
+
+    label l      mean_l = Σ_b w_b m_bl ℓ(z_bl, y_bl) / Σ_b w_b m_bl      m_bl = 0 where the label is missing (NaN)
+    all labels   loss = (1/L) Σ_l mean_l                               a label nobody in the batch has counts as 0
+
+The mean is over *labelled weight*, not over rows. With ranks that hold different numbers of rows (the last batch of an
+epoch) the average of the ranks' means is therefore not the mean over all rows; `loss_sums` returns numerators and
+denominators apart, so that data parallelism can sum both over ranks and get exactly the loss of one big batch:
+
+    loss = (1/L) Σ_l (Σ_r total_rl) / (Σ_r weight_rl)
+
+Everything is computed in FP32, whatever the precision of the network. A NaN logit makes the loss NaN even where its
+label is missing: it shows that the network is broken, and the trainer stops on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSums:
+    """Numerator and denominator of each label's mean loss.
+
+    Args:
+        total: Σ weight · loss of the labelled samples; carries the gradient.
+        weight: Σ weight of the labelled samples.
+    """
+
+    total: Float[Tensor, "L"]
+    weight: Float[Tensor, "L"]
+
+    def mean(self, weight: Float[Tensor, "L"] | None = None) -> Float[Tensor, ""]:
+        """Mean over labels of the mean over samples.
+
+        Args:
+            weight: denominators to use instead of this batch's own: the sums over all ranks. The result is then
+                this rank's share of the global loss; the shares of all ranks *add up* to it (multiply by the number of
+                ranks first where gradients are averaged, as DDP does).
+        """
+        denominators = self.weight if weight is None else weight
+        return (self.total / torch.where(denominators > 0, denominators, 1.0)).mean()
+
+
+def loss_of(
+    logits_BL: Float[Tensor, "B L"],
+    labels_BL: Float[Tensor, "B L"],
+    weights_B: Float[Tensor, "B"] | None = None,
+    *,
+    inputs: InputSpec,
+) -> Float[Tensor, ""]:
+    """Mean loss of a batch; 0 (with zero gradients) for an empty one. See the module docstring.
+
+    Args:
+        logits_BL: what the model returns.
+        labels_BL: NaN where missing.
+        weights_B: sample weights, or None for 1 each.
+        inputs: says which label is of which task.
+    """
+    return loss_sums(logits_BL, labels_BL, weights_B, inputs=inputs).mean()
+
+
+def loss_sums(
+    logits_BL: Float[Tensor, "B L"],
+    labels_BL: Float[Tensor, "B L"],
+    weights_B: Float[Tensor, "B"] | None = None,
+    *,
+    inputs: InputSpec,
+) -> LossSums:
+    """Numerators and denominators of `loss_of`, for sums over ranks or over accumulated batches."""
+    logits_BL = logits_BL.float()
+    present_BL = labels_BL.isnan().logical_not()
+    known_BL = torch.where(present_BL, labels_BL, 0.0)
+    weights_BL = present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
+    losses = [
+        _sample_losses(logits_BL[:, column], known_BL[:, column], label.task)
+        for column, label in enumerate(inputs.labels)
+    ]
+    losses_BL = torch.stack(losses, dim=1)
+    return LossSums(total=(losses_BL * weights_BL).sum(dim=0), weight=weights_BL.sum(dim=0))
+
+
+def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
+    """What is predicted, in FP32: the probability of a binary label, the value of a regression label."""
+    logits_BL = logits_BL.float()
+    is_binary_L = torch.tensor([label.task is Task.BINARY for label in inputs.labels], device=logits_BL.device)
+    return torch.where(is_binary_L, logits_BL.sigmoid(), logits_BL)
+
+
+def _sample_losses(logits_B: Tensor, labels_B: Tensor, task: Task) -> Tensor:
+    match task:
+        case Task.BINARY:
+            return F.binary_cross_entropy_with_logits(logits_B, labels_B, reduction="none")
+        case Task.REGRESSION:
+            return F.mse_loss(logits_B, labels_B, reduction="none")

@@ -1,0 +1,179 @@
+"""Metrics of one label as functions of scores and labels. What each means: see metrics.py."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ziggurat.errors import DataError
+from ziggurat.features.schema import Task
+from ziggurat.training.scored_samples import FloatArray, ScoredSamples, ScoreScale, scored_samples
+
+Values = Tensor | ArrayLike
+
+
+def auc(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Area under the ROC curve.
+
+    Args:
+        scores: (n,) finite numbers, higher for positives.
+        labels: (n,) 0 or 1; NaN leaves the sample out.
+        weights: (n,) or None.
+
+    Returns:
+        0 … 1; NaN unless both classes have weight.
+
+    Raises:
+        NumericsError: a score is NaN or infinite.
+        DataError: a label or weight is impossible.
+    """
+    return auc_of(scored_samples(scores, labels, weights, scale=ScoreScale.ANY))
+
+
+def grouped_auc(scores: Values, labels: Values, groups: Values, weights: Values | None = None) -> float:
+    """GAUC: the AUC within each group, averaged with the groups' weights.
+
+    Args:
+        scores: (n,) finite numbers.
+        labels: (n,) 0 or 1; NaN leaves the sample out.
+        groups: (n,) integers.
+        weights: (n,) or None.
+
+    Returns:
+        0 … 1; NaN if no group has both classes.
+
+    Raises:
+        NumericsError: a score is NaN or infinite.
+        DataError: a label or weight is impossible, or groups have another length.
+    """
+    group_array = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
+    label_array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels, dtype=np.float64)
+    if group_array.shape != label_array.shape:
+        raise DataError(
+            expected=f"one group for each of {label_array.size} labels",
+            found=f"shape {group_array.shape}",
+            where="grouped_auc",
+            ways_out="pass groups of the same length",
+        )
+    samples = scored_samples(scores, labels, weights, scale=ScoreScale.ANY)
+    return grouped_auc_of(samples, groups=group_array[~np.isnan(label_array)])
+
+
+def log_loss(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Mean negative log-likelihood in nats; NaN without samples. Scores are probabilities."""
+    return log_loss_of(scored_samples(scores, labels, weights))
+
+
+def normalised_entropy(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Log loss relative to predicting the share of positives; NaN with one class only. Below 1 is better than that."""
+    return normalised_entropy_of(scored_samples(scores, labels, weights))
+
+
+def calibration(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Expected over observed positives, Σ w p / Σ w y; NaN without positives."""
+    return calibration_of(scored_samples(scores, labels, weights))
+
+
+def accuracy(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Share of samples where (p ≥ 0.5) = y; NaN without samples."""
+    return accuracy_of(scored_samples(scores, labels, weights))
+
+
+def rmse(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Root of the mean squared error; NaN without samples."""
+    return rmse_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
+
+
+def mae(scores: Values, labels: Values, weights: Values | None = None) -> float:
+    """Mean absolute error; NaN without samples."""
+    return mae_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
+
+
+def auc_of(samples: ScoredSamples) -> float:
+    """AUC of checked samples."""
+    wins, positives, negatives = _group_wins(samples, groups=None)
+    return float(wins[0] / (positives[0] * negatives[0])) if wins.size and positives[0] * negatives[0] > 0 else math.nan
+
+
+def grouped_auc_of(samples: ScoredSamples, *, groups: NDArray[np.integer]) -> float:
+    """GAUC of checked samples; `groups` has their length."""
+    wins, positives, negatives = _group_wins(samples, groups=groups)
+    both = (positives > 0) & (negatives > 0)
+    if not both.any():
+        return math.nan
+    auc_g = wins[both] / (positives[both] * negatives[both])
+    return float(np.average(auc_g, weights=(positives + negatives)[both]))
+
+
+def log_loss_of(samples: ScoredSamples) -> float:
+    """Log loss of checked samples."""
+    clipped = np.clip(samples.scores, samples.epsilon, 1.0 - samples.epsilon)
+    return _mean(samples, -np.log(np.where(samples.labels == 1.0, clipped, 1.0 - clipped)))
+
+
+def normalised_entropy_of(samples: ScoredSamples) -> float:
+    """Normalised entropy of checked samples."""
+    base = _mean(samples, samples.labels)
+    if not 0.0 < base < 1.0:  # also catches NaN
+        return math.nan
+    return log_loss_of(samples) / -(base * math.log(base) + (1.0 - base) * math.log1p(-base))
+
+
+def calibration_of(samples: ScoredSamples) -> float:
+    """Calibration of checked samples."""
+    observed = float(samples.weights @ samples.labels)
+    return float(samples.weights @ samples.scores) / observed if observed > 0.0 else math.nan
+
+
+def accuracy_of(samples: ScoredSamples) -> float:
+    """Accuracy of checked samples."""
+    return _mean(samples, (samples.scores >= 0.5) == (samples.labels == 1.0))
+
+
+def rmse_of(samples: ScoredSamples) -> float:
+    """Root mean squared error of checked samples."""
+    return math.sqrt(_mean(samples, (samples.scores - samples.labels) ** 2))
+
+
+def mae_of(samples: ScoredSamples) -> float:
+    """Mean absolute error of checked samples."""
+    return _mean(samples, np.abs(samples.scores - samples.labels))
+
+
+def _mean(samples: ScoredSamples, values: NDArray) -> float:
+    weight = samples.weight
+    return float(samples.weights @ values) / weight if weight > 0.0 else math.nan
+
+
+def _group_wins(
+    samples: ScoredSamples, *, groups: NDArray[np.integer] | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Won pairs, weight of positives and weight of negatives of each group (one group if `groups` is None).
+
+    A pair of a positive and a negative of the same group is won by the higher score and halved by a tie. Sorted by
+    group and score, samples fall into runs of equal group and score; positives of a run win against all negatives of
+    earlier runs of their group and halve those of their own:
+
+        wins_g = Σ_runs p_run · (negatives of the group before the run + n_run / 2)
+
+    Without weights every number is a multiple of ½ below 2⁵², so the sums are exact in float64 up to 10⁸ samples.
+    """
+    scores, weights = samples.scores, samples.weights
+    order = np.argsort(scores) if groups is None else np.lexsort((scores, groups))
+    scores, weights, labels = scores[order], weights[order], samples.labels[order]
+    if not scores.size:
+        empty = np.empty(0)
+        return empty, empty, empty
+    new_group = np.zeros(scores.size, dtype=bool) if groups is None else np.diff(groups[order], prepend=0) != 0
+    new_group[0] = True
+    run_starts = np.flatnonzero(new_group | (np.diff(scores, prepend=0.0) != 0.0))
+    positives = np.add.reduceat(weights * labels, run_starts)
+    negatives = np.add.reduceat(weights * (1.0 - labels), run_starts)
+    group_runs = np.flatnonzero(new_group[run_starts])
+    before = np.cumsum(negatives) - negatives
+    before -= np.repeat(before[group_runs], np.diff(group_runs, append=run_starts.size))
+    wins = np.add.reduceat(positives * (before + negatives / 2.0), group_runs)
+    return wins, np.add.reduceat(positives, group_runs), np.add.reduceat(negatives, group_runs)
