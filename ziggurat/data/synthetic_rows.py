@@ -1,0 +1,275 @@
+"""How the synthetic teacher makes a block of rows: ids, numbers, the parts of the logit, labels. See `synthetic.py`.
+
+Blocks of 32,768 rows are the unit of randomness: block n of seed s has a generator seeded by (s, n) and owes nothing to
+other blocks, so any row can be made without those before it, and chunk sizes change nothing. Ids are drawn by inverting
+a closed-form distribution (a rounded-down bounded Pareto, close to Zipf's law), hidden vectors by one gather a feature.
+Cost on one core: 0.5 µs a row for 12 features, 2.3 µs for 39.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ziggurat.errors import ConfigError
+
+BLOCK_ROWS = 32_768
+_CALIBRATION_BLOCKS = 4
+_CALIBRATION_STREAM = 2**40  # block numbers from here on are never rows of the data
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """What the teacher makes; see the module for the meaning of the parts.
+
+    Args:
+        num_dense: dense features I1, I2 …
+        cardinalities: ids of each categorical feature C1, C2 …
+        list_cardinalities: ids of each list feature L1, L2 …
+        list_mean_length: mean of the Poisson number of ids in a list.
+        list_max_length: lists are cut to this many.
+        zipf_exponent: how uneven the ids are; 0 is uniform, Criteo is near 1.
+        num_groups: groups of interacting features, chosen by the seed.
+        hidden_dim: length of the hidden vectors.
+        dense_share: share of the logit's variance that D carries; the four shares are divided by their sum.
+        first_order_share: that of F.
+        second_order_share: that of S.
+        third_order_share: that of T.
+        logit_sd: standard deviation of the logit: how much can be known at all.
+        click_rate: mean of p*.
+        conversion_rate: mean of P(conversion | row) / p*, for the second label `conversion`; 0: no second label.
+        missing_share: share of dense values that are null; null adds nothing to the logit.
+        seed: everything follows from it.
+    """
+
+    num_dense: int = 4
+    cardinalities: tuple[int, ...] = (20, 30, 40, 50, 60, 80, 100, 120)
+    list_cardinalities: tuple[int, ...] = ()
+    list_mean_length: float = 8.0
+    list_max_length: int = 50
+    zipf_exponent: float = 0.5
+    num_groups: int = 2
+    hidden_dim: int = 3
+    dense_share: float = 0.2
+    first_order_share: float = 0.3
+    second_order_share: float = 0.45
+    third_order_share: float = 0.05
+    logit_sd: float = 1.8
+    click_rate: float = 0.25
+    conversion_rate: float = 0.0
+    missing_share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = (*self.cardinalities, *self.list_cardinalities)
+        problem = ""
+        if min(counts, default=0) < 1 or max(counts) >= 2**31:
+            problem = f"at least one feature with ids, cardinalities 1 … 2^31 − 1; {counts}"
+        elif not 1 <= self.num_groups <= len(counts) or self.hidden_dim < 1 or self.num_dense < 0:
+            problem = (
+                f"1 <= num_groups <= {len(counts)} (features with ids), hidden_dim >= 1, num_dense >= 0; "
+                f"{self.num_groups}, {self.hidden_dim}, {self.num_dense}"
+            )
+        elif min(self.shares) < 0 or sum(self.shares) <= 0 or self.logit_sd <= 0 or self.zipf_exponent < 0:
+            problem = (
+                f"shares and zipf_exponent >= 0, some share and logit_sd > 0; {self.shares}, {self.zipf_exponent}, "
+                f"{self.logit_sd}"
+            )
+        elif not (0 < self.click_rate < 1 and 0 <= self.conversion_rate < 1 and 0 <= self.missing_share < 1):
+            problem = (
+                "0 < click_rate < 1, 0 <= conversion_rate < 1, 0 <= missing_share < 1; "
+                f"{self.click_rate}, {self.conversion_rate}, {self.missing_share}"
+            )
+        elif not 0 < self.list_mean_length <= 1000 or self.list_max_length < 1 or self.seed < 0:
+            problem = (
+                f"0 < list_mean_length <= 1000, list_max_length >= 1, seed >= 0; {self.list_mean_length}, "
+                f"{self.list_max_length}, {self.seed}"
+            )
+        if problem:
+            expected, found = problem.rsplit("; ", 1)
+            raise ConfigError(expected=expected, found=found, where="SyntheticConfig", ways_out="correct the number")
+
+    @property
+    def shares(self) -> tuple[float, float, float, float]:
+        """Of the dense, first, second and third order parts, as given."""
+        return (self.dense_share, self.first_order_share, self.second_order_share, self.third_order_share)
+
+
+@dataclass(frozen=True)
+class Block:
+    """32,768 consecutive rows: what the file has, and the probabilities behind the labels."""
+
+    columns: dict[str, pa.Array | NDArray]
+    labels: NDArray[np.int8]  # (labels, rows)
+    probabilities: NDArray[np.float64]  # (labels, rows)
+
+
+class BlockMaker:
+    """Makes blocks of rows, a pure function of (config, block number).
+
+    Attributes:
+        config: as given.
+        names: categorical features C1 …, then list features L1 …
+        cardinalities: ids of each of `names`.
+        labels: label columns.
+        groups: for each group, the indices into `names` of the features that interact.
+    """
+
+    def __init__(self, config: SyntheticConfig) -> None:
+        self.config = config
+        rng = np.random.default_rng((config.seed, 0xC0FFEE))
+        self.labels = ("label", "conversion") if config.conversion_rate else ("label",)
+        self.names = [f"C{number}" for number in range(1, len(config.cardinalities) + 1)]
+        self.names += [f"L{number}" for number in range(1, len(config.list_cardinalities) + 1)]
+        self.cardinalities = counts = (*config.cardinalities, *config.list_cardinalities)
+        columns = 1 + config.hidden_dim + len(self.labels) - 1  # w, h, and w of the second label
+        self._tables = [_centred(rng, count, columns, config.zipf_exponent) for count in counts]
+        cut = np.array_split(rng.permutation(len(counts)), config.num_groups)
+        self.groups = tuple(tuple(sorted(int(index) for index in part)) for part in cut)
+        angle = rng.uniform(0.0, np.pi / 3, config.num_dense)
+        sign = rng.choice([-1.0, 1.0], (2, config.num_dense))
+        self._dense_weights = (np.stack([np.cos(angle), np.sin(angle)]) * sign).astype(np.float32)
+        self._dense_scale = rng.uniform([[2.0], [0.5]], [[4.0], [1.2]], (2, config.num_dense)).astype(np.float32)
+        self._calibrate()
+
+    def block(self, number: int) -> Block:
+        """Block `number`: rows number·32,768 … +32,767."""
+        columns, parts, rng = self._draw(number)
+        logit = self._bias + parts[:4].T.astype(np.float64) @ self._factors
+        probabilities = [_sigmoid(logit)]
+        uniform = rng.random((len(self.labels), BLOCK_ROWS))
+        if len(self.labels) == 2:
+            standard = (logit - self._bias) / self.config.logit_sd
+            second = self._second[0] + self._second[1] * (0.6 * standard + 0.8 * parts[4] / self._second[2])
+            probabilities.append(probabilities[0] * _sigmoid(second))
+        labels = uniform[:1] < probabilities[0]
+        if len(self.labels) == 2:
+            labels = np.concatenate([labels, labels & (uniform[1:] < probabilities[1] / probabilities[0])])
+        return Block(columns, labels.astype(np.int8), np.stack(probabilities))
+
+    def _draw(self, number: int) -> tuple[dict[str, pa.Array | NDArray], _Floats, np.random.Generator]:
+        """The columns of a block, its parts D, F, S, T (and F of the second label), and the generator for labels."""
+        config = self.config
+        rng = np.random.Generator(np.random.SFC64(np.random.SeedSequence((config.seed, number))))
+        columns: dict[str, pa.Array | NDArray] = {}
+        parts = np.zeros((3 + len(self.labels), BLOCK_ROWS), dtype=np.float32)
+        for index in range(config.num_dense):
+            columns[f"I{index + 1}"], contribution = self._draw_dense(rng, index)
+            parts[0] += contribution
+        vectors: list[_Floats] = []
+        for index, (name, table) in enumerate(zip(self.names, self._tables, strict=True)):
+            if index < len(config.cardinalities):
+                columns[name] = ids = _draw_ids(rng, len(table), BLOCK_ROWS, config.zipf_exponent)
+                vectors.append(table.take(ids, axis=0))
+            else:
+                columns[name], mean = self._draw_list(rng, table)
+                vectors.append(mean)
+        for vector in vectors:
+            parts[1] += vector[:, 0]
+            if len(self.labels) == 2:
+                parts[4] += vector[:, -1]
+        for members in self.groups:
+            pairs, triples = _symmetric([vectors[index][:, 1 : 1 + config.hidden_dim] for index in members])
+            parts[2] += pairs
+            parts[3] += triples
+        return columns, parts, rng
+
+    def _draw_dense(self, rng: np.random.Generator, index: int) -> tuple[_Floats, _Floats]:
+        normal = rng.standard_normal(BLOCK_ROWS, dtype=np.float32)
+        linear, square = self._dense_weights[:, index]
+        mean, sd = self._dense_scale[:, index]
+        values = np.exp(mean + sd * normal)
+        contribution = linear * normal + (square / np.float32(np.sqrt(2.0))) * (normal * normal - 1)
+        if self.config.missing_share:
+            missing = rng.random(BLOCK_ROWS, dtype=np.float32) < self.config.missing_share
+            values[missing] = np.nan
+            contribution[missing] = 0.0
+        return values, contribution
+
+    def _draw_list(self, rng: np.random.Generator, table: _Floats) -> tuple[pa.Array, _Floats]:
+        """A list column and the mean vector of each list (zero for an empty one)."""
+        lengths = np.minimum(rng.poisson(self.config.list_mean_length, BLOCK_ROWS), self.config.list_max_length)
+        offsets = np.r_[0, np.cumsum(lengths)].astype(np.int32)
+        ids = _draw_ids(rng, len(table), int(offsets[-1]), self.config.zipf_exponent)
+        mean = np.zeros((BLOCK_ROWS, table.shape[1]), dtype=np.float32)
+        filled = lengths > 0
+        if filled.any():
+            sums = np.add.reduceat(table.take(ids, axis=0), offsets[:-1][filled], axis=0)
+            mean[filled] = sums / lengths[filled, None]
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)), mean
+
+    def _calibrate(self) -> None:
+        """Set the factors of the parts and the bias, from rows that are no part of the data."""
+        config = self.config
+        draws = [self._draw(_CALIBRATION_STREAM + number)[1] for number in range(_CALIBRATION_BLOCKS)]
+        parts = np.concatenate(draws, axis=1).astype(np.float64)
+        sds = parts.std(axis=1)
+        shares = np.where(sds[:4] > 1e-9, config.shares, 0.0)  # a part that does not exist has no share
+        scale = np.sqrt(shares / max(shares.sum(), 1e-300)) / np.maximum(sds[:4], 1e-9)
+        logit = parts[:4].T @ scale
+        self._factors = scale * (config.logit_sd / max(logit.std(), 1e-9))
+        logit = parts[:4].T @ self._factors
+        self._bias = _solve_bias(logit, config.click_rate)
+        if len(self.labels) == 2:
+            second = 0.6 * logit / config.logit_sd + 0.8 * parts[4] / sds[4]
+            weight = _sigmoid(self._bias + logit)
+            self._second = (_solve_bias(second, config.conversion_rate, weight=weight), 1.0, float(sds[4]))
+
+
+# ------------------------------------------------------------------------------------------------------------ formulas
+
+
+def _draw_ids(rng: np.random.Generator, cardinality: int, size: int, exponent: float) -> NDArray[np.int32]:
+    """`size` ids in 0 … cardinality−1: density x^−exponent on [1, cardinality+1), rounded down; by inverse CDF."""
+    uniform = rng.random(size, dtype=np.float32 if cardinality <= 2**20 else np.float64)
+    top = cardinality + 1.0
+    if exponent == 1.0:
+        position = np.exp(uniform * np.log(top).astype(uniform.dtype))
+    else:
+        power = 1.0 - exponent
+        scale = np.asarray(top**power - 1.0, dtype=uniform.dtype)
+        position = (1 + scale * uniform) ** np.asarray(1.0 / power, dtype=uniform.dtype)
+    return np.clip(position.astype(np.int64) - 1, 0, cardinality - 1).astype(np.int32)
+
+
+def id_probabilities(cardinality: int, exponent: float) -> NDArray[np.float64]:
+    """(cardinality,) probability of each id: ∫ x^−exponent over [i+1, i+2), normalised."""
+    edges = np.arange(1, cardinality + 2, dtype=np.float64)
+    distribution = np.log(edges) if exponent == 1.0 else (edges ** (1.0 - exponent) - 1.0) / (1.0 - exponent)
+    return np.diff(distribution) / distribution[-1]
+
+
+def _centred(rng: np.random.Generator, cardinality: int, columns: int, exponent: float) -> _Floats:
+    """(cardinality, columns) normal numbers with mean 0 under the distribution of the ids."""
+    table = rng.standard_normal((cardinality, columns), dtype=np.float32)
+    return table - (id_probabilities(cardinality, exponent) @ table).astype(np.float32)
+
+
+def _symmetric(vectors: list[_Floats]) -> tuple[_Floats, _Floats]:
+    """Σ over pairs and Σ over triples of elementwise products, summed over the hidden axis: two (rows,) arrays."""
+    first = np.zeros_like(vectors[0])
+    pairs, triples = first.copy(), first.copy()
+    for vector in vectors:
+        triples += pairs * vector
+        pairs += first * vector
+        first += vector
+    return pairs.sum(axis=1), triples.sum(axis=1)
+
+
+def _solve_bias(logit: NDArray[np.float64], rate: float, *, weight: NDArray[np.float64] | None = None) -> float:
+    """The bias for which the (weighted) mean of σ(bias + logit) is `rate`: bisection, the mean grows with the bias."""
+    low, high = -60.0, 60.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.average(_sigmoid(middle + logit), weights=weight) < rate else (low, middle)
+    return (low + high) / 2
+
+
+def _sigmoid(logit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """σ, kept inside (0, 1) so that entropies are finite."""
+    return np.clip(1.0 / (1.0 + np.exp(-np.clip(logit, -700, 700))), 1e-12, 1 - 1e-12)
