@@ -1,3 +1,77 @@
-"""Ziggurat: topology-aware recommendation models in PyTorch."""
+"""Ziggurat: topology-aware recommendation models in PyTorch. This file is the table of contents of the public API.
+
+Names load on first use, so that `import ziggurat` and `ziggurat --help` do not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ziggurat.data.inspect import inspect_file as inspect_file
+    from ziggurat.data.loader import Loader as Loader
+    from ziggurat.data.loader import LoaderConfig as LoaderConfig
+    from ziggurat.data.prepare import DataConfig as DataConfig
+    from ziggurat.data.prepare import prepare as prepare
+    from ziggurat.data.splits import SplitBy as SplitBy
+    from ziggurat.data.splits import SplitConfig as SplitConfig
+    from ziggurat.embeddings import EmbeddingConfig as EmbeddingConfig
+    from ziggurat.errors import ZigguratError as ZigguratError
+    from ziggurat.features.schema import Categorical as Categorical
+    from ziggurat.features.schema import Dense as Dense
+    from ziggurat.features.schema import Label as Label
+    from ziggurat.features.schema import MultiHot as MultiHot
+    from ziggurat.features.schema import Schema as Schema
+    from ziggurat.features.schema import Sequence as Sequence
+    from ziggurat.features.schema import Table as Table
+    from ziggurat.features.schema import Vector as Vector
+    from ziggurat.features.schema_io import read_schema as read_schema
+    from ziggurat.features.schema_io import write_schema as write_schema
+    from ziggurat.models import DCNv2Config as DCNv2Config
+    from ziggurat.models import DLRMConfig as DLRMConfig
+    from ziggurat.models import DNNConfig as DNNConfig
+    from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
+    from ziggurat.models import build_model as build_model
+    from ziggurat.recipes.catalogue import recipe_named as recipe_named
+    from ziggurat.recipes.execute import train_run as train_run
+    from ziggurat.recipes.load_run import Run as Run
+    from ziggurat.recipes.load_run import load_run as load_run
+    from ziggurat.recipes.run_config import DatasetConfig as DatasetConfig
+    from ziggurat.recipes.run_config import RunConfig as RunConfig
+    from ziggurat.training.config import TrainingConfig as TrainingConfig
+    from ziggurat.training.progress import show_progress as show_progress
+    from ziggurat.training.trainer import Trainer as Trainer
+
+_HOMES = {
+    "ziggurat.data.inspect": ("inspect_file",),
+    "ziggurat.data.loader": ("Loader", "LoaderConfig"),
+    "ziggurat.data.prepare": ("DataConfig", "prepare"),
+    "ziggurat.data.splits": ("SplitBy", "SplitConfig"),
+    "ziggurat.embeddings": ("EmbeddingConfig",),
+    "ziggurat.errors": ("ZigguratError",),
+    "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
+    "ziggurat.features.schema_io": ("read_schema", "write_schema"),
+    "ziggurat.models": ("DCNv2Config", "DLRMConfig", "DNNConfig", "LogisticRegressionConfig", "build_model"),
+    "ziggurat.recipes.catalogue": ("recipe_named",),
+    "ziggurat.recipes.execute": ("train_run",),
+    "ziggurat.recipes.load_run": ("Run", "load_run"),
+    "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),
+    "ziggurat.training.config": ("TrainingConfig",),
+    "ziggurat.training.progress": ("show_progress",),
+    "ziggurat.training.trainer": ("Trainer",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = [*_HOME_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ziggurat' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*_HOME_OF, "__version__"]

@@ -59,6 +59,11 @@ class Position:
         """Plain data; floats survive exactly."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, data: Any) -> Position:
+        """The inverse of `to_json`."""
+        return cls(**data)
+
 
 def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     """All tensors of a run by name. They share memory with the run: loading into them restores it."""

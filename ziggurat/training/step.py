@@ -17,11 +17,11 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ziggurat.cache import cache_folder
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
@@ -74,10 +74,9 @@ class TrainStep:
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())
         self.dense_optimizer = _dense_optimizer(self._dense, config) if self._dense else None
-        self.table_optimizer: TableOptimizer | None = (
-            TableOptimizer(model.embeddings) if model.embeddings.is_fused else None
-        )
-        self._whole_tables = [] if model.embeddings.is_fused else list(model.embeddings.parameters())
+        fused = not model.embeddings.has_dense_gradients
+        self.table_optimizer: TableOptimizer | None = TableOptimizer(model.embeddings) if fused else None
+        self._whole_tables = [] if fused else list(model.embeddings.parameters())
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(
                 expected="dense-gradient tables, because embedding_l2 acts on whole tables at every step",
@@ -181,9 +180,7 @@ def compiled_interact(model: RankingModel, mode: Compile) -> Callable[..., Tenso
     """The dense network of a model, compiled as asked; artifacts are cached for the next process."""
     if mode is Compile.OFF:
         return model.interact
-    cache = os.environ.get("ZIGGURAT_CACHE")
-    folder = Path(cache) if cache else Path.home() / ".cache" / "ziggurat"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
     return torch.compile(model.interact, fullgraph=True, dynamic=False, mode=inductor_mode)
 

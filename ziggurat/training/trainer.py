@@ -23,7 +23,7 @@ from ziggurat.data.loader import Loader
 from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
-from ziggurat.training.checkpoint import CheckpointStore, set_rng_state
+from ziggurat.training.checkpoint import JSON, CheckpointStore, Match, set_rng_state
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.metrics import higher_is_better
@@ -96,6 +96,7 @@ class Trainer:
         self._train_rows = 0
         self._first_step_s = 0.0
         self._interval = (0.0, 0)
+        self._pinned: set[int] = set()
 
     @property
     def total_steps(self) -> int:
@@ -256,23 +257,31 @@ class Trainer:
     def _save(self, *, pinned: bool) -> None:
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
-        state = {"position": self.position.to_json(), "threads": torch.get_num_threads()}
+        state: dict[str, JSON] = {"position": self.position.to_json(), "threads": torch.get_num_threads()}
+        for old in self._pinned - {self.position.best_step}:
+            self.store.unpin(old)
+        self._pinned = {self.position.best_step}
         self.store.save(self.position.step, tensors=snapshot_tensors(self.step), state=state, pinned=pinned)
 
     # ------------------------------------------------------------------------------------------ start and resume
 
+    def refuse_old_run(self) -> None:
+        """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
+        if not self.folder.metrics.exists() and not self.store.steps():
+            return
+        raise ConfigError(
+            expected="a folder without a run",
+            found="a run that was started before",
+            where=str(self.folder.path),
+            ways_out=(
+                f"go on with it: ziggurat train {self.folder.path} --resume",
+                "choose another folder: --out runs/another_name",
+                f"remove it: rm -r {self.folder.path}",
+            ),
+        )
+
     def _start(self) -> bool:
-        if self.folder.metrics.exists() or self.store.steps():
-            raise ConfigError(
-                expected="a folder without a run",
-                found="a run that was started before",
-                where=str(self.folder.path),
-                ways_out=(
-                    f"go on with it: ziggurat train {self.folder.path} --resume",
-                    "choose another folder: --out runs/another_name",
-                    f"remove it: rm -r {self.folder.path}",
-                ),
-            )
+        self.refuse_old_run()
         self.folder.path.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(self.config.seed)
         return False
@@ -289,7 +298,10 @@ class Trainer:
         set_rng_state({name.removeprefix("rng."): into[name] for name in into if name.startswith("rng.")})
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
-        self.position = Position(**checkpoint.state["position"])
+        self.position = Position.from_json(checkpoint.state["position"])
+        if self.position.best_step in self.store.steps():
+            self.store.pin(self.position.best_step)
+            self._pinned = {self.position.best_step}
         if self.position.epoch < self.config.epochs and not self._max_steps_reached():
             self.position.finished = self._patience_is_out()
         threads = int(checkpoint.state["threads"])
@@ -306,7 +318,7 @@ class Trainer:
         if not best or best == self.position.step:
             return
         wanted = {name: value for name, value in state_tensors(self.step).items() if name.startswith("model.")}
-        self.store.load(best, into=wanted)
+        self.store.load(best, into=wanted, match=Match.SUBSET)
         self.progress.say(
             f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"
         )

@@ -1,0 +1,68 @@
+"""The table of contents is true, importing is cheap, and the package has no pickle and no eval."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ziggurat
+
+PACKAGE = Path(ziggurat.__file__).parent
+
+
+def test_every_public_name_loads_and_is_declared_for_type_checkers() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    declared = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ziggurat.")
+        for alias in node.names
+    }
+    assert declared == set(ziggurat.__all__)
+    for name in ziggurat.__all__:
+        assert getattr(ziggurat, name).__doc__, name
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Tower'"):
+        _ = ziggurat.Tower
+
+
+def test_import_and_help_do_not_load_torch() -> None:
+    code = (
+        "import sys, ziggurat, ziggurat.cli.main as m\n"
+        "try: m.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules or 'polars' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ziggurat train" in done.stdout
+
+
+LOWER = ("ziggurat.models", "ziggurat.embeddings", "ziggurat.ops", "ziggurat.features.batch")
+
+
+def test_models_import_without_polars_pyarrow_and_fbgemm() -> None:
+    blocked = "import sys\nfor name in ('polars', 'pyarrow', 'fbgemm_gpu'): sys.modules[name] = None\n"
+    code = blocked + "".join(f"import {name}\n" for name in LOWER)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_pickle_and_no_eval_in_the_package() -> None:
+    banned_calls = {("torch", "load"), ("torch", "save"), ("np", "load"), ("yaml", "load")}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert not names & {"pickle", "dill", "cloudpickle", "marshal", "shelve"}, path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+                assert (owner, node.func.attr) not in banned_calls, path

@@ -1,0 +1,138 @@
+"""`ziggurat <verb>`: parse, call, and turn errors into four lines. Loads torch only when a verb needs it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from ziggurat import __version__
+from ziggurat.errors import ConfigError, ZigguratError
+
+DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, scale out, compress, serve."
+EXAMPLES = """examples:
+  ziggurat demo                                               MovieLens-1M: fetch, train DLRM and DCNv2, compare
+  ziggurat train movielens_dlrm --training.epochs 2 --model.embedding-dim 32
+  ziggurat train runs/movielens_dlrm --resume                 go on after kill -9, bit for bit
+  ziggurat data inspect ratings.parquet --write-schema my.toml
+  ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml
+  ziggurat evaluate runs/movielens_dlrm ratings.parquet
+  ziggurat predict runs/movielens_dlrm ratings.parquet --out scores.parquet
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line. Its flags are frozen by a test: settings of runs belong into configs."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="ziggurat", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=f"ziggurat {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+
+    def verb(name: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=summary, description=summary, epilog=epilog, formatter_class=raw)
+
+    demo = verb("demo", "fetch MovieLens-1M, train DLRM and DCNv2, print the comparison, write reports with plots")
+    demo.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
+
+    train = verb(
+        "train",
+        "train a recipe, repeat a config, or resume a run",
+        "Every setting of a run can be given as --group.name VALUE; `ziggurat train RECIPE --settings` lists them\n"
+        "with their defaults. Examples:\n"
+        "  ziggurat train movielens_dcn_v2 --training.seed 1 --out runs/dcn_v2_seed1\n"
+        "  ziggurat train --config runs/demo/dlrm/config.json --out runs/again",
+    )
+    train.add_argument(
+        "recipe", nargs="?", help="name of a recipe (see `ziggurat recipes`), or with --resume a run folder"
+    )
+    train.add_argument("--config", metavar="FILE", help="config.json of a run: repeats it exactly")
+    train.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
+    train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE)")
+    train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
+    train.add_argument("--settings", action="store_true", help="list every setting with its value, and stop")
+
+    evaluate = verb("evaluate", "exact metrics of a trained run on raw files (same columns as its training data)")
+    _scoring_arguments(evaluate)
+    evaluate.add_argument("--json", metavar="FILE", help="also write metrics and calibration there")
+
+    predict = verb("predict", "score raw files with a trained run; labels need not be in them")
+    _scoring_arguments(predict)
+    predict.add_argument("--out", metavar="FILE", required=True, help="Parquet file: row, and one column a label")
+
+    _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
+
+    verb("recipes", "list the recipes with one line each")
+    report = verb("report", "write report.html of a run again")
+    report.add_argument("run", help="folder of a run")
+    verify = verb("verify", "check every checkpoint of a run, and that each row was trained exactly once per epoch")
+    verify.add_argument("run", help="folder of a run")
+    verb("doctor", "what this machine and installation can do, and what is missing and why")
+    bench = verb("bench", "speed and quality against the peers; needs a checkout of the repository")
+    bench.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
+    bench.add_argument("--json", metavar="FILE", help="write machine, versions, commit and cases there")
+    bench.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works, not to be quoted")
+    return parser
+
+
+def _scoring_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="folder of a trained run")
+    parser.add_argument("data", nargs="+", help="raw files or globs: Parquet, CSV, TSV (also .gz)")
+    parser.add_argument(
+        "--bad-rows",
+        choices=("error", "quarantine"),
+        default="error",
+        help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
+    )
+    parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
+
+
+def _data_verb(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
+    inspect = actions.add_parser("inspect", help="guess the schema of a file, and explain each guess")
+    inspect.add_argument("file", help="Parquet, CSV or TSV (also .gz)")
+    inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
+    fetch = actions.add_parser("fetch", help="get a public data set into the cache, checked by checksum")
+    fetch.add_argument("name", help="movielens-1m, frappe, criteo")
+    fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status: 0 done, 1 checked and found wanting, 2 an error, 130 interrupted."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    try:
+        if rest and options.verb != "train":
+            raise ConfigError(
+                expected=f"arguments of `ziggurat {options.verb}`",
+                found=" ".join(rest),
+                where="command line",
+                ways_out=f"see `ziggurat {options.verb} --help`",
+            )
+        return _handler(options.verb)(options, rest)
+    except ZigguratError as error:
+        sys.stderr.write(f"{type(error).__name__}\n{error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\ninterrupted; a run goes on from its last checkpoint with --resume\n")
+        return 130
+
+
+def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
+    from ziggurat.cli import verbs
+
+    return {
+        "demo": verbs.demo,
+        "train": verbs.train,
+        "evaluate": verbs.evaluate,
+        "predict": verbs.predict,
+        "data": verbs.data,
+        "recipes": verbs.recipes,
+        "report": verbs.report,
+        "verify": verbs.verify,
+        "doctor": verbs.doctor,
+        "bench": verbs.bench,
+    }[verb]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""What each verb does. Heavy imports stand inside the functions, so that `ziggurat --help` stays fast."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import runpy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ziggurat.config import override, settings
+from ziggurat.errors import ConfigError, MissingFileError
+
+if TYPE_CHECKING:
+    from ziggurat.recipes.run_config import RunConfig
+
+console = Console()
+
+
+def demo(options: argparse.Namespace, rest: list[str]) -> int:
+    """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
+    from ziggurat.recipes.demo import run_demo
+    from ziggurat.training.progress import show_progress
+
+    result = run_demo(Path(options.out), progress=show_progress())
+    table = Table("model", "test AUC", "test log loss", "calibration", "weights", "samples/s", box=box.SIMPLE)
+    for row in result.rows:
+        table.add_row(*row)
+    console.print(f"\nMovieLens-1M, time split, like = rating of 4 or more ({result.num_test_rows:,} test rows)")
+    console.print(table)
+    for name, path in result.reports.items():
+        console.print(f"{name} report: {path}", soft_wrap=True)
+    return 0
+
+
+def train(options: argparse.Namespace, rest: list[str]) -> int:
+    """Train a recipe, a config, or resume."""
+    from ziggurat.recipes.execute import train_run
+    from ziggurat.training.progress import show_progress
+
+    config, folder = _run_to_train(options)
+    config = override(config, _overrides(rest))
+    if options.settings:
+        table = Table("setting", "type", "value", box=box.SIMPLE)
+        for path, kind, value in settings(config):
+            if not path.startswith("table-schema"):
+                table.add_row(f"--{path}", kind, value)
+        console.print(table)
+        return 0
+    result = train_run(config, folder=folder, resume=options.resume, progress=show_progress())
+    for split, evaluation in result.evaluations.items():
+        console.print(f"{split:<6} {_metrics_line(evaluation.metrics)}", soft_wrap=True)
+    fit = result.fit
+    rate = (
+        f"{fit.samples_per_s:,.0f} samples/s, first step {fit.first_step_s:.1f} s" if fit.samples_per_s else "no step"
+    )
+    console.print(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}", soft_wrap=True)
+    console.print(f"report {result.report}", soft_wrap=True)
+    return 0
+
+
+def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
+    """Metrics on raw files."""
+    from ziggurat.data.bad_rows import BadRowPolicy
+    from ziggurat.recipes.load_run import load_run
+    from ziggurat.training.progress import show_progress
+    from ziggurat.training.run_folder import write_json
+
+    run = load_run(options.run, step=options.step)
+    progress = show_progress()
+    progress.begin("evaluate", total=None)
+    evaluation = run.evaluate(options.data, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
+    progress.end()
+    console.print(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
+    console.print(_metrics_line(evaluation.metrics), soft_wrap=True)
+    if options.json:
+        write_json(Path(options.json), evaluation.to_json())
+    return 0
+
+
+def predict(options: argparse.Namespace, rest: list[str]) -> int:
+    """Scores of raw files."""
+    from ziggurat.data.bad_rows import BadRowPolicy
+    from ziggurat.recipes.load_run import load_run
+    from ziggurat.training.progress import show_progress
+
+    run = load_run(options.run, step=options.step)
+    progress = show_progress()
+    progress.begin("predict", total=None)
+    rows = run.predict(options.data, out=options.out, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
+    progress.end()
+    console.print(f"{rows:,} rows scored into {options.out} (checkpoint of step {run.step:,})", soft_wrap=True)
+    return 0
+
+
+def data(options: argparse.Namespace, rest: list[str]) -> int:
+    """`data inspect` and `data fetch`."""
+    if options.action == "fetch":
+        from ziggurat.data.datasets import fetch
+
+        console.print(f"{fetch(options.name, source=options.source)}", soft_wrap=True)
+        return 0
+    from ziggurat.data.inspect import inspect_file
+    from ziggurat.features.schema_io import write_schema
+
+    inspection = inspect_file(options.file)
+    head, *lines = inspection.table()
+    table = Table(*head, box=box.SIMPLE)
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
+    if options.write_schema:
+        write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
+        console.print(f"schema written to {options.write_schema}; read it, correct it, then:", soft_wrap=True)
+        console.print(
+            f"  ziggurat train table_dlrm --data.train {options.file} --schema {options.write_schema}", soft_wrap=True
+        )
+    return 0
+
+
+def recipes(options: argparse.Namespace, rest: list[str]) -> int:
+    """List the recipes."""
+    from ziggurat.recipes.catalogue import RECIPES
+
+    table = Table("recipe", "what it trains", box=box.SIMPLE)
+    for recipe in RECIPES:
+        table.add_row(recipe.__name__, (recipe.__doc__ or "").splitlines()[0])
+    console.print(table)
+    return 0
+
+
+def report(options: argparse.Namespace, rest: list[str]) -> int:
+    """Write report.html again."""
+    from ziggurat.training.report import write_report
+
+    if not (Path(options.run) / "metrics.jsonl").exists():
+        raise MissingFileError(
+            expected="the folder of a run", found="no metrics.jsonl in it", where=options.run, ways_out="name another"
+        )
+    console.print(str(write_report(options.run)), soft_wrap=True)
+    return 0
+
+
+def verify(options: argparse.Namespace, rest: list[str]) -> int:
+    """Check checkpoints and ledger."""
+    from ziggurat.recipes.verify import verify_run
+
+    result = verify_run(options.run)
+    for line in result.lines:
+        console.print(line, soft_wrap=True, highlight=False)
+    return 0 if result.good else 1
+
+
+def doctor(options: argparse.Namespace, rest: list[str]) -> int:
+    """What this machine and installation can do."""
+    from ziggurat.recipes.doctor import diagnose
+
+    console.print(diagnose().text(), soft_wrap=True, highlight=False)
+    return 0
+
+
+def bench(options: argparse.Namespace, rest: list[str]) -> int:
+    """Run a benchmark script of the checkout."""
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    script = folder / "main.py"
+    if not script.is_file():
+        raise MissingFileError(
+            expected="the folder benchmarks/ of a checkout",
+            found="an installed package without it",
+            where=str(folder),
+            ways_out="clone the repository and run `make bench` there",
+        )
+    arguments = [options.name, *(["--json", options.json] if options.json else []), *(["--quick"] * options.quick)]
+    sys.path.insert(0, str(folder.parent))
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(str(script), run_name="__main__")
+    return 0
+
+
+def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
+    """The config and folder that the command line names."""
+    from ziggurat.recipes.catalogue import recipe_named
+    from ziggurat.recipes.execute import load_config
+
+    if options.resume:
+        folder = Path(options.out or options.recipe or "")
+        return load_config(folder), folder
+    if options.config:
+        config = load_config(options.config)
+        return config, Path(options.out or f"runs/{config.recipe or 'run'}")
+    if not options.recipe:
+        raise ConfigError(
+            expected="a recipe, --config FILE, or RUN --resume",
+            found="none of them",
+            where="command line",
+            ways_out=("see the recipes: ziggurat recipes", "ziggurat train movielens_dlrm"),
+        )
+    schema = None
+    if options.schema:
+        from ziggurat.features.schema_io import read_schema
+
+        schema = read_schema(options.schema)
+    return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
+
+
+def _overrides(rest: list[str]) -> Mapping[str, str]:
+    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
+    changes: dict[str, str] = {}
+    position = 0
+    while position < len(rest):
+        name, equals, value = rest[position].partition("=")
+        if not name.startswith("--") or len(name) < 3:
+            raise _bad_override(rest[position], "an argument that begins with --")
+        if not equals:
+            position += 1
+            if position >= len(rest):
+                raise _bad_override(name, f"a value after {name}")
+            value = rest[position]
+        changes[name[2:]] = value
+        position += 1
+    return changes
+
+
+def _bad_override(found: str, expected: str) -> ConfigError:
+    return ConfigError(
+        expected=expected,
+        found=repr(found),
+        where="command line",
+        ways_out="write settings as --training.epochs 2; `ziggurat train RECIPE --settings` lists them",
+    )
+
+
+def _metrics_line(metrics: Mapping[str, Any]) -> str:
+    shown = {name: "–" if not math.isfinite(value) else f"{value:.5f}" for name, value in metrics.items()}
+    return "  ".join(f"{name} {value}" for name, value in shown.items())

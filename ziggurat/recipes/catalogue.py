@@ -1,0 +1,258 @@
+"""Recipes: complete runs as functions. Calling one returns a `RunConfig`; nothing runs until `train_run` is called.
+
+A variant is a function that changes another's result (`dataclasses.replace`), never a copy. `RECIPES` lists them for
+the command line: the first line of each docstring is what `ziggurat recipes` prints.
+
+`*_bars_*` follow the BARS/FuxiCTR protocol to the letter (dense Adam on whole tables, whole-table L2, learning rate
+× 0.1 at each evaluation without improvement, patience 2, clip 10, N(0, 1e-4) tables, Xavier MLPs); the others train as
+large systems do (row-wise Adagrad on touched rows). The two are never compared with each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+
+from ziggurat.data.datasets import schema_for
+from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.prepare import DataConfig
+from ziggurat.data.raw import FileFormat
+from ziggurat.data.splits import SplitBy, SplitConfig
+from ziggurat.data.synthetic import SyntheticTeacher, learnable
+from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Schema
+from ziggurat.models import (
+    CrossConfig,
+    DCNv2Config,
+    DLRMConfig,
+    DNNConfig,
+    Init,
+    Interaction,
+    LogisticRegressionConfig,
+    MLPConfig,
+    ModelConfig,
+    Normalization,
+)
+from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
+
+DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
+DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
+
+
+def movielens_dlrm() -> RunConfig:
+    """DLRM on MovieLens-1M, time split, like = rating of 4 or more."""
+    return RunConfig(
+        recipe="movielens_dlrm",
+        dataset=DatasetConfig(name="movielens-1m"),
+        data=DataConfig(split=SplitConfig(by=SplitBy.TIME, valid_fraction=0.1, test_fraction=0.1)),
+        table_schema=schema_for("movielens-1m"),
+        model=DLRMConfig(bottom=MLPConfig(hidden_dims=(64,)), top=MLPConfig(hidden_dims=(256, 128), dropout=0.2)),
+        training=TrainingConfig(
+            epochs=5,
+            learning_rate=1e-3,
+            table_learning_rate=0.02,
+            early_stop=EarlyStopConfig(metric="auc", patience=1),
+            loader=LoaderConfig(batch_size=2048),
+        ),
+    )
+
+
+def movielens_dcn_v2() -> RunConfig:
+    """DCNv2 on MovieLens-1M, time split, like = rating of 4 or more."""
+    model = DCNv2Config(deep=MLPConfig(hidden_dims=(256, 128), dropout=0.2), cross=CrossConfig(num_layers=2))
+    return replace(movielens_dlrm(), recipe="movielens_dcn_v2", model=model)
+
+
+def movielens_logistic_regression() -> RunConfig:
+    """Logistic regression on MovieLens-1M: the floor."""
+    config = replace(movielens_dlrm(), recipe="movielens_logistic_regression", model=LogisticRegressionConfig())
+    return replace(config, training=replace(config.training, table_learning_rate=0.1))
+
+
+def frappe_bars_dcn_v2() -> RunConfig:
+    """DCNv2 on Frappe_x1 by the BARS protocol (published test AUC 0.98382 ± 0.00049). Needs --dataset.source FOLDER."""
+    return RunConfig(
+        recipe="frappe_bars_dcn_v2",
+        dataset=DatasetConfig(name="frappe"),
+        data=DataConfig(split=SplitConfig(by=SplitBy.FILES)),
+        table_schema=schema_for("frappe"),
+        model=DCNv2Config(
+            embedding_dim=10,
+            cross=CrossConfig(num_layers=4),
+            deep=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.4),
+            init=Init.XAVIER_NORMAL,
+            embedding=_bars_tables(),
+        ),
+        training=bars_training(embedding_l2=0.05),
+    )
+
+
+def frappe_bars_dlrm() -> RunConfig:
+    """DLRM (concatenation) on Frappe_x1 by the BARS protocol. Needs --dataset.source FOLDER."""
+    model = DLRMConfig(
+        embedding_dim=10,
+        interaction=Interaction.CAT,
+        top=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.4),
+        init=Init.XAVIER_NORMAL,
+        embedding=_bars_tables(),
+    )
+    training = bars_training(embedding_l2=0.1)
+    return replace(frappe_bars_dcn_v2(), recipe="frappe_bars_dlrm", model=model, training=training)
+
+
+def frappe_bars_dnn() -> RunConfig:
+    """DNN on Frappe_x1 by the BARS protocol (published test AUC 0.98404 ± 0.00057). Needs --dataset.source FOLDER."""
+    model = DNNConfig(
+        embedding_dim=10,
+        deep=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.2),
+        init=Init.XAVIER_NORMAL,
+        embedding=_bars_tables(),
+    )
+    return replace(frappe_bars_dcn_v2(), recipe="frappe_bars_dnn", model=model)
+
+
+def frappe_dlrm() -> RunConfig:
+    """DLRM on Frappe with row-wise Adagrad. Needs --dataset.source FOLDER."""
+    config = frappe_bars_dcn_v2()
+    training = TrainingConfig(epochs=10, early_stop=EarlyStopConfig(metric="auc", patience=2))
+    return replace(config, recipe="frappe_dlrm", model=DATA_DLRM, training=training)
+
+
+def frappe_dcn_v2() -> RunConfig:
+    """DCNv2 on Frappe with row-wise Adagrad. Needs --dataset.source FOLDER."""
+    return replace(frappe_dlrm(), recipe="frappe_dcn_v2", model=DATA_DCN_V2)
+
+
+def criteo_dlrm() -> RunConfig:
+    """DLRM on a Criteo Kaggle or 1TB file of yours: --data.train train.txt. One pass, warm-up, row-wise Adagrad."""
+    return RunConfig(
+        recipe="criteo_dlrm",
+        data=DataConfig(
+            format=FileFormat.CRITEO, split=SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.05, test_fraction=0.05)
+        ),
+        table_schema=schema_for("criteo"),
+        model=DATA_DLRM,
+        training=TrainingConfig(
+            epochs=1,
+            schedule=ScheduleConfig(warmup_steps=500),
+            checkpoint_every=2000,
+            evaluate_every=5000,
+        ),
+    )
+
+
+def criteo_dcn_v2() -> RunConfig:
+    """DCNv2 on a Criteo Kaggle or 1TB file of yours: --data.train train.txt."""
+    return replace(criteo_dlrm(), recipe="criteo_dcn_v2", model=DATA_DCN_V2)
+
+
+def synthetic_dlrm() -> RunConfig:
+    """DLRM on a synthetic teacher whose best reachable AUC is known."""
+    teacher = learnable()
+    return RunConfig(
+        recipe="synthetic_dlrm",
+        dataset=DatasetConfig(name="synthetic", rows=2_000_000),
+        teacher=teacher,
+        data=DataConfig(split=SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.05, test_fraction=0.1)),
+        table_schema=SyntheticTeacher(teacher).schema(),
+        model=DATA_DLRM,
+        training=TrainingConfig(epochs=2, schedule=ScheduleConfig(warmup_steps=200, decay=Decay.LINEAR)),
+    )
+
+
+def synthetic_dcn_v2() -> RunConfig:
+    """DCNv2 on a synthetic teacher whose best reachable AUC is known."""
+    return replace(synthetic_dlrm(), recipe="synthetic_dcn_v2", model=DATA_DCN_V2)
+
+
+def table_dlrm(schema: Schema) -> RunConfig:
+    """DLRM on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_dlrm", DATA_DLRM, schema)
+
+
+def table_dcn_v2(schema: Schema) -> RunConfig:
+    """DCNv2 on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_dcn_v2", DATA_DCN_V2, schema)
+
+
+def table_dnn(schema: Schema) -> RunConfig:
+    """DNN on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_dnn", DNNConfig(), schema)
+
+
+RECIPES: tuple[Callable[..., RunConfig], ...] = (
+    movielens_dlrm,
+    movielens_dcn_v2,
+    movielens_logistic_regression,
+    frappe_bars_dcn_v2,
+    frappe_bars_dlrm,
+    frappe_bars_dnn,
+    frappe_dlrm,
+    frappe_dcn_v2,
+    criteo_dlrm,
+    criteo_dcn_v2,
+    synthetic_dlrm,
+    synthetic_dcn_v2,
+    table_dlrm,
+    table_dcn_v2,
+    table_dnn,
+)
+
+
+def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
+    """The config of the recipe called `name`.
+
+    Args:
+        name: see `RECIPES`.
+        schema: for `table_*` recipes, which need one; replaces the schema of the others.
+    """
+    by_name = {recipe.__name__: recipe for recipe in RECIPES}
+    if name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=1)
+        raise ConfigError(
+            expected="a recipe: " + ", ".join(by_name),
+            found=repr(name),
+            where="command line",
+            ways_out=[*(f"did you mean {match!r}?" for match in near), "see `ziggurat recipes`"],
+        )
+    if name.startswith("table_"):
+        if schema is None:
+            raise ConfigError(
+                expected="a schema",
+                found="none",
+                where=f"recipe {name}",
+                ways_out=("guess one: ziggurat data inspect FILE --write-schema my.toml", "then: --schema my.toml"),
+            )
+        return by_name[name](schema)
+    config = by_name[name]()
+    return config if schema is None else replace(config, table_schema=schema)
+
+
+def bars_training(*, embedding_l2: float, learning_rate: float = 1e-3) -> TrainingConfig:
+    """The training half of the BARS protocol (FuxiCTR `rank_model.py`): see the module docstring."""
+    return TrainingConfig(
+        epochs=100,
+        learning_rate=learning_rate,
+        embedding_l2=embedding_l2,
+        clip_norm=10.0,
+        schedule=ScheduleConfig(decay=Decay.PLATEAU, plateau_factor=0.1, minimum=1e-6),
+        early_stop=EarlyStopConfig(metric="auc", patience=2, min_delta=1e-6),
+        loader=LoaderConfig(batch_size=4096),
+    )
+
+
+def _bars_tables() -> EmbeddingConfig:
+    return EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=1e-4)
+
+
+def _table_run(recipe: str, model: ModelConfig, schema: Schema) -> RunConfig:
+    split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
+    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(metric="auc", patience=1))
+    if len(schema.labels) > 1:
+        metric = f"auc/{schema.labels[0].name}"
+        training = replace(training, early_stop=replace(training.early_stop, metric=metric))
+    data = DataConfig(split=split)
+    return RunConfig(recipe=recipe, data=data, table_schema=schema, model=model, training=training)

@@ -1,0 +1,159 @@
+"""Execute a run: fetch, prepare, build, train, evaluate, report. The order of everything on one page.
+
+    fetch raw data ─► prepare (fit on training rows, encode) ─► model ─► Trainer.fit ─► evaluate valid, test ─► report
+
+Test data is read once, at the very end, with the weights that validation chose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ziggurat.cache import cache_folder
+from ziggurat.config import from_json, to_json
+from ziggurat.data.datasets import dataset_files
+from ziggurat.data.prepare import DataConfig, PreparedData, prepare
+from ziggurat.data.synthetic import SyntheticTeacher
+from ziggurat.errors import ConfigError
+from ziggurat.models import build_model
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.evaluation import Evaluation
+from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.report import write_report
+from ziggurat.training.run_folder import RunFolder, read_json, write_json
+from ziggurat.training.startup import startup_report
+from ziggurat.training.trainer import FitResult, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a finished run has to show.
+
+    Args:
+        folder: of the run.
+        fit: steps, best step, rate.
+        evaluations: by split, those that exist of valid and test.
+        report: path of the HTML report.
+    """
+
+    folder: Path
+    fit: FitResult
+    evaluations: dict[str, Evaluation]
+    report: Path
+
+
+def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
+    """The run's DataConfig with real paths in it, after fetching or generating what is not there yet."""
+    name = config.dataset.name
+    if name == "synthetic":
+        if config.teacher is None:
+            raise ConfigError(
+                expected="a teacher for the synthetic data set",
+                found="none",
+                where="config, teacher",
+                ways_out="start from the recipe synthetic_dlrm",
+            )
+        teacher = SyntheticTeacher(config.teacher)
+        path = cache_folder() / "synthetic" / f"{teacher.fingerprint}_{config.dataset.rows}.parquet"
+        if not path.exists():
+            progress.say(f"generating {config.dataset.rows:,} synthetic rows")
+            teacher.write_parquet(path, rows=config.dataset.rows)
+        return dataclasses.replace(config.data, train=(str(path),))
+    if name:
+        files = dataset_files(name, source=config.dataset.source or None)
+        return dataclasses.replace(config.data, **{split: tuple(map(str, paths)) for split, paths in files.items()})
+    if not config.data.train:
+        raise ConfigError(
+            expected="files to train on",
+            found="none",
+            where="config, data.train",
+            ways_out=(
+                "--data.train ratings.parquet --schema my.toml",
+                "use a recipe with a data set: ziggurat recipes",
+            ),
+        )
+    return config.data
+
+
+def prepare_run(config: RunConfig, *, progress: Progress | None = None) -> PreparedData:
+    """Raw files to encoded training, validation and test data; cached, so that a second run starts at once."""
+    progress = progress or NoProgress()
+    data = raw_files(config, progress=progress)
+    phase = ""
+
+    def on_progress(what: str, done: int, total: int | None) -> None:
+        nonlocal phase
+        if what != phase:
+            progress.end()
+            progress.begin(what, total=total)
+            phase = what
+        progress.update(done)
+
+    prepared = prepare(data, schema=config.table_schema, folder=cache_folder() / "prepared", progress=on_progress)
+    progress.end()
+    return prepared
+
+
+def train_run(
+    config: RunConfig, *, folder: str | Path, resume: bool = False, progress: Progress | None = None
+) -> RunResult:
+    """Train, evaluate and report one run.
+
+    Args:
+        config: the whole run.
+        folder: where it is kept; see `RunFolder`.
+        resume: go on from the newest intact checkpoint in `folder`.
+        progress: where to show progress.
+    """
+    progress = progress or NoProgress()
+    run = RunFolder(Path(folder))
+    prepared = prepare_run(config, progress=progress)
+    model = build_model(config.model, prepared.inputs, seed=config.training.seed)
+    trainer = Trainer(
+        model,
+        config=config.training,
+        train=prepared.train,
+        valid=prepared.valid,
+        folder=run.path,
+        progress=progress,
+    )
+    if not resume:
+        trainer.refuse_old_run()
+    config = resolved(config, trainer=trainer)
+    write_json(run.config, to_json(config))
+    write_json(run.inputs, to_json(prepared.inputs))
+    if not run.preprocessing.exists():
+        prepared.preprocessing.save(run.preprocessing)
+    report = startup_report(trainer.step, data=prepared.summary_lines())
+    write_json(run.startup, report.sections)
+    progress.say(report.text())
+    fit = trainer.fit(resume=resume)
+    evaluations = _final_evaluations(trainer, prepared)
+    return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=write_report(run.path))
+
+
+def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
+    """The config with every `auto` replaced by what was chosen on this machine, so that it repeats exactly."""
+    embedding = dataclasses.replace(config.model.embedding, kernel=trainer.model.embeddings.kernel_name)
+    training = dataclasses.replace(config.training, precision=trainer.step.precision, threads=torch.get_num_threads())
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
+
+
+def _final_evaluations(trainer: Trainer, prepared: PreparedData) -> dict[str, Evaluation]:
+    splits = {"valid": prepared.valid, "test": prepared.test}
+    return {
+        name: trainer.evaluate(dataset, split=name)
+        for name, dataset in splits.items()
+        if dataset is not None and dataset.num_rows
+    }
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """The configuration of a run, from its folder or from a config.json."""
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    return from_json(RunConfig, read_json(file), where=str(file))

@@ -1,0 +1,150 @@
+"""Load a finished run: its model with the best weights, its preprocessing, and evaluation of any raw file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.config import from_json
+from ziggurat.data.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.encoded import table_to_batch
+from ziggurat.data.preprocessing import Preprocessing
+from ziggurat.data.raw import FileFormat, RawChunk, RawSource
+from ziggurat.errors import MissingFileError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models import RankingModel, build_model
+from ziggurat.recipes.execute import load_config
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.checkpoint import CheckpointStore, Match
+from ziggurat.training.evaluation import Evaluation, evaluate_batches, scores_of
+from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.state import Position
+from ziggurat.training.run_folder import RunFolder, read_json
+
+CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained model together with what it needs to score raw data.
+
+    Args:
+        folder: of the run.
+        config: its whole configuration.
+        preprocessing: as fitted on its training data.
+        model: with the best weights, in evaluation mode.
+        step: the step that the weights come from.
+    """
+
+    folder: Path
+    config: RunConfig
+    preprocessing: Preprocessing
+    model: RankingModel
+    step: int
+
+    def evaluate(
+        self,
+        data: Sequence[str | Path],
+        *,
+        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Exact metrics on raw files that have the schema's columns, labels included."""
+        pairs = self._batches(data, with_labels=True, bad_rows=bad_rows)
+        return evaluate_batches(
+            self.model, (batch for _, batch in pairs), inputs=self.preprocessing.inputs, progress=progress
+        )
+
+    def predict(
+        self,
+        data: Sequence[str | Path],
+        *,
+        out: str | Path,
+        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+        progress: Progress | None = None,
+    ) -> int:
+        """Score raw files; writes Parquet with `row` (position in the data) and one column a label. Returns the rows.
+
+        Labels, weights and groups need not be in the files. The file appears only when it is complete.
+        """
+        names = [label.name for label in self.preprocessing.inputs.labels]
+        schema = pa.schema([("row", pa.int64()), *((name, pa.float32()) for name in names)])
+        out = Path(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_name(out.name + ".tmp")
+        batches = (batch for _, batch in self._batches(data, with_labels=False, bad_rows=bad_rows))
+        num_rows = 0
+        try:
+            with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer:
+                for batch, scores in scores_of(self.model, batches, progress=progress or NoProgress()):
+                    columns = [pa.array(batch.row_ids.numpy()), *(pa.array(scores[:, i]) for i in range(len(names)))]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                    num_rows += batch.batch_size
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return num_rows
+
+    def scores(self, frame: Any) -> np.ndarray:
+        """Probabilities (or values) of a small polars frame with raw columns: float32 (rows, labels)."""
+        batch = self.preprocessing.batch(frame)
+        return next(scores for _, scores in scores_of(self.model, [batch]))
+
+    def _batches(
+        self, data: Sequence[str | Path], *, with_labels: bool, bad_rows: BadRowPolicy
+    ) -> Iterator[tuple[RawChunk, Batch]]:
+        collector = BadRows(bad_rows, folder=self.folder / "quarantine")
+        source = RawSource(data, format=self.file_format, bad_rows=collector)
+        columns = self.preprocessing.columns(with_labels=with_labels)
+        for chunk in source.frames(columns=columns, chunk_rows=CHUNK_ROWS):
+            table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+            yield chunk, table_to_batch(table, self.preprocessing.inputs)
+
+    @property
+    def file_format(self) -> FileFormat:
+        """Format of the run's own raw files; known data sets are cached as Parquet."""
+        return FileFormat.AUTO if self.config.dataset.name else self.config.data.format
+
+
+def load_run(folder: str | Path, *, step: int | None = None) -> Run:
+    """Load a run for evaluation, prediction or serving.
+
+    Args:
+        folder: of the run.
+        step: a checkpoint's step; None: the best one by the run's own validation, else the last.
+
+    Raises:
+        MissingFileError: there is no run, or it has no checkpoint yet.
+        CheckpointError: the checkpoint is damaged.
+    """
+    run = RunFolder(Path(folder))
+    config = load_config(run.path)
+    inputs = from_json(InputSpec, read_json(run.inputs), where=str(run.inputs))
+    preprocessing = Preprocessing.load(run.preprocessing)
+    model = build_model(config.model, inputs, seed=config.training.seed)
+    store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
+    if not store.steps():
+        raise MissingFileError(
+            expected="a run with a checkpoint",
+            found="none yet",
+            where=str(run.checkpoints),
+            ways_out=f"train it first, or go on: ziggurat train {run.path} --resume",
+        )
+    chosen = best_step(store) if step is None else step
+    into = {f"model.{name}": value for name, value in model.state_dict().items()}
+    store.load(chosen, into=into, match=Match.SUBSET)
+    model.eval()
+    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=chosen)
+
+
+def best_step(store: CheckpointStore) -> int:
+    """The best step that the newest intact checkpoint knows of, or its own step where nothing was evaluated."""
+    newest = store.load(into={}, match=Match.SUBSET)
+    return Position.from_json(newest.state["position"]).best_step or newest.step

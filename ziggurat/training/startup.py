@@ -1,0 +1,111 @@
+"""The start-up report: what a run is going to do on this machine, and everything that is not as one might think.
+
+Which kernel looks up embeddings, why, and why not a faster one; which precision and why; what was compiled; how many
+threads; what was asked for and does not apply. `ziggurat doctor` prints the machine's half of it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ziggurat.models import flops_per_sample, num_parameters
+from ziggurat.training.step import TrainStep
+
+PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartupReport:
+    """Sections of (name, value) lines, for people and for startup.json."""
+
+    sections: dict[str, dict[str, str]]
+
+    def text(self) -> str:
+        """A plain table."""
+        width = max(len(name) for lines in self.sections.values() for name in lines)
+        parts: list[str] = []
+        for title, lines in self.sections.items():
+            parts.append(title)
+            parts += [f"  {name:<{width}}  {value}" for name, value in lines.items()]
+        return "\n".join(parts)
+
+
+def machine_lines() -> dict[str, str]:
+    """What this machine is, in words."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    lines = {
+        "machine": f"{_cpu_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}",
+        "python": platform.python_version(),
+        "cpu kernels": f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+        "c++ compiler": shutil.which("g++") or "none: no C++ kernel, no torch.compile on CPU",
+    }
+    if torch.cuda.is_available():
+        lines["device"] = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    else:
+        lines["device"] = "cpu (no CUDA device)"
+    return lines
+
+
+def version_lines() -> dict[str, str]:
+    """Versions of what matters for numbers and speed."""
+    lines: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            lines[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return lines
+
+
+def startup_report(step: TrainStep, *, data: dict[str, str]) -> StartupReport:
+    """The report of a run that is about to start.
+
+    Args:
+        step: the training step, with model and optimizers.
+        data: lines about the data (rows, splits, quarantine), from whoever prepared it.
+    """
+    model, config = step.model, step.config
+    tables = model.inputs.tables
+    table_bytes = 4 * num_parameters(model).embedding
+    flops = flops_per_sample(model).total
+    training = {
+        "dense network": f"{num_parameters(model).dense:,} weights, {flops / 1e6:.2f} MFLOP a sample and step, "
+        f"{config.optimizer.value}",
+        "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {table_bytes / 2**20:,.1f} MiB",
+        "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
+        "torch.compile": config.compile.value,
+        "batch": f"{config.loader.batch_size:,} rows",
+    }
+    return StartupReport(
+        sections={
+            "Machine": machine_lines() | version_lines(),
+            "Data": data,
+            "Training": training,
+            "Embedding kernels": {str(name): str(value) for name, value in flat_lines(model.embeddings.report())},
+        }
+    )
+
+
+def flat_lines(value: Any, *, prefix: str = "") -> list[tuple[str, str]]:
+    """Nested plain data as (dotted name, text) lines."""
+    if isinstance(value, dict):
+        return [line for name, item in value.items() for line in flat_lines(item, prefix=f"{prefix}{name} ")]
+    return [(prefix.strip(), ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))]
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
