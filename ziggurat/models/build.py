@@ -1,7 +1,7 @@
 """From a config to a model: every ranking model by its `kind`, with weights that depend on the seed alone.
 
-Tables and dense network draw from two streams of the same seed, so the starting weights of the dense network do not
-depend on which kernel stores the tables, nor on how many rows they have; torch's global random state is left as it was.
+Tables and dense network draw from separate streams of the seed, so the starting weights of the dense network depend
+neither on the kernel of the tables nor on how many rows they have. Torch's global random state is left as it was.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ziggurat.models.ranking_model import RankingModel
 
 ModelConfig = DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
 
-_DENSE_STREAM = 0x5EED  # keeps the two streams of a seed apart
-
 
 def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int) -> RankingModel:
     """Build a model with fresh weights.
@@ -37,10 +35,9 @@ def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int) -> Ranking
         ConfigError: settings that contradict each other or the inputs.
     """
     _check_inputs(inputs)
+    embeddings = _build_tables(config, inputs, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        embeddings = _build_tables(config, inputs)
-        torch.manual_seed(seed ^ (_DENSE_STREAM << 32))
         match config:
             case DLRMConfig():
                 return DLRM(config, inputs=inputs, embeddings=embeddings)
@@ -52,7 +49,7 @@ def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int) -> Ranking
                 return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
 
 
-def _build_tables(config: ModelConfig, inputs: InputSpec) -> EmbeddingTables:
+def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int) -> EmbeddingTables:
     if isinstance(config, LogisticRegressionConfig):
         tables = tuple(dataclasses.replace(table, embedding_dim=0) for table in inputs.tables)
         inputs = dataclasses.replace(inputs, tables=tables)
@@ -67,7 +64,7 @@ def _build_tables(config: ModelConfig, inputs: InputSpec) -> EmbeddingTables:
             where=f"settings of model {config.kind!r}",
             ways_out=("set model.embedding-dim", "leave model.embedding.dim alone"),
         )
-    return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim))
+    return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim), seed=seed)
 
 
 def _check_inputs(inputs: InputSpec) -> None:

@@ -63,7 +63,8 @@ def flops_per_sample(model: RankingModel) -> Flops:
             cost = 2 * module.in_features * module.out_features
             products = 1 if id(module) in without_input_gradient else 2
         elif isinstance(module, PairwiseDot):
-            cost, products = 2 * module.num_fields**2 * module.dim, 1
+            cost = 2 * module.num_fields**2 * module.dim if module.num_pairs else 0
+            products = 1
         elif isinstance(module, ExpertCores):
             cost, products = 2 * module.num_experts * module.rank**2, 2
         else:

@@ -79,18 +79,18 @@ class DLRM(RankingModel):
         beside = self.dense_inputs.num_beside
         self.dot: PairwiseDot | None = None
         if config.interaction is Interaction.DOT:
+            if num_fields == 1 and self.dense_inputs.bottom is None:
+                raise ConfigError(
+                    expected="two fields or more, because a dot product takes two",
+                    found="one field, which would have no influence on the logit",
+                    where="DLRM with interaction = dot",
+                    ways_out=("set model.interaction = cat", "use the DNN model", "add features to the schema"),
+                )
             self.dot = PairwiseDot(num_fields, dim=dim)
             passed_on = dim if self.dense_inputs.bottom is not None else 0
             top_dim = beside + passed_on + self.dot.num_pairs
         else:
             top_dim = beside + num_fields * dim
-        if top_dim == 0:
-            raise ConfigError(
-                expected="two fields or more for dot products, or numbers that go past them",
-                found=f"{num_fields} field, and nothing beside it",
-                where="DLRM with interaction = dot",
-                ways_out=("set model.interaction = cat", "use the DNN model", "add features to the schema"),
-            )
         self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.dense_inputs, self.alignment, self.top], config.init)
 
@@ -102,9 +102,12 @@ class DLRM(RankingModel):
         flat = [*numeric, *self.alignment(pooled_BT), *self.dense_inputs.vectors(vectors)]
         if self.dot is None:
             return self.top(torch.cat([*beside, *flat], dim=1))
-        fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.config.embedding_dim))
         passed_on = numeric if self.dense_inputs.bottom is not None else []
-        return self.top(torch.cat([*beside, *passed_on, self.dot(fields_BFD)], dim=1))
+        pairs = []
+        if self.dot.num_pairs:
+            fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.config.embedding_dim))
+            pairs = [self.dot(fields_BFD)]
+        return self.top(torch.cat([*beside, *passed_on, *pairs], dim=1))
 
     def linears_on_raw_inputs(self) -> list[nn.Module]:
         """Bottom MLP's first layer and projections of vectors; the top's first where only numbers come in."""

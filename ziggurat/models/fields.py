@@ -31,7 +31,7 @@ class FieldAlignment(nn.Module):
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> list[Float[Tensor, "B X"]]:
         """Pieces that, side by side, are (B, F·D)."""
         if not len(self.projections):
-            return [pooled_BT]
+            return [pooled_BT] if self.field_dims else []
         projections = iter(self.projections)
         fields = pooled_BT.split(self.field_dims, dim=1)
         return [field if field.shape[1] == self.dim else next(projections)(field) for field in fields]

@@ -56,4 +56,5 @@ class FlatInputs(nn.Module):
         self, dense_BN: Float[Tensor, "B N"], pooled_BT: Float[Tensor, "B T"], vectors: dict[str, Tensor]
     ) -> Float[Tensor, "B d"]:
         """x₀ of every sample."""
-        return torch.cat([self.dense.numbers(dense_BN), pooled_BT, *self.dense.vectors(vectors)], dim=1)
+        pooled = [pooled_BT] if pooled_BT.shape[1] else []
+        return torch.cat([self.dense.numbers(dense_BN), *pooled, *self.dense.vectors(vectors)], dim=1)
