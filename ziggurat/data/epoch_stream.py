@@ -119,7 +119,7 @@ def hashed_permutation(count: int, *, seed: int) -> np.ndarray:
     """
     positions = np.arange(count, dtype=np.uint64)
     low_bits = np.uint64((1 << max(count - 1, 0).bit_length()) - 1)
-    keys = splitmix64(positions + np.uint64(seed))
+    keys = splitmix64(positions + np.uint64(seed))  # different inputs modulo 2^64, and a bijection: no lost randomness
     keys &= ~low_bits
     keys |= positions
     keys.sort()

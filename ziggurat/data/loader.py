@@ -127,6 +127,7 @@ class Loader:
         self.config = config or LoaderConfig()
         self.rank = rank
         self.world_size = world_size
+        self._storages: list[np.ndarray] = []
 
     @property
     def num_rows(self) -> int:
@@ -164,8 +165,18 @@ class Loader:
                 where="Loader.batches",
                 ways_out=("resume with the data and the batch size that the checkpoint was made with",),
             )
-        produced = _Producer(self.dataset, self.config, self._slices(first_row), epoch=epoch).batches()
+        produced = self._produced(self._slices(first_row), epoch)
         return _prefetched(produced, depth=self.config.prefetch) if self.config.prefetch else produced
+
+    def _produced(self, slices: RankSlices, epoch: int) -> Iterator[Batch]:
+        # Fresh memory is paged in at up to 1 ms per 2 MiB on a virtual machine, so passes hand their storage on.
+        storages, self._storages = self._storages, []
+        producer = _Producer(self.dataset, self.config, slices, epoch=epoch)
+        producer.allocate(storages)
+        try:
+            yield from producer.batches()
+        finally:
+            self._storages = producer.storages
 
     def _slices(self, first_row: int) -> RankSlices:
         return RankSlices(
@@ -191,7 +202,8 @@ class _WindowRecords:
         head = before.left_over() if before is not None else np.empty(0, dtype=np.int64)
         self.num_rows = len(head) + len(order)
         self.records = producer.storages[number % 2][: self.num_rows]
-        self._order = np.concatenate([np.arange(len(head)), order + len(head)])
+        order += len(head)
+        self._order = np.concatenate([np.arange(len(head)), order]) if len(head) else order
         self._chunks: list[np.ndarray] = []
         self._num_values = 0
         self._values = np.empty(0, dtype=np.int32)
@@ -284,7 +296,6 @@ class _Producer:
 
     def batches(self) -> Iterator[Batch]:
         """The batches, in order."""
-        self._allocate()
         num_windows, num_steps, made = len(self.windows), self.slices.num_steps, 0
         filling = _WindowRecords(self, 0, before=None) if num_windows else None
         for number in range(num_windows):
@@ -303,13 +314,14 @@ class _Producer:
                 made += 1
         assert made == num_steps
 
-    def _allocate(self) -> None:
-        """Two storages, so that reused memory is not paged in again for every window."""
+    def allocate(self, used: list[np.ndarray]) -> None:
+        """Get two storages that hold every other window each, those of a pass before if they are large enough."""
         dtype = record_dtype(self.dataset.inputs, with_labels=self.dataset.with_labels)
         rows = [self.slices.rows_before(window.end) - self.slices.rows_before(window.start) for window in self.windows]
         for number in range(2):
             capacity = max(rows[number::2], default=0) + self.slices.batch_size
-            self.storages.append(np.empty(capacity, dtype=dtype))
+            fits = number < len(used) and len(used[number]) >= capacity
+            self.storages.append(used[number] if fits else np.empty(capacity, dtype=dtype))
 
 
 @dataclass(frozen=True)
