@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from ziggurat.testing.ranks import RankFailure, run_ranks
+
+
+def rank_and_sum(rank: int, values: np.ndarray) -> tuple[int, np.ndarray, str]:
+    tensor = torch.from_numpy(values) * (rank + 1)
+    dist.all_reduce(tensor)
+    return rank, tensor.numpy(), os.environ["WORLD_SIZE"]
+
+
+def fail_on_one(rank: int) -> None:
+    if rank == 1:
+        raise ValueError("the answer was not 42")
+    dist.barrier()
+
+
+def exit_on_one(rank: int, code: int) -> None:
+    if rank == 1:
+        os._exit(code)
+    dist.barrier()
+
+
+def kill_on_one(rank: int) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def hang_on_one(rank: int) -> None:
+    if rank == 1:
+        _wait_for_godot()
+
+
+def _wait_for_godot() -> None:
+    time.sleep(1000)
+
+
+def return_unpicklable(rank: int) -> object:
+    return lambda: rank
+
+
+def uneven_exchange(rank: int) -> list[int]:
+    world_size = dist.get_world_size()
+    sizes_in = [rank + 1] * world_size
+    sizes_out = [other + 1 for other in range(world_size)]
+    received = torch.empty(sum(sizes_out), dtype=torch.int64)
+    dist.all_to_all_single(received, torch.full((sum(sizes_in),), rank), sizes_out, sizes_in)
+    return received.tolist()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_results_come_in_rank_order(world_size):
+    results = run_ranks(rank_and_sum, world_size, np.arange(3.0))
+    total = sum(range(1, world_size + 1))
+    for rank, (found, values, size) in enumerate(results):
+        assert found == rank
+        assert size == str(world_size)
+        np.testing.assert_array_equal(values, np.arange(3.0) * total)
+
+
+def test_uneven_all_to_all_works():
+    assert run_ranks(uneven_exchange, 2) == [[0, 1, 1], [0, 1, 1]]
+
+
+def test_exception_names_its_rank_and_line():
+    with pytest.raises(RankFailure, match=r"(?s)rank 1 of 2 failed.*fail_on_one.*the answer was not 42"):
+        run_ranks(fail_on_one, 2)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_rank_that_leaves_quietly_is_noticed_at_once(code):
+    start = time.monotonic()
+    with pytest.raises(RankFailure, match=f"rank 1 of 2 died without an exception: exit {code}"):
+        run_ranks(exit_on_one, 2, code, timeout_s=60)
+    assert time.monotonic() - start < 20
+
+
+def test_killed_rank_is_noticed_at_once():
+    start = time.monotonic()
+    with pytest.raises(RankFailure, match="rank 1 of 2 died without an exception: killed by SIGKILL"):
+        run_ranks(kill_on_one, 2, timeout_s=60)
+    assert time.monotonic() - start < 20
+
+
+def test_hanging_rank_is_named_with_its_stack():
+    with pytest.raises(RankFailure, match=r"(?s)ranks \[1\] of 2 did not return in time.*_wait_for_godot"):
+        run_ranks(hang_on_one, 2, timeout_s=2)
+
+
+def test_result_that_cannot_travel_is_reported():
+    with pytest.raises(RankFailure, match=r"(?s)rank \d of 2 failed.*pickle"):
+        run_ranks(return_unpicklable, 2)
