@@ -1,0 +1,61 @@
+"""The training run that the chaos test kills: small, but with everything that has state (dropout, Adam, Adagrad)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.training.tiny import tiny_dataset
+from ziggurat.data.loader import LoaderConfig
+from ziggurat.embeddings import EmbeddingConfig, KernelChoice
+from ziggurat.models import DLRMConfig, MLPConfig, build_model
+from ziggurat.training.checkpoint import CheckpointConfig
+from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.trainer import Trainer
+
+CONFIG = TrainingConfig(
+    epochs=3,
+    learning_rate=0.01,
+    table_learning_rate=0.1,
+    precision=Precision.FP32,
+    log_every=1,
+    checkpoint_every=4,
+    threads=1,
+    early_stop=EarlyStopConfig(patience=0),
+    loader=LoaderConfig(batch_size=64, shuffle_buffer_rows=700),
+    checkpoint=CheckpointConfig(keep=2),
+)
+MODEL = DLRMConfig(
+    embedding_dim=8,
+    bottom=MLPConfig(hidden_dims=(64,), dropout=0.1),
+    top=MLPConfig(hidden_dims=(256, 64), dropout=0.1),
+    embedding=EmbeddingConfig(kernel=KernelChoice.TORCH),
+)
+NUM_ROWS = 64 * 40 + 13
+
+
+def train(folder: str) -> None:
+    """Train to the end, from wherever the folder stands, and write what the run ended with."""
+    torch.set_num_threads(1)
+    data = tiny_dataset(NUM_ROWS)
+    model = build_model(MODEL, data.inputs, seed=5)
+    trainer = Trainer(model, config=CONFIG, train=data, valid=tiny_dataset(300, seed=1), folder=folder)
+    result = trainer.fit(resume=True)
+    evaluation = trainer.evaluate(trainer.valid)
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode() + value.numpy().tobytes())
+    summary = {"weights": digest.hexdigest(), "metrics": evaluation.metrics, "steps": result.steps}
+    (Path(folder) / "summary.json").write_text(json.dumps(summary))
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Final weights, metrics, every logged record without its timing, and the ledger."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    log = [{name: value for name, value in record.items() if name != "timing"} for record in records]
+    ledger = hashlib.sha256((folder / "ledger.bin").read_bytes()).hexdigest()
+    return json.loads((folder / "summary.json").read_text()) | {"log": log, "ledger": ledger}
