@@ -146,7 +146,6 @@ class Worker:
         cores = sorted(os.sched_getaffinity(0))[:threads]
         env = {**os.environ, **entry.env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
         env["PYTHONWARNINGS"] = "ignore"
-        self._errors = []
         self._process = subprocess.Popen(
             [str(PEER_PYTHON), "-m", entry.module],
             stdin=subprocess.PIPE,
@@ -181,7 +180,8 @@ class Worker:
         self.close()
 
     def _ask(self, command: dict[str, object]) -> dict:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(command) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()

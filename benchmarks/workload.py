@@ -16,6 +16,7 @@ that memorises a small benchmark set drives its gradients towards zero, into den
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -149,7 +150,7 @@ def linear_layers(workload: Workload) -> list[tuple[int, int, bool]]:
         width = num_fields * dim
         layers += [(width, workload.cross_rank, True), (workload.cross_rank, width, True)] * workload.cross_layers
     top = (width, *workload.top_mlp, 1)
-    return layers + [(fan_in, fan_out, True) for fan_in, fan_out in zip(top[:-1], top[1:], strict=True)]
+    return layers + [(fan_in, fan_out, True) for fan_in, fan_out in itertools.pairwise(top)]
 
 
 def flops_per_sample(workload: Workload, *, training: bool = True) -> float:

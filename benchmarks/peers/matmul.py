@@ -1,8 +1,8 @@
 """The limit: matrix products alone, as fast as this machine does them. A contestant like the others.
 
-Settings: `what` "peak_fp32" | "peak_bf16": one large square product, the machine's rate; "network": the very products
-of the workload's network, forward and backward, with nothing between them (`dtype` "fp32" | "bf16"). One step of
-"network" is one batch; one step of a peak is one product.
+Settings: `what` "peak": one large square product (of `size` rows), the machine's rate; "network": the very products of
+the workload's network, forward and backward, with nothing between them. `dtype` "fp32" | "bf16". One step of "network"
+is one batch; one step of "peak" is one product.
 
 A limit ratio is samples/s times FLOPs a sample, divided by the peak: 1 would mean that lookups, activations, losses,
 optimizers and Python cost nothing and that the small products of the network ran like the large one.
@@ -22,8 +22,7 @@ class MatmulContestant:
     """Products only."""
 
     def __init__(self, workload: Workload, settings: dict[str, object]) -> None:
-        what = str(settings["what"])
-        dtype = torch.bfloat16 if what == "peak_bf16" or settings.get("dtype") == "bf16" else torch.float32
+        dtype = torch.bfloat16 if settings.get("dtype") == "bf16" else torch.float32
         generator = torch.Generator().manual_seed(0)
         self.products: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self.batched: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -31,8 +30,8 @@ class MatmulContestant:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(dtype)
 
-        if what.startswith("peak"):
-            size = PEAK_SIZE if dtype is torch.float32 or settings.get("native_bf16", True) else 256
+        if settings["what"] == "peak":
+            size = int(str(settings.get("size", PEAK_SIZE)))
             self.products = [(random(size, size), random(size, size), random(size, size))]
             flop = 2.0 * size**3
         else:

@@ -8,6 +8,8 @@ Settings: `mode` "train" | "score".
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from benchmarks.workload import ModelKind, Workload, make_batches
 def mlp(widths: tuple[int, ...], *, last_relu: bool) -> nn.Sequential:
     """Linear layers with ReLU between them (and after the last one if asked)."""
     layers: list[nn.Module] = []
-    for index, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for index, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
         layers.append(nn.Linear(fan_in, fan_out))
         if last_relu or index < len(widths) - 2:
             layers.append(nn.ReLU())

@@ -1,0 +1,49 @@
+"""`ziggurat bench NAME [--json FILE] [--quick]`: run one benchmark, or all, and write its report.
+
+Also `python -m benchmarks.main …` from the root of a checkout. `list` shows the names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+NAMES = {
+    "train": "training against TorchRec and plain torch, batches in memory",
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench", description=__doc__.splitlines()[0])
+    parser.add_argument("name", choices=[*NAMES, "all", "list"])
+    parser.add_argument("--json", default="", help="also write the JSON there (with `all`: a folder)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and workloads; not to be quoted")
+    options = parser.parse_args(arguments)
+    if options.name == "list":
+        for name, meaning in NAMES.items():
+            print(f"{name:14} {meaning}")
+        return 0
+    from benchmarks.report import write_report
+    from ziggurat.errors import ZigguratError
+
+    try:
+        for name in NAMES if options.name == "all" else [options.name]:
+            report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
+            target = options.json
+            if target and options.name == "all":
+                Path(target).mkdir(parents=True, exist_ok=True)
+                target = str(Path(target) / f"{name}.json")
+            print(write_report(report, json_path=target, quick=options.quick).read_text())
+    except ZigguratError as error:
+        print(f"{type(error).__name__}\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""Quality on real data: every model with several seeds on fixed splits, mean ± sd; test data is read once a run.
+
+    MovieLens-1M   time split; popularity and logistic regression beside DLRM and DCNv2
+    Frappe_x1      BARS protocol; published DCNv2 0.98382 ± 0.00049, DNN 0.98404 ± 0.00057 (five runs each)
+    synthetic      the best reachable AUC is known
+
+Finished runs are kept in `runs/quality` and not trained again, so the benchmark can be stopped and taken up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ziggurat.data.synthetic import SyntheticTeacher
+from ziggurat.recipes.baselines import Popularity
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.recipes.execute import prepare_run, train_run
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.evaluation import ordered_batches
+from ziggurat.training.progress import show_progress
+
+SEEDS = {
+    "movielens_logistic_regression": 3,
+    "movielens_dlrm": 5,
+    "movielens_dcn_v2": 5,
+    "frappe_bars_dcn_v2": 5,
+    "frappe_bars_dnn": 5,
+    "synthetic_dlrm": 3,
+    "synthetic_dcn_v2": 3,
+}
+PUBLISHED = {"frappe_bars_dcn_v2": "0.98382 ± 0.00049", "frappe_bars_dnn": "0.98404 ± 0.00057"}
+COLUMNS = ("auc", "log_loss", "ne", "calibration")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """Test metrics of one recipe over seeds."""
+
+    recipe: str
+    metrics: list[dict[str, float]]
+    steps: list[int]
+
+    def mean_sd(self, name: str) -> tuple[float, float]:
+        """Mean and sample standard deviation over seeds."""
+        values = [run[name] for run in self.metrics]
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else float("nan")
+
+
+def seeded(config: RunConfig, seed: int) -> RunConfig:
+    """The same run with another seed for weights, dropout and order; splits stay as they are."""
+    loader = replace(config.training.loader, seed=seed)
+    return replace(config, training=replace(config.training, seed=seed, loader=loader))
+
+
+def with_source(config: RunConfig, frappe: Path | None) -> RunConfig:
+    """Point the Frappe recipes at the folder of the published files."""
+    if config.dataset.name != "frappe" or frappe is None:
+        return config
+    return replace(config, dataset=replace(config.dataset, source=str(frappe)))
+
+
+def measure(recipe: str, *, seeds: int, out: Path, frappe: Path | None) -> Quality:
+    """Train `recipe` with seeds 0 … seeds−1, or take up what is there."""
+    metrics: list[dict[str, float]] = []
+    steps: list[int] = []
+    for seed in range(seeds):
+        config = seeded(with_source(recipe_named(recipe), frappe), seed)
+        folder = out / f"{recipe}_seed{seed}"
+        progress = show_progress()
+        progress.say(f"\n{recipe}, seed {seed}")
+        result = train_run(config, folder=folder, resume=(folder / "config.json").exists(), progress=progress)
+        metrics.append(result.evaluations["test"].metrics)
+        steps.append(result.fit.best_step)
+    return Quality(recipe=recipe, metrics=metrics, steps=steps)
+
+
+def popularity() -> float:
+    """Test AUC of the movies' smoothed share of likes in the training data."""
+    prepared = prepare_run(recipe_named("movielens_dlrm"))
+    assert prepared.test is not None
+    train = ordered_batches(prepared.train, batch_size=65_536).batches(epoch=0)
+    model = Popularity.fit(train, inputs=prepared.inputs, feature="movie_id")
+    return model.auc(ordered_batches(prepared.test, batch_size=65_536).batches(epoch=0))
+
+
+def best_synthetic_auc() -> float:
+    """Expected AUC of the teacher's own probabilities, over the recipe's rows."""
+    config = recipe_named("synthetic_dlrm")
+    assert config.teacher is not None
+    return SyntheticTeacher(config.teacher).best_metrics(config.dataset.rows).auc
+
+
+def table(results: Sequence[Quality], *, notes: dict[str, str]) -> str:
+    """Markdown: one row a recipe."""
+    lines = ["| recipe | seeds | " + " | ".join(f"test {name}" for name in COLUMNS) + " | compare with |"]
+    lines.append("|---|---:|" + "---:|" * len(COLUMNS) + "---|")
+    for result in results:
+        cells = []
+        for name in COLUMNS:
+            mean, deviation = result.mean_sd(name)
+            cells.append(f"{mean:.5f} ± {deviation:.5f}")
+        note = notes.get(result.recipe, "")
+        lines.append(f"| {result.recipe} | {len(result.metrics)} | " + " | ".join(cells) + f" | {note} |")
+    return "\n".join(lines)
