@@ -28,7 +28,7 @@ def whole(dataset) -> pa.Table:
     return pa.concat_tables(groups) if groups else encoded_schema(dataset.inputs).empty_table()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     pieces=st.lists(st.integers(0, 60), max_size=6),
     rows_per_group=st.integers(1, 50),
@@ -189,7 +189,7 @@ def test_every_flipped_bit_is_found_and_named_or_harmless(intact, tmp_path):
     expected = whole(EncodedDataset(intact))
     generator = random.Random(0)
     found = harmless = 0
-    for trial in range(150):
+    for trial in range(100):
         folder = tmp_path / str(trial)
         shutil.copytree(intact, folder)
         path = generator.choice(sorted(folder.iterdir()))
@@ -205,7 +205,7 @@ def test_every_flipped_bit_is_found_and_named_or_harmless(intact, tmp_path):
             assert path.name in damage.where
             found += 1
         shutil.rmtree(folder)
-    assert found > 100, (found, harmless)
+    assert found > 70, (found, harmless)
 
 
 def test_damaged_row_group_is_named_and_the_others_still_read(intact, tmp_path):
@@ -271,6 +271,7 @@ def test_memory_dataset_equals_the_one_on_disk(tmp_path):
     assert memory.group_sizes == stored.group_sizes
     assert whole(memory).equals(whole(stored))
     assert memory.num_rows == stored.num_rows
+    assert memory.row_sum == stored.row_sum
 
 
 def test_memory_dataset_numbers_its_rows():

@@ -35,7 +35,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.records import conform, encoded_schema, has_labels
+from ziggurat.data.ledger import expected_sum
+from ziggurat.data.records import ROW_COLUMN, conform, encoded_schema, has_labels
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.inputs import InputSpec
 
@@ -71,6 +72,7 @@ class EncodedWriter:
         assert rows_per_group >= 1
         self.folder = Path(folder)
         self.num_rows = 0
+        self._row_sum = 0
         self._inputs = inputs
         self._rows_per_group = rows_per_group
         self._groups_per_file = max(1, rows_per_file // rows_per_group)
@@ -123,6 +125,7 @@ class EncodedWriter:
         self._pending.append(table)
         self._pending_rows += table.num_rows
         self.num_rows += table.num_rows
+        self._row_sum += _row_sum(table)
         if self._pending_rows >= self._rows_per_group:
             self._write_pending(all_rows=False)
 
@@ -176,6 +179,7 @@ class EncodedWriter:
             manifest = {
                 "format": _FORMAT,
                 "num_rows": self.num_rows,
+                "row_sum": f"{self._row_sum % 2**64:016x}",
                 "with_labels": self._schema is None or self._schema.names != unlabelled,
                 "inputs": to_json(self._inputs),
                 "files": self._files,
@@ -197,6 +201,10 @@ class EncodedWriter:
                 self._writer = None
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._closed = True
+
+
+def _row_sum(table: pa.Table) -> int:
+    return sum(expected_sum(chunk.to_numpy()) for chunk in table.column(ROW_COLUMN).chunks)
 
 
 def temporary_beside(path: Path) -> Path:
@@ -254,6 +262,7 @@ class EncodedDataset:
         manifest = _read_manifest(self.folder / _MANIFEST)
         self.inputs: InputSpec = from_json(InputSpec, manifest["inputs"], where=str(self.folder / _MANIFEST))
         self.num_rows: int = manifest["num_rows"]
+        self.row_sum: int = int(manifest["row_sum"], 16)  # for the sample ledger
         self.with_labels: bool = manifest["with_labels"]
         self.extra: dict[str, Any] = manifest["extra"]
         self._places: list[tuple[Path, int]] = []
@@ -352,14 +361,19 @@ class MemoryDataset:
     """
 
     def __init__(self, table: pa.Table, inputs: InputSpec, *, rows_per_group: int = DEFAULT_ROWS_PER_GROUP) -> None:
-        if "row:" not in table.column_names:
-            table = table.append_column("row:", pa.array(range(table.num_rows), type=pa.int64()))
+        if ROW_COLUMN not in table.column_names:
+            table = table.append_column(ROW_COLUMN, pa.array(range(table.num_rows), type=pa.int64()))
         self.inputs = inputs
         self.with_labels = has_labels(table, inputs)
         self.num_rows: int = table.num_rows
         self._table = conform(table, inputs, where="MemoryDataset").combine_chunks()
         self._starts = range(0, self.num_rows, rows_per_group)
         self.group_sizes = tuple(min(rows_per_group, self.num_rows - start) for start in self._starts)
+
+    @property
+    def row_sum(self) -> int:
+        """Sum of the mixed row ids, for the sample ledger."""
+        return _row_sum(self._table) % 2**64
 
     def read_group(self, index: int) -> pa.Table:
         """The columns of row group `index`; no copy."""

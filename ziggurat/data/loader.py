@@ -64,6 +64,11 @@ class Dataset(Protocol):
         ...
 
     @property
+    def row_sum(self) -> int:
+        """Sum of the mixed row ids (see `ledger.expected_sum`)."""
+        ...
+
+    @property
     def with_labels(self) -> bool:
         """False for data to predict."""
         ...
