@@ -35,7 +35,7 @@ def tiny_dataset(
         price[nan_row] = np.nan
     user = rng.integers(0, 40, num_rows)
     item = rng.integers(0, 20, num_rows)
-    logit = np.where((user + item) % 3 == 0, 2.0, -1.0) + np.nan_to_num(price)
+    logit = 2.0 * (user % 2) + 2.0 * (item % 3 == 0) - 2.0 + np.nan_to_num(price)
     tags = [rng.integers(0, 10, rng.integers(0, 4)) + NUM_RESERVED_ROWS for _ in range(num_rows)]
     columns: dict[str, pa.Array] = {
         "price": pa.array(price),

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from ziggurat.config import from_json
 from ziggurat.data.bad_rows import BadRowPolicy, BadRows
-from ziggurat.data.encoded import table_to_batch
 from ziggurat.data.preprocessing import Preprocessing
 from ziggurat.data.raw import FileFormat, RawChunk, RawSource
+from ziggurat.data.records import table_to_batch
 from ziggurat.errors import MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ziggurat.data.ledger import Ledger
+from ziggurat.data.ledger import Ledger, expected_sum
 from ziggurat.errors import CheckpointError
 from ziggurat.recipes.execute import load_config, prepare_run
 from ziggurat.training.checkpoint import CheckpointStore
@@ -34,4 +34,8 @@ def verify_run(folder: str | Path) -> Verdict:
         except CheckpointError as error:
             good = False
             lines.append(f"checkpoint {step:,}: DAMAGED\n{error}")
-    return Verdict(lines=lines + _ledger_lines(run, config), good=good)
+    train = prepare_run(config).train
+    row_sum = sum(expected_sum(train.read_group(index)["row:"].to_numpy()) for index in range(len(train.group_sizes)))
+    with Ledger(run.ledger) as ledger:
+        report = ledger.verify(num_rows=train.num_rows, row_sum=row_sum % 2**64)
+    return Verdict(lines=lines + report.lines(), good=good and report.good)

@@ -39,6 +39,7 @@ class Position:
         reductions: evaluations that did not improve, in all (drives the plateau schedule).
         skipped: steps skipped because of NaN or infinity.
         finished: the run has come to its end.
+        threads: CPU threads that computed so far; sums depend on it.
     """
 
     step: int = 0
@@ -54,6 +55,7 @@ class Position:
     reductions: int = 0
     skipped: int = 0
     finished: bool = False
+    threads: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; floats survive exactly."""
@@ -69,7 +71,7 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     """All tensors of a run by name. They share memory with the run: loading into them restores it."""
     tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
     if step.dense_optimizer is not None:
-        names = {parameter: name for name, parameter in step.dense_named.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in step.dense_named.items()}
         for parameter, parts in step.dense_optimizer.state.items():
             for part, value in parts.items():
                 if isinstance(value, Tensor):

@@ -257,7 +257,8 @@ class Trainer:
     def _save(self, *, pinned: bool) -> None:
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
-        state: dict[str, JSON] = {"position": self.position.to_json(), "threads": torch.get_num_threads()}
+        self.position.threads = torch.get_num_threads()
+        state: dict[str, JSON] = {"position": self.position.to_json()}
         for old in self._pinned - {self.position.best_step}:
             self.store.unpin(old)
         self._pinned = {self.position.best_step}
@@ -304,9 +305,8 @@ class Trainer:
             self._pinned = {self.position.best_step}
         if self.position.epoch < self.config.epochs and not self._max_steps_reached():
             self.position.finished = self._patience_is_out()
-        threads = int(checkpoint.state["threads"])
-        if threads != torch.get_num_threads() and not self.config.threads:
-            torch.set_num_threads(threads)
+        if self.position.threads and not self.config.threads:
+            torch.set_num_threads(self.position.threads)
         self.progress.say(f"resumed at step {self.position.step:,} (epoch {self.position.epoch + 1})")
         return True
 

@@ -1,0 +1,205 @@
+"""The documentation is true where a machine can tell: links, commands, settings, paths, test names, and its Python."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ziggurat.cli.main import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+SHELLS = ("", "console", "sh", "bash", "shell")
+
+
+def blocks(document: Path) -> Iterator[tuple[str, str]]:
+    """(language, content) of every fenced block."""
+    for found in re.finditer(r"^ *```([^\n]*)\n(.*?)^ *```$", document.read_text(), re.MULTILINE | re.DOTALL):
+        yield found[1].strip(), found[2]
+
+
+def prose(document: Path) -> str:
+    """The text without its fenced blocks."""
+    return re.sub(r"^ *```.*?^ *```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def command_lines(document: Path) -> Iterator[str]:
+    """Every `ziggurat …` and `make …` line of shell blocks, and every inline span that begins like one."""
+    for language, content in blocks(document):
+        if language in SHELLS:
+            for line in content.replace("\\\n", " ").splitlines():
+                yield line.strip().removeprefix("$ ")
+    for found in re.finditer(r"(?<!`)`([^`\n]+)`(?!`)", prose(document)):
+        yield found[1]
+
+
+def commands(document: Path, program: str) -> list[list[str]]:
+    """Arguments of every command line of `program`; abstract ones (`ziggurat <verb>`) are left out."""
+    lines = [line for line in command_lines(document) if line.startswith(f"{program} ") and "<" not in line]
+    lines = [re.split(r"&&|\||;", line)[0] for line in lines]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MkDocs make it."""
+    plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+    return re.sub(r"[\s]", "-", re.sub(r"[^\w\s-]", "", plain))
+
+
+def anchors(document: Path) -> set[str]:
+    """Anchors of all headings of a document."""
+    return {slug(found[1]) for found in re.finditer(r"^#+ (.+)$", prose(document), re.MULTILINE)}
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    for found in re.finditer(r"\]\(([^)\s]+)\)", prose(document)):
+        if re.match(r"https?:|mailto:", found[1]):
+            continue
+        path, _, anchor = found[1].partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), found[1]
+        assert not anchor or anchor in anchors(target), found[1]
+        if document.is_relative_to(ROOT / "docs"):
+            assert target.is_relative_to(ROOT / "docs"), f"{found[1]} leaves docs/, where the built site ends"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
+    from ziggurat.cli.verbs import _overrides
+    from ziggurat.config import override
+    from ziggurat.recipes.catalogue import RECIPES, movielens_dlrm, recipe_named
+
+    by_name = {recipe.__name__ for recipe in RECIPES}
+    for arguments in commands(document, "ziggurat"):
+        try:
+            options, rest = build_parser().parse_known_args(arguments)
+        except SystemExit as stopped:  # --help and --version stop too, with status 0
+            if stopped.code:
+                pytest.fail(f"ziggurat {shlex.join(arguments)} does not parse")
+            continue
+        if options.verb != "train":
+            assert not rest, arguments
+            continue
+        assert options.recipe is None or options.resume or options.recipe in {*by_name, "RECIPE"}, arguments
+        known = options.recipe in by_name
+        override(
+            recipe_named(options.recipe, schema=movielens_dlrm().table_schema) if known else movielens_dlrm(),
+            _overrides(rest),
+        )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_make_target_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for arguments in commands(document, "make"):
+        assert set(arguments) <= targets | {word for word in arguments if "=" in word}, arguments
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    """Paths with a folder, as `data/loader.py`: from the root, or from the package. `runs/…` are made by runs."""
+    for found in re.finditer(r"`([\w.-]+/[\w./-]*(?:\.(?:py|md|txt|toml|cpp|sh)|/))`", prose(document)):
+        if not found[1].startswith(("runs/", "checkpoints/", "quarantine/", "step-", "site/")):
+            assert (ROOT / found[1]).exists() or (ROOT / "ziggurat" / found[1]).exists(), found[1]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_test_that_is_named_exists(document: Path) -> None:
+    for found in re.finditer(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text()):
+        tree = ast.parse((ROOT / found[1]).read_text())
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert found[2] in names, found[0]
+
+
+def test_tour_visits_every_package() -> None:
+    text = (ROOT / "docs" / "tour.md").read_text()
+    packages = {path.parent.relative_to(ROOT / "ziggurat") for path in (ROOT / "ziggurat").rglob("*/__init__.py")}
+    missing = sorted(f"{package}/" for package in packages if f"`{package}/" not in text)
+    assert not missing
+
+
+def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = [content for language, content in blocks(ROOT / "README.md") if language == "python"]
+    assert sum(bool(line.strip()) for line in python[0].splitlines()) == 12, "it says twelve lines"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    ratings().write_parquet("ratings.parquet")
+    names: dict[str, object] = {}
+    for number, content in enumerate(python):
+        exec(compile(content, f"README.md, Python block {number + 1}", "exec"), names)
+    scores = pl.read_parquet("scores.parquet")
+    assert scores.columns == ["row", "like"]
+    assert scores.height == ratings().height
+    assert scores["like"].is_between(0, 1).all()
+
+
+def test_python_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    ratings().write_parquet("ratings.parquet")
+    names: dict[str, object] = {}
+    for language, content in blocks(ROOT / "docs" / "tour.md"):
+        if language == "python":
+            exec(compile(content, "docs/tour.md", "exec"), names)
+    assert names
+
+
+def ratings(num_rows: int = 2000) -> pl.DataFrame:
+    """A table like the one in the README: people, movies, genres, ratings in order of time."""
+    rows = pl.int_range(num_rows, eager=True)
+    user, movie = rows * 7 % 40, (rows * 11 + rows // 40) % 25
+    genres = [["Drama", "Comedy"][: 1 + number % 2] for number in movie.to_list()]
+    columns = {
+        "user_id": user.cast(pl.Int32),
+        "movie_id": "m" + movie.cast(pl.String),
+        "genres": genres,
+        "rating": (1 + (user + movie) % 5).cast(pl.Int32),
+        "timestamp": 978_300_000 + 60 * rows,
+    }
+    return pl.DataFrame(columns)
+
+
+def test_lock_files_agree() -> None:
+    """The same package has the same version in every lock file; the two builds of torch differ in their suffix only."""
+    versions: dict[str, dict[str, str]] = {}
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        for line in path.read_text().splitlines():
+            if line and not line.startswith("#"):
+                name, _, version = line.partition("==")
+                assert version, f"{path.name}: {line} has no exact version"
+                name = re.sub(r"[-_.]+", "-", name).lower()
+                versions.setdefault(name, {})[path.name] = version.partition("+")[0]
+    differing = {name: files for name, files in versions.items() if len(set(files.values())) > 1}
+    assert not differing
+
+
+def test_site_leads_to_every_page() -> None:
+    import yaml
+
+    def pages(entry: object) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, list):
+            for item in entry:
+                yield from pages(item)
+        elif isinstance(entry, dict):
+            yield from pages(list(entry.values()))
+
+    listed = set(pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert listed == {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+
+
+def test_no_machine_is_named() -> None:
+    for document in DOCUMENTS:
+        assert not re.search(r"/(work|tmp|home|root|opt)/", document.read_text()), document
