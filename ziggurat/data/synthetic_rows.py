@@ -57,8 +57,8 @@ class SyntheticConfig:
     hidden_dim: int = 3
     dense_share: float = 0.2
     first_order_share: float = 0.3
-    second_order_share: float = 0.45
-    third_order_share: float = 0.05
+    second_order_share: float = 0.4
+    third_order_share: float = 0.1
     logit_sd: float = 1.8
     click_rate: float = 0.25
     conversion_rate: float = 0.0
