@@ -4,5 +4,15 @@ from ziggurat.embeddings.config import EmbeddingConfig, TableInit
 from ziggurat.embeddings.optimizer import TableOptimizer
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
+from ziggurat.ops.lookup.choose import BatchShape, kernel_diagnosis
 
-__all__ = ["EmbeddingConfig", "EmbeddingTables", "KernelChoice", "TableInit", "TableOptimizer", "TableOptimizerKind"]
+__all__ = [
+    "BatchShape",
+    "EmbeddingConfig",
+    "EmbeddingTables",
+    "KernelChoice",
+    "TableInit",
+    "TableOptimizer",
+    "TableOptimizerKind",
+    "kernel_diagnosis",
+]

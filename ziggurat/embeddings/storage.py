@@ -77,19 +77,26 @@ class TableWeights(nn.Module):
         super().__init__()
         self.places = place_tables(tables, dim=config.dim)
         self._are_parameters = config.optimizer is TableOptimizerKind.ADAM_DENSE
+        # Not buffers: what walks over buffers (snapshots, broadcasts) would take them for small state of the network.
+        self._storages: list[Tensor] = []
+        self.huge_pages: list[bool] = []
         dims = list(dict.fromkeys(place.dim for place in self.places.values()))
         for index, dim in enumerate(dims):
             num_rows = sum(place.num_rows for place in self.places.values() if place.storage == index)
-            storage = empty_storage(num_rows, dim)
-            self.register_buffer(f"storage_{index}", storage, persistent=False)
-        self.num_storages = len(dims)
+            self._storages.append(torch.empty(num_rows, dim))
+            self.huge_pages.append(advise_huge_pages(self._storages[-1]))
         for name in self.places:
             initialise(self.view(name), name=name, config=config, seed=seed)
         self._tie_parameters()
 
+    @property
+    def num_storages(self) -> int:
+        """Number of different dims."""
+        return len(self._storages)
+
     def storage(self, index: int) -> Float[Tensor, "R D"]:
         """All tables of one dim, one after the other."""
-        return self._buffers[f"storage_{index}"]  # type: ignore[return-value]  # registered in __init__, never None
+        return self._storages[index]
 
     def view(self, name: str) -> Float[Tensor, "rows D"]:
         """The rows of one table, sharing memory with its storage."""
@@ -116,16 +123,22 @@ class TableWeights(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableWeights:
         super()._apply(fn, recurse)
-        for index in range(self.num_storages):
-            if self.storage(index).dtype not in (torch.float32, torch.float64):
+        moved = [fn(storage) for storage in self._storages]
+        for storage in moved:
+            if storage.dtype not in (torch.float32, torch.float64):
                 raise ConfigError(
                     expected="embedding weights in float32 (or float64)",
-                    found=str(self.storage(index).dtype),
+                    found=str(storage.dtype),
                     where="EmbeddingTables.to",
                     ways_out="keep the weights in float32 and ask the lookup for bfloat16: tables(batch, dtype=…)",
                 )
+        self._storages = moved
         self._tie_parameters()
         return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._tie_parameters()  # copy.deepcopy copies parameters apart from the storages
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name in self.places:
@@ -157,13 +170,6 @@ class TableWeights(nn.Module):
                 continue
             with torch.no_grad():
                 mine.copy_(given)
-
-
-def empty_storage(num_rows: int, dim: int) -> Float[Tensor, "R D"]:
-    """Uninitialised memory on the host, in huge pages where the system offers them."""
-    storage = torch.empty(num_rows, dim)
-    advise_huge_pages(storage)
-    return storage
 
 
 def advise_huge_pages(tensor: Tensor) -> bool:

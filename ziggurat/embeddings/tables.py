@@ -19,7 +19,7 @@ anyway. See `ziggurat.ops.lookup` for the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,12 +37,13 @@ from ziggurat.ops.lookup import (
     FieldSlot,
     GradientPart,
     KernelChoice,
+    KernelSetting,
     LookupKernel,
     LookupLayout,
     Lookups,
     TableOptimizerKind,
-    TorchKernel,
 )
+from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.gradient import prepare_gradient
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
 
@@ -64,7 +65,10 @@ class EmbeddingTables(nn.Module):
         self.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         self.output_dim = sum(self.field_dims)
         self._layouts = _layouts(inputs, self.tables)
-        self._kernel: LookupKernel = TorchKernel()
+        self._sequences: dict[str, tuple[FieldSlot, list[LookupLayout]]] = {}
+        self._chosen: ChosenKernel | None = None
+        if config.kernel is not KernelChoice.AUTO:
+            self.choose_kernel(BatchShape())
         self._anchor = torch.zeros((), requires_grad=True)
         self.recorded: list[list[GradientPart]] = [[] for _ in range(self.tables.num_storages)]
 
@@ -82,6 +86,10 @@ class EmbeddingTables(nn.Module):
             BoundsError: a row is outside its table.
         """
         lookups = Lookups.of(batch)
+        if self._chosen is None:
+            num_lists = max(lookups.offsets.numel() - 1, 1)
+            length = round(lookups.values.numel() / num_lists, 1)
+            self.choose_kernel(BatchShape(batch_size=lookups.batch_size, list_length=length))
         if self.has_dense_gradients:
             names = list(self.tables.places)
             weights = [self.tables.parameter(name) for name in names]
@@ -104,10 +112,7 @@ class EmbeddingTables(nn.Module):
             (B, L, D) vectors, zeros after the end of a list, with L the longest list of the batch; and the mask
             (B, L) of what is inside a list.
         """
-        position = [spec.name for spec in self.inputs.jagged].index(name)
-        spec = self.inputs.jagged[position]
-        place = self.tables.places[spec.table]
-        slot = _slot(spec, index=position, column=0, tables=self.tables)
+        slot, layouts = self._sequence_layouts(name)
         lookups = Lookups.of(batch)
         lengths = lookups.lengths(slot)
         longest = int(lengths.max()) if lengths.numel() else 0
@@ -120,11 +125,6 @@ class EmbeddingTables(nn.Module):
             values=lookups.values[:0],
             offsets=lookups.offsets[:1],
         )
-        flat_slot = _slot(SingleSpec(name=name, table=spec.table), index=0, column=0, tables=self.tables)
-        layouts = [
-            LookupLayout(dim=place.dim, width=place.dim, slots=(flat_slot,) if index == place.storage else ())
-            for index in range(self.tables.num_storages)
-        ]
         try:
             if self.has_dense_gradients:
                 weights = [self.tables.parameter(each) for each in self.tables.places]
@@ -132,9 +132,23 @@ class EmbeddingTables(nn.Module):
             else:
                 vectors = _RecordedLookup.apply(self._anchor, self, flat, layouts, dtype)
         except BoundsError:
-            raise_out_of_bounds(LookupLayout(dim=place.dim, width=place.dim, slots=(slot,)), lookups)
+            raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), lookups)  # name the list's sample
             raise
-        return vectors.view(*mask_BL.shape, place.dim), mask_BL
+        return vectors.view(*mask_BL.shape, vectors.shape[-1]), mask_BL
+
+    def _sequence_layouts(self, name: str) -> tuple[FieldSlot, list[LookupLayout]]:
+        """The list's own slot, and layouts that read it as one single field, made once."""
+        if name not in self._sequences:
+            position = [spec.name for spec in self.inputs.jagged].index(name)
+            spec = self.inputs.jagged[position]
+            place = self.tables.places[spec.table]
+            flat = _slot(SingleSpec(name=name, table=spec.table), index=0, column=0, tables=self.tables)
+            layouts = [
+                LookupLayout(dim=place.dim, width=place.dim, slots=(flat,) if index == place.storage else ())
+                for index in range(self.tables.num_storages)
+            ]
+            self._sequences[name] = (_slot(spec, index=position, column=0, tables=self.tables), layouts)
+        return self._sequences[name]
 
     def table(self, name: str) -> Float[Tensor, "rows D"]:
         """The weights of one table, sharing memory with it (detached)."""
@@ -150,39 +164,69 @@ class EmbeddingTables(nn.Module):
         """Number of weights of all tables, reserved rows included."""
         return sum(place.num_rows * place.dim for place in self.tables.places.values())
 
+    def choose_kernel(self, shape: BatchShape) -> LookupKernel:
+        """Take the configured kernel, or with `auto` the fastest exact one for batches of this shape.
+
+        The first lookup does it with its own shape if nobody has; a trainer that wants the answer in its start-up
+        report calls it first.
+
+        Raises:
+            MissingDependencyError: the configured kernel is not available.
+            ConfigError: the configured kernel is not exact for these tables and this rule.
+        """
+        first = self.tables.storage(0) if self.tables.num_storages else self._anchor
+        setting = KernelSetting(
+            layouts=tuple(self._layouts), rule=self.config.rule, dtype=first.dtype, device=first.device
+        )
+        self._chosen = choose_kernel(self.config.kernel, setting=setting, shape=shape)
+        return self._chosen.kernel
+
     @property
     def kernel(self) -> LookupKernel:
-        """The implementation in use."""
-        return self._kernel
+        """The implementation in use; chosen now, for batches of 2,048, if no batch came yet."""
+        return self._chosen.kernel if self._chosen else self.choose_kernel(BatchShape())
 
     @property
     def kernel_name(self) -> KernelChoice:
         """The implementation in use; put it into `EmbeddingConfig.kernel` to repeat a run bit for bit."""
-        return self._kernel.choice
+        return self.kernel.choice
 
     def report(self) -> dict[str, Any]:
         """What the start-up report says about tables: storages and the choice of kernel."""
+        chosen = ChosenKernel(kernel=self.kernel, reason="") if self._chosen is None else self._chosen
         return {
-            "kernel": self._kernel.choice.value,
+            "kernel": chosen.kernel.choice.value,
+            "why": chosen.reason,
+            "measured_ms": {name: round(1e3 * seconds, 3) for name, seconds in chosen.times_s.items()},
+            "not_eligible": chosen.not_eligible,
             "num_weights": self.num_weights,
             "storages": [
                 {
                     "dim": self.tables.storage(index).shape[1],
                     "num_rows": self.tables.storage(index).shape[0],
                     "num_tables": sum(place.storage == index for place in self.tables.places.values()),
+                    "huge_pages": self.tables.huge_pages[index],
                 }
                 for index in range(self.tables.num_storages)
             ],
         }
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
+        super()._apply(fn, recurse)
+        self._chosen = None  # another device or dtype may need another kernel
+        if self.config.kernel is not KernelChoice.AUTO:
+            self.choose_kernel(BatchShape())
+        return self
+
     def _lookup(self, lookups: Lookups, layouts: Sequence[LookupLayout], dtype: torch.dtype) -> Float[Tensor, "B T"]:
         width = max((layout.width for layout in layouts), default=0)
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
         out_dtype = first.dtype if dtype == torch.float32 else dtype
+        kernel = self.kernel
         out = torch.empty(lookups.batch_size, width, dtype=out_dtype, device=first.device)
         for index, layout in enumerate(layouts):
             if layout.slots:
-                self._kernel.lookup(self.tables.storage(index), layout=layout, lookups=lookups, out=out)
+                kernel.lookup(self.tables.storage(index), layout=layout, lookups=lookups, out=out)
         return out
 
     def _parts(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> list[GradientPart | None]:

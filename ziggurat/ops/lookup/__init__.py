@@ -3,6 +3,7 @@
 from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
+    KernelSetting,
     LookupKernel,
     Step,
     SummedGradient,
@@ -18,6 +19,7 @@ __all__ = [
     "FieldSlot",
     "GradientPart",
     "KernelChoice",
+    "KernelSetting",
     "LookupKernel",
     "LookupLayout",
     "Lookups",

@@ -26,7 +26,7 @@ def prepare_gradient(
     if not means:
         return grad.to(dtype).contiguous()
     if len(layouts) == 1 and layouts[0].is_dense_block:
-        grad_BFD = grad.to(dtype).reshape(lookups.batch_size, -1, layouts[0].dim)
+        grad_BFD = grad.to(dtype).reshape(lookups.batch_size, layouts[0].width // layouts[0].dim, layouts[0].dim)
         return (grad_BFD * mean_scale(layouts[0], lookups, dtype=dtype).unsqueeze(-1)).view(grad.shape)
     prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
     for layout in means:

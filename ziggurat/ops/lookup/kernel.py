@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -121,6 +122,23 @@ class SummedGradient:
     sums: Float[Tensor, "U D"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelSetting:
+    """What a kernel is asked to serve.
+
+    Args:
+        layouts: one for each storage; those without fields are never looked up.
+        rule: how rows are updated.
+        dtype: of the weights.
+        device: of the weights.
+    """
+
+    layouts: tuple[LookupLayout, ...]
+    rule: UpdateRule
+    dtype: torch.dtype
+    device: torch.device
+
+
 class LookupKernel(Protocol):
     """An implementation; see the module's docstring. `weight` is a storage of shape (R, D), float32."""
 
@@ -129,8 +147,8 @@ class LookupKernel(Protocol):
         """The name under which users choose it."""
         ...
 
-    def why_not(self, layouts: Sequence[LookupLayout], rule: UpdateRule) -> str:
-        """Why this kernel cannot serve these layouts and this rule exactly, or "" if it can."""
+    def why_not(self, setting: KernelSetting) -> str:
+        """Why this kernel cannot serve a setting exactly, or "" if it can."""
         ...
 
     def lookup(

@@ -22,7 +22,7 @@ Rows in a `Lookups` are local to their table (row 0 is padding, see `ziggurat.fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
@@ -77,6 +77,12 @@ class LookupLayout:
     dim: int
     width: int
     slots: tuple[FieldSlot, ...]
+    packed: Int64[Tensor, "F 5"] = field(init=False, repr=False, compare=False)  # the slots, for compiled kernels
+
+    def __post_init__(self) -> None:
+        kinds = list(FieldKind)
+        rows = [[kinds.index(slot.kind), slot.index, slot.first_row, slot.num_rows, slot.column] for slot in self.slots]
+        object.__setattr__(self, "packed", torch.tensor(rows, dtype=torch.int64).view(-1, 5))
 
     @property
     def single(self) -> tuple[FieldSlot, ...]:
@@ -92,6 +98,11 @@ class LookupLayout:
     def has_mean(self) -> bool:
         """True if a field is mean-pooled."""
         return any(slot.kind is FieldKind.MEAN for slot in self.slots)
+
+    @property
+    def num_jagged(self) -> int:
+        """Jagged fields that a `Lookups` must have at least."""
+        return max((slot.index + 1 for slot in self.jagged), default=0)
 
     @property
     def is_dense_block(self) -> bool:

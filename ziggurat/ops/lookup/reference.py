@@ -27,10 +27,10 @@ from torch import Tensor
 from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
+    KernelSetting,
     Step,
     SummedGradient,
     TableOptimizerKind,
-    UpdateRule,
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, mean_scale, padding_mask
 
@@ -40,9 +40,9 @@ class TorchKernel:
 
     choice = KernelChoice.TORCH
 
-    def why_not(self, layouts: Sequence[LookupLayout], rule: UpdateRule) -> str:
+    def why_not(self, setting: KernelSetting) -> str:
         """Never a reason: the reference serves everything."""
-        del layouts, rule
+        del setting
         return ""
 
     def lookup(

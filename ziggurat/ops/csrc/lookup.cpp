@@ -1,0 +1,593 @@
+// Embedding lookup and exact row-wise update on a CPU. Twin of ziggurat/ops/lookup/reference.py, which defines it.
+//
+// A lookup is one read of a row by a (sample, field). The update of a step has to sum the gradients of all lookups of
+// a row before it applies the rule once. Each table (or, if it has many lookups, each residue class of its rows) is a
+// *task*:
+//
+//     gather    keys = (row << 32 | where the lookup's gradient starts), padding left out
+//     sort      stable radix sort by row; 8 bytes a lookup, stays in the L1 or L2 cache
+//     walk      over runs of equal rows: sum the run's gradients in order, apply the rule, next run;
+//               rows, state and gradients of later runs are prefetched, since every one is a cache miss
+//
+// A row belongs to exactly one task and a run is summed in the order of the batch, so neither the number of threads
+// nor their timing changes a bit of the result. Sums and squares use 8 fixed lanes (GCC vector extensions: AVX2,
+// AVX-512, NEON or scalar code, the same additions in the same order) and the build sets -ffp-contract=off, so the
+// processor does not change a bit either.
+//
+// Plain C interface, called through ctypes: no torch headers, so it compiles in seconds and serves every torch version.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+// ---------------------------------------------------------------- what Python passes
+
+constexpr int64_t kSingle = 0, kMean = 2;  // kinds of a slot; 1 is a sum
+
+struct Slot {
+  int64_t kind, index, first_row, num_rows, column;
+};
+
+struct Part {
+  const Slot* slots;
+  int64_t num_slots;
+  const int64_t* single;   // (S, B)
+  const int64_t* values;   // (N,)
+  const int64_t* offsets;  // (J·B + 1,)
+  int64_t num_values;
+  int64_t batch_size;
+  int64_t width;      // columns of out and grad
+  const float* grad;  // (B, width); unused by lookups
+};
+
+struct Rule {
+  int64_t kind;  // 0 SGD, 1 row-wise Adagrad, 2 sparse Adam
+  float learning_rate, scale, eps, weight_decay, beta1, beta2;
+};
+
+constexpr int64_t kOk = 0, kRowOutOfBounds = 1, kBadOffsets = 2;
+
+// ---------------------------------------------------------------- eight floats
+
+typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(16), aligned(2), may_alias));
+constexpr int kLanes = 8;
+
+inline Lanes load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
+inline void store(float* to, Lanes x) { *reinterpret_cast<Lanes*>(to) = x; }
+
+inline float add_up(Lanes x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+
+// Round to the nearest bfloat16, ties to even; NaN stays NaN.
+inline void store(uint16_t* to, Lanes x) {
+  const Bits bits = (Bits)x;
+  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
+  const Bits result = (is_nan & 0x7fc0u) | (~is_nan & rounded);
+  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(result, Halves);
+}
+
+inline void store_one(float* to, float x) { *to = x; }
+inline void store_one(uint16_t* to, float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  *to = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <int D>
+inline void prefetch_row(const float* row, int64_t dim) {
+  const int64_t size = D ? D : dim;
+  for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(row + d);
+}
+
+// ---------------------------------------------------------------- lookup
+
+constexpr int kAhead = 16;  // lookups between a prefetch and its use
+
+template <int D, class Out>
+inline void copy_row(Out* out, const float* row, int64_t dim) {
+  const int64_t size = D ? D : dim;
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) store(out + d, load(row + d));
+  for (; d < size; d++) store_one(out + d, row[d]);
+}
+
+template <int D, class Out>
+int64_t lookup_single(const float* weight, const Part& part, const Slot& slot, int64_t dim, Out* out, int64_t first,
+                      int64_t last) {
+  const int64_t size = D ? D : dim;
+  const int64_t* rows = part.single + slot.index * part.batch_size;
+  const float* table = weight + slot.first_row * size;
+  const uint64_t num_rows = slot.num_rows;
+  bool wrong = false;
+  for (int64_t b = first; b < last; b++) {
+    if (b + kAhead < part.batch_size && static_cast<uint64_t>(rows[b + kAhead]) < num_rows)
+      prefetch_row<D>(table + rows[b + kAhead] * size, dim);
+    const bool inside = static_cast<uint64_t>(rows[b]) < num_rows;
+    wrong |= !inside;
+    copy_row<D>(out + b * part.width + slot.column, table + (inside ? rows[b] : 0) * size, dim);
+  }
+  return wrong ? kRowOutOfBounds : kOk;
+}
+
+template <int D, class Out>
+int64_t lookup_pooled(const float* weight, const Part& part, const Slot& slot, int64_t dim, Out* out, int64_t first,
+                      int64_t last, float* sum) {
+  const int64_t size = D ? D : dim;
+  const int64_t* offsets = part.offsets + slot.index * part.batch_size;
+  const float* table = weight + slot.first_row * size;
+  const uint64_t num_rows = slot.num_rows;
+  bool wrong = false;
+  const int64_t end = std::min(offsets[last], part.num_values);
+  for (int64_t b = first; b < last; b++) {
+    const int64_t from = offsets[b], to = offsets[b + 1];
+    if (from < 0 || from > to || to > part.num_values) return kBadOffsets;
+    for (int64_t d = 0; d < size; d++) sum[d] = 0.0f;
+    for (int64_t p = from; p < to; p++) {
+      if (p + kAhead < end && static_cast<uint64_t>(part.values[p + kAhead]) < num_rows)
+        prefetch_row<D>(table + part.values[p + kAhead] * size, dim);
+      const bool inside = static_cast<uint64_t>(part.values[p]) < num_rows;
+      wrong |= !inside;
+      const float* row = table + (inside ? part.values[p] : 0) * size;
+      int64_t d = 0;
+      for (; d + kLanes <= size; d += kLanes) store(sum + d, load(sum + d) + load(row + d));
+      for (; d < size; d++) sum[d] += row[d];
+    }
+    if (slot.kind == kMean && to - from > 1) {
+      const float factor = 1.0f / static_cast<float>(to - from);
+      for (int64_t d = 0; d < size; d++) sum[d] *= factor;
+    }
+    copy_row<D>(out + b * part.width + slot.column, sum, dim);
+  }
+  return wrong ? kRowOutOfBounds : kOk;
+}
+
+template <int D, class Out>
+int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int num_threads) {
+  constexpr int64_t kChunk = 32;  // samples whose output stays in the cache while the fields fill it
+  const int64_t num_chunks = (part.batch_size + kChunk - 1) / kChunk;
+  std::atomic<int64_t> status{kOk};
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    std::vector<float> sum(dim);
+#pragma omp for schedule(static)
+    for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
+      const int64_t first = chunk * kChunk, last = std::min(first + kChunk, part.batch_size);
+      for (int64_t s = 0; s < part.num_slots; s++) {
+        const Slot& slot = part.slots[s];
+        const int64_t result =
+            slot.kind == kSingle
+                ? lookup_single<D>(weight, part, slot, dim, out, first, last)
+                : lookup_pooled<D>(weight, part, slot, dim, out, first, last, sum.data());
+        if (result != kOk) status.store(result, std::memory_order_relaxed);
+      }
+    }
+  }
+  return status.load();
+}
+
+// ---------------------------------------------------------------- tasks: gather and sort the lookups of a table
+
+struct Field {  // one slot of one part, reading the task's table
+  const Part* part;
+  const Slot* slot;
+  uint32_t base;  // where the part's gradient starts, if all parts' lay one after the other
+};
+
+struct Task {
+  int64_t first_row = 0, num_rows = 0;
+  std::vector<Field> fields;
+  int64_t num_lookups = 0;           // of the table, over all residue classes
+  uint32_t residue = 0, modulus = 1;  // rows with row mod modulus = residue; a power of two
+  std::vector<uint64_t> keys, scratch;
+  int64_t count = 0, num_unique = 0, first_unique = 0;
+};
+
+struct Workspace {
+  std::vector<Task> tasks;
+  int64_t num_tasks = 0;
+  std::vector<Part> parts;
+  std::vector<uint64_t> starts;  // of each part's gradient, as in Field::base
+};
+
+constexpr int64_t kTaskLookups = 32768;  // a table with more is split, so that threads share it
+constexpr int64_t kMaxModulus = 64;
+
+int64_t count_lookups(const Part& part, const Slot& slot) {
+  if (slot.kind == kSingle) return part.batch_size;
+  return part.offsets[(slot.index + 1) * part.batch_size] - part.offsets[slot.index * part.batch_size];
+}
+
+// The split depends on the numbers of lookups alone, never on the number of threads.
+int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
+  work.parts.assign(parts, parts + num_parts);
+  work.starts.clear();
+  uint64_t start = 0;
+  for (const Part& part : work.parts) {
+    work.starts.push_back(start);
+    start += static_cast<uint64_t>(part.batch_size) * part.width;
+  }
+  std::vector<Task> tables;
+  for (size_t p = 0; p < work.parts.size(); p++) {
+    const Part& part = work.parts[p];
+    for (int64_t s = 0; s < part.num_slots; s++) {
+      const Slot& slot = part.slots[s];
+      const int64_t count = count_lookups(part, slot);
+      if (count < 0 || count > std::max(part.num_values, part.batch_size)) return kBadOffsets;
+      auto table = std::find_if(tables.begin(), tables.end(),
+                                [&](const Task& task) { return task.first_row == slot.first_row; });
+      if (table == tables.end()) {
+        tables.emplace_back();
+        table = tables.end() - 1;
+        table->first_row = slot.first_row;
+        table->num_rows = slot.num_rows;
+      }
+      table->fields.push_back({&part, &slot, static_cast<uint32_t>(work.starts[p])});
+      table->num_lookups += count;
+    }
+  }
+  work.num_tasks = 0;
+  for (const Task& table : tables) {
+    int64_t modulus = 1;
+    while (modulus < kMaxModulus && table.num_lookups > modulus * kTaskLookups && table.num_rows > modulus) modulus *= 2;
+    for (int64_t residue = 0; residue < modulus; residue++) {
+      if (work.num_tasks == static_cast<int64_t>(work.tasks.size())) work.tasks.emplace_back();
+      Task& task = work.tasks[work.num_tasks++];  // keeps its buffers from the last step
+      task.first_row = table.first_row;
+      task.num_rows = table.num_rows;
+      task.fields = table.fields;
+      task.num_lookups = table.num_lookups;
+      task.modulus = static_cast<uint32_t>(modulus);
+      task.residue = static_cast<uint32_t>(residue);
+    }
+  }
+  return kOk;
+}
+
+// Calls visit(row, where the gradient starts) for every lookup of the task, padding left out.
+template <class Visit>
+int64_t for_each_lookup(const Task& task, Visit visit) {
+  const uint64_t num_rows = task.num_rows;
+  const uint32_t mask = task.modulus - 1;
+  for (const Field& field : task.fields) {
+    const Part& part = *field.part;
+    const Slot& slot = *field.slot;
+    uint32_t source = field.base + static_cast<uint32_t>(slot.column);
+    const uint32_t width = static_cast<uint32_t>(part.width);
+    if (slot.kind == kSingle) {
+      const int64_t* rows = part.single + slot.index * part.batch_size;
+      for (int64_t b = 0; b < part.batch_size; b++, source += width) {
+        const uint64_t row = rows[b];
+        if (row >= num_rows) return kRowOutOfBounds;
+        visit(row, source, row != 0 && (row & mask) == task.residue);
+      }
+      continue;
+    }
+    const int64_t* offsets = part.offsets + slot.index * part.batch_size;
+    for (int64_t b = 0; b < part.batch_size; b++, source += width) {
+      const int64_t from = offsets[b], to = offsets[b + 1];
+      if (from < 0 || from > to || to > part.num_values) return kBadOffsets;
+      for (int64_t p = from; p < to; p++) {
+        const uint64_t row = part.values[p];
+        if (row >= num_rows) return kRowOutOfBounds;
+        visit(row, source, row != 0 && (row & mask) == task.residue);
+      }
+    }
+  }
+  return kOk;
+}
+
+constexpr int kMaxDigit = 11, kMaxPasses = 3;  // 33 bits, rows have at most 31
+
+// Stable radix sort by the `digit · passes` bits from `low` up, lowest digit first. Returns where the result lies.
+template <int passes>
+uint64_t* radix_sort(uint64_t* keys, uint64_t* scratch, int64_t count, int low, int digit) {
+  const uint32_t mask = (1u << digit) - 1;
+  uint32_t counts[passes][1 << kMaxDigit];
+  for (int pass = 0; pass < passes; pass++) std::memset(counts[pass], 0, sizeof(uint32_t) << digit);
+  for (int64_t i = 0; i < count; i++) {
+    const uint64_t row = keys[i] >> low;
+    for (int pass = 0; pass < passes; pass++) counts[pass][row >> (pass * digit) & mask]++;
+  }
+  for (int pass = 0; pass < passes; pass++) {
+    uint32_t* next = counts[pass];
+    uint32_t total = 0;
+    for (uint32_t value = 0; value <= mask; value++) {
+      const uint32_t here = next[value];
+      next[value] = total;
+      total += here;
+    }
+    for (int64_t i = 0; i < count; i++) scratch[next[keys[i] >> (low + pass * digit) & mask]++] = keys[i];
+    std::swap(keys, scratch);
+  }
+  return keys;
+}
+
+// Fills task.keys with the task's lookups, sorted by row. Rows of a task agree in the residue's bits.
+int64_t sort_task(Task& task) {
+  int64_t count = task.num_lookups;
+  if (task.modulus > 1) {
+    count = 0;
+    const int64_t status = for_each_lookup(task, [&](uint64_t, uint32_t, bool mine) { count += mine; });
+    if (status != kOk) return status;
+  }
+  if (static_cast<int64_t>(task.keys.size()) <= count) {
+    task.keys.resize(count + count / 4 + 1);  // one more, for the key that a skipped lookup leaves
+    task.scratch.resize(task.keys.size());
+  }
+  uint64_t* keys = task.keys.data();
+  count = 0;
+  const int64_t status = for_each_lookup(task, [&](uint64_t row, uint32_t source, bool mine) {
+    keys[count] = row << 32 | source;
+    count += mine;
+  });
+  if (status != kOk) return status;
+  task.count = count;
+  int shift = 0, bits = 1;
+  while ((1u << shift) < task.modulus) shift++;
+  while ((task.num_rows - 1) >> (bits + shift)) bits++;
+  const int passes = (bits + kMaxDigit - 1) / kMaxDigit, digit = (bits + passes - 1) / passes, low = 32 + shift;
+  const auto sort = passes == 1 ? radix_sort<1> : passes == 2 ? radix_sort<2> : radix_sort<kMaxPasses>;
+  if (sort(keys, task.scratch.data(), count, low, digit) != keys) task.keys.swap(task.scratch);
+  return kOk;
+}
+
+int64_t count_unique(const Task& task) {
+  int64_t unique = 0;
+  uint32_t last = 0;  // padding, which no key has
+  for (int64_t i = 0; i < task.count; i++) {
+    const uint32_t row = static_cast<uint32_t>(task.keys[i] >> 32);
+    unique += row != last;
+    last = row;
+  }
+  return unique;
+}
+
+// ---------------------------------------------------------------- walk: sum runs of equal rows, apply the rule
+
+// Where a gradient lies in memory. With several parts the number counts through their gradients one after the other.
+struct Gradients {
+  const Workspace& work;
+  const float* first;
+  explicit Gradients(const Workspace& from) : work(from), first(from.parts.size() == 1 ? from.parts[0].grad : nullptr) {}
+  inline const float* at(uint32_t source) const {
+    if (first) return first + source;
+    size_t part = work.parts.size() - 1;
+    while (work.starts[part] > source) part--;
+    return work.parts[part].grad + (source - work.starts[part]);
+  }
+};
+
+// Calls visit(row, gradient) for every distinct row in rising order; touch(row) asks for a row's memory in advance.
+template <int D, class Touch, class Visit>
+void walk(const Task& task, const Gradients& gradients, int64_t dim, float* sum, Touch touch, Visit visit) {
+  const int64_t size = D ? D : dim;
+  const int64_t ahead = size <= 32 ? 16 : 8;
+  const uint64_t* keys = task.keys.data();
+  const int64_t count = task.count;
+  const auto prefetch = [&](int64_t i) {
+    if (i >= count) return;
+    prefetch_row<D>(gradients.at(static_cast<uint32_t>(keys[i])), dim);
+    touch(static_cast<int64_t>(keys[i] >> 32));
+  };
+  for (int64_t i = 0; i < std::min(ahead, count); i++) prefetch(i);
+  for (int64_t i = 0; i < count;) {
+    const uint64_t row = keys[i] >> 32;
+    const float* grad = gradients.at(static_cast<uint32_t>(keys[i]));
+    prefetch(i + ahead);
+    if (++i < count && keys[i] >> 32 == row) {
+      std::memcpy(sum, grad, size * sizeof(float));
+      do {
+        const float* more = gradients.at(static_cast<uint32_t>(keys[i]));
+        prefetch(i + ahead);
+        int64_t d = 0;
+        for (; d + kLanes <= size; d += kLanes) store(sum + d, load(sum + d) + load(more + d));
+        for (; d < size; d++) sum[d] += more[d];
+      } while (++i < count && keys[i] >> 32 == row);
+      grad = sum;
+    }
+    visit(static_cast<int64_t>(row), grad);
+  }
+}
+
+struct State {
+  float* first;   // row-wise Adagrad's sum (R,), or Adam's first moment (R, D)
+  float* second;  // Adam's second moment (R, D)
+};
+
+template <int D>
+inline float mean_square(const float* grad, int64_t dim) {
+  const int64_t size = D ? D : dim;
+  Lanes squares = {0};
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) squares += load(grad + d) * load(grad + d);
+  float total = add_up(squares);
+  for (; d < size; d++) total += grad[d] * grad[d];
+  return total / static_cast<float>(size);
+}
+
+// The rule for one row, as in the formulas of ziggurat/ops/lookup/kernel.py. `scaled` has room for one row.
+template <int D>
+inline void apply_row(float* weight, const State& state, int64_t row, const float* grad, int64_t dim, const Rule& rule,
+                      float* scaled) {
+  const int64_t size = D ? D : dim;
+  float* w = weight + row * size;
+  if (rule.scale != 1.0f || rule.weight_decay != 0.0f) {
+    for (int64_t d = 0; d < size; d++) scaled[d] = grad[d] * rule.scale + rule.weight_decay * w[d];
+    grad = scaled;
+  }
+  float factor = -rule.learning_rate;
+  if (rule.kind == 2) {
+    float *a = state.first + row * size, *v = state.second + row * size;
+    for (int64_t d = 0; d < size; d++) {
+      a[d] += (1.0f - rule.beta1) * (grad[d] - a[d]);
+      v[d] += (1.0f - rule.beta2) * (grad[d] * grad[d] - v[d]);
+      w[d] += factor * (a[d] / (std::sqrt(v[d]) + rule.eps));
+    }
+    return;
+  }
+  if (rule.kind == 1) {
+    const float accumulated = state.first[row] + mean_square<D>(grad, dim);
+    state.first[row] = accumulated;
+    factor /= std::sqrt(accumulated) + rule.eps;
+  }
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) store(w + d, load(w + d) + factor * load(grad + d));
+  for (; d < size; d++) w[d] += factor * grad[d];
+}
+
+template <int D>
+inline void touch_row(float* weight, const State& state, int64_t row, int64_t dim, const Rule& rule) {
+  const int64_t size = D ? D : dim;
+  prefetch_row<D>(weight + row * size, dim);
+  if (rule.kind == 1) __builtin_prefetch(state.first + row);
+  if (rule.kind == 2) {
+    prefetch_row<D>(state.first + row * size, dim);
+    prefetch_row<D>(state.second + row * size, dim);
+  }
+}
+
+template <int D>
+int64_t update(Workspace& work, float* weight, const State& state, int64_t dim, const Rule& rule, int num_threads) {
+  const Gradients gradients(work);
+  std::atomic<int64_t> status{kOk};
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    std::vector<float> sum(2 * dim);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t t = 0; t < work.num_tasks; t++) {
+      Task& task = work.tasks[t];
+      const int64_t result = sort_task(task);
+      if (result != kOk) {
+        status.store(result);
+        continue;
+      }
+      const int64_t first = task.first_row;
+      walk<D>(
+          task, gradients, dim, sum.data(), [&](int64_t row) { touch_row<D>(weight, state, first + row, dim, rule); },
+          [&](int64_t row, const float* grad) {
+            apply_row<D>(weight, state, first + row, grad, dim, rule, sum.data() + dim);
+          });
+    }
+  }
+  return status.load();
+}
+
+template <int D>
+void sum_rows(Workspace& work, int64_t dim, int64_t* rows, float* sums, int num_threads) {
+  const int64_t size = D ? D : dim;
+  const Gradients gradients(work);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    std::vector<float> sum(dim);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t t = 0; t < work.num_tasks; t++) {
+      const Task& task = work.tasks[t];
+      int64_t next = task.first_unique;
+      walk<D>(
+          task, gradients, dim, sum.data(), [](int64_t) {},
+          [&](int64_t row, const float* grad) {
+            rows[next] = task.first_row + row;
+            std::memcpy(sums + next * size, grad, size * sizeof(float));
+            next++;
+          });
+    }
+  }
+}
+
+template <int D>
+void apply(float* weight, const State& state, int64_t dim, const int64_t* rows, const float* sums, int64_t num_unique,
+           const Rule& rule, int num_threads) {
+  const int64_t size = D ? D : dim;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    std::vector<float> scaled(dim);
+#pragma omp for schedule(static)
+    for (int64_t u = 0; u < num_unique; u++) {
+      if (u + kAhead < num_unique) touch_row<D>(weight, state, rows[u + kAhead], dim, rule);
+      apply_row<D>(weight, state, rows[u], sums + u * size, dim, rule, scaled.data());
+    }
+  }
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- the C interface
+
+#define FOR_DIM(dim, call)    \
+  switch (dim) {              \
+    case 8: return call(8);   \
+    case 16: return call(16); \
+    case 32: return call(32); \
+    case 64: return call(64); \
+    case 128: return call(128); \
+    default: return call(0);  \
+  }
+
+extern "C" {
+
+void* ziggurat_workspace_new() { return new Workspace(); }
+void ziggurat_workspace_delete(void* work) { delete static_cast<Workspace*>(work); }
+
+int64_t ziggurat_lookup(const float* weight, const Part* part, int64_t dim, void* out, int64_t out_is_bfloat16,
+                        int64_t num_threads) {
+#define LOOKUP(D)                                                                                      \
+  (out_is_bfloat16 ? lookup<D>(weight, *part, dim, static_cast<uint16_t*>(out), int(num_threads))      \
+                   : lookup<D>(weight, *part, dim, static_cast<float*>(out), int(num_threads)))
+  FOR_DIM(dim, LOOKUP)
+}
+
+// Sum and apply. The parts' gradients have less than 2^32 numbers together, the tables less than 2^31 rows.
+int64_t ziggurat_update(void* workspace, const Part* parts, int64_t num_parts, float* weight, float* state_first,
+                        float* state_second, int64_t dim, const Rule* rule, int64_t num_threads) {
+  Workspace& work = *static_cast<Workspace*>(workspace);
+  const int64_t status = plan_tasks(work, parts, num_parts);
+  if (status != kOk) return status;
+  const State state{state_first, state_second};
+#define UPDATE(D) update<D>(work, weight, state, dim, *rule, int(num_threads))
+  FOR_DIM(dim, UPDATE)
+}
+
+// First half of summing: sorts, and returns in *num_unique how many distinct rows there are.
+int64_t ziggurat_sort(void* workspace, const Part* parts, int64_t num_parts, int64_t* num_unique, int64_t num_threads) {
+  Workspace& work = *static_cast<Workspace*>(workspace);
+  const int64_t planned = plan_tasks(work, parts, num_parts);
+  if (planned != kOk) return planned;
+  std::atomic<int64_t> status{kOk};
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1)
+  for (int64_t t = 0; t < work.num_tasks; t++) {
+    const int64_t result = sort_task(work.tasks[t]);
+    if (result != kOk) status.store(result);
+    else work.tasks[t].num_unique = count_unique(work.tasks[t]);
+  }
+  if (status.load() != kOk) return status.load();
+  int64_t total = 0;
+  for (int64_t t = 0; t < work.num_tasks; t++) {
+    work.tasks[t].first_unique = total;
+    total += work.tasks[t].num_unique;
+  }
+  *num_unique = total;
+  return kOk;
+}
+
+// Second half, right after the first: writes rows (U,) and sums (U, dim).
+void ziggurat_sum(void* workspace, int64_t dim, int64_t* rows, float* sums, int64_t num_threads) {
+  Workspace& work = *static_cast<Workspace*>(workspace);
+#define SUM(D) sum_rows<D>(work, dim, rows, sums, int(num_threads))
+  FOR_DIM(dim, SUM)
+}
+
+void ziggurat_apply(float* weight, float* state_first, float* state_second, int64_t dim, const int64_t* rows,
+                    const float* sums, int64_t num_unique, const Rule* rule, int64_t num_threads) {
+  const State state{state_first, state_second};
+#define APPLY(D) apply<D>(weight, state, dim, rows, sums, num_unique, *rule, int(num_threads))
+  FOR_DIM(dim, APPLY)
+}
+
+}  // extern "C"

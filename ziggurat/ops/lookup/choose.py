@@ -1,0 +1,294 @@
+"""Choose a kernel by measurement, on this machine and for this shape.
+
+Which kernel is fastest depends on the processor (FBGEMM's CPU kernel is good with AVX-512 and slow without), the
+number of threads, the dims, the batch size and the list lengths; no table of rules stays right. So `auto` runs each
+kernel that is exact for the setting on a synthetic batch of the real shape: lookup, then update, on scratch tables of
+at most 2^22 numbers each dim, with rows drawn from a Zipf law as ids in logs are. The fastest median wins.
+
+Measurements differ from run to run, and kernels agree only up to rounding, so a first answer is kept in the cache
+folder and given again for the same machine, versions, threads and shape: the same run repeats bit for bit. Delete the
+file to measure anew. Batches too small to matter are not measured: C++ if it can be built, else torch.
+
+    lookups · dim < 2^15   no measurement
+    otherwise              3 + 1 repeats a kernel, a few milliseconds each; importing FBGEMM takes most of a second
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ziggurat.cache import cache_folder
+from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.ops.lookup.cpp import CppKernel
+from ziggurat.ops.lookup.cpp_library import library_fingerprint
+from ziggurat.ops.lookup.fbgemm import FbgemmKernel
+from ziggurat.ops.lookup.kernel import (
+    GradientPart,
+    KernelChoice,
+    KernelSetting,
+    LookupKernel,
+    Step,
+    TableOptimizerKind,
+    UpdateRule,
+    state_shapes,
+)
+from ziggurat.ops.lookup.layout import LookupLayout, Lookups
+from ziggurat.ops.lookup.reference import TorchKernel
+
+_SMALL = 2**15
+_SCRATCH_NUMBERS = 2**22
+_REPEATS = 3
+_MAKERS: tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...] = (
+    (KernelChoice.CPP, CppKernel),
+    (KernelChoice.TORCH, TorchKernel),
+    (KernelChoice.FBGEMM, FbgemmKernel),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """What a batch looks like, for measuring.
+
+    Args:
+        batch_size: samples.
+        list_length: mean rows of a jagged field's list.
+    """
+
+    batch_size: int = 2048
+    list_length: float = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenKernel:
+    """A kernel, and why it was chosen.
+
+    Args:
+        kernel: the kernel.
+        reason: in words, for the start-up report.
+        times_s: median seconds of lookup and update of those that were measured, by name.
+        not_eligible: why others were not, by name.
+    """
+
+    kernel: LookupKernel
+    reason: str
+    times_s: dict[str, float] = field(default_factory=dict)
+    not_eligible: dict[str, str] = field(default_factory=dict)
+
+
+def choose_kernel(
+    choice: KernelChoice, *, setting: KernelSetting, shape: BatchShape, folder: Path | None = None
+) -> ChosenKernel:
+    """The kernel that was asked for, or the fastest exact one.
+
+    Args:
+        choice: a kernel, or `auto`.
+        setting: what it has to serve.
+        shape: of the batches to come.
+        folder: where measurements are kept; the cache folder's `kernels` unless given.
+
+    Raises:
+        MissingDependencyError: the kernel that was asked for is not available here.
+        ConfigError: it is available, but not exact for the setting.
+    """
+    if choice is not KernelChoice.AUTO:
+        return ChosenKernel(kernel=_asked_for(choice, setting), reason="as configured")
+    if setting.device.type != "cpu":
+        return ChosenKernel(kernel=TorchKernel(), reason=f"the one for {setting.device.type!r} devices")
+    lookups = sum(
+        shape.batch_size * (len(layout.single) + shape.list_length * len(layout.jagged)) * layout.dim
+        for layout in setting.layouts
+    )
+    if lookups < _SMALL:
+        eligible, reasons = _eligible(setting, _MAKERS[:2])
+        return ChosenKernel(kernel=eligible[0], reason="batches too small to measure", not_eligible=reasons)
+    path = (folder or cache_folder() / "kernels") / f"choice-{_fingerprint(setting, shape)}.json"
+    return _kept(path, setting) or _measured(path, setting, shape)
+
+
+def kernel_diagnosis() -> dict[str, str]:
+    """Each kernel and whether it can be used here, for `ziggurat doctor`; builds the C++ one if need be."""
+    lines = {}
+    for choice, make in _MAKERS:
+        start = time.perf_counter()
+        try:
+            make()
+        except MissingDependencyError as error:
+            lines[choice.value] = f"not available: {error.found}"
+        else:
+            lines[choice.value] = f"available (loaded in {time.perf_counter() - start:.1f} s)"
+    return lines
+
+
+def _asked_for(choice: KernelChoice, setting: KernelSetting) -> LookupKernel:
+    kernel = dict(_MAKERS)[choice]()
+    reason = kernel.why_not(setting)
+    if reason:
+        raise ConfigError(
+            expected=f"a setting that kernel {choice.value!r} serves exactly",
+            found=reason,
+            where="EmbeddingConfig.kernel",
+            ways_out=('choose kernel = "auto" or "torch"', "change the setting that is named"),
+        )
+    return kernel
+
+
+def _eligible(
+    setting: KernelSetting, makers: tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...]
+) -> tuple[list[LookupKernel], dict[str, str]]:
+    kernels, reasons = [], {}
+    for choice, make in makers:
+        try:
+            kernel = make()
+        except MissingDependencyError as error:
+            reasons[choice.value] = error.found
+            continue
+        reason = kernel.why_not(setting)
+        if reason:
+            reasons[choice.value] = reason
+        else:
+            kernels.append(kernel)
+    return kernels, reasons
+
+
+def _kept(path: Path, setting: KernelSetting) -> ChosenKernel | None:
+    """The answer of an earlier measurement, if it is there and still possible."""
+    try:
+        kept = json.loads(path.read_text())
+        choice = KernelChoice(kept["kernel"])
+        times, reasons = dict(kept["times_s"]), dict(kept["not_eligible"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    eligible, _ = _eligible(setting, tuple(maker for maker in _MAKERS if maker[0] is choice))
+    if not eligible:
+        return None
+    reason = f"fastest when measured before ({path})"
+    return ChosenKernel(kernel=eligible[0], reason=reason, times_s=times, not_eligible=reasons)
+
+
+def _measured(path: Path, setting: KernelSetting, shape: BatchShape) -> ChosenKernel:
+    kernels, reasons = _eligible(setting, _MAKERS)
+    times = measure(kernels, setting=setting, shape=shape)
+    fastest = min(kernels, key=lambda kernel: times[kernel.choice.value])
+    answer = {"kernel": fastest.choice.value, "times_s": times, "not_eligible": reasons}
+    reason = "fastest, measured just now"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{time.time_ns()}.tmp")
+        temporary.write_text(json.dumps(answer, indent=1))
+        temporary.replace(path)
+    except OSError as error:
+        reason += f"; the answer could not be kept ({error})"
+    return ChosenKernel(kernel=fastest, reason=reason, times_s=times, not_eligible=reasons)
+
+
+def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: BatchShape) -> dict[str, float]:
+    """Median seconds of lookup and update on scratch tables, for each kernel by name; kernels take turns."""
+    generator = torch.Generator().manual_seed(0)
+    problems = [
+        _Problem.make(layout, rule=setting.rule, shape=shape, generator=generator)
+        for layout in setting.layouts
+        if layout.slots
+    ]
+    seconds: dict[str, list[float]] = {kernel.choice.value: [] for kernel in kernels}
+    for _ in range(1 + _REPEATS):
+        for kernel in kernels:
+            start = time.perf_counter()
+            for problem in problems:
+                problem.run(kernel)
+            seconds[kernel.choice.value].append(time.perf_counter() - start)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """A scratch storage and one batch for it."""
+
+    layout: LookupLayout
+    lookups: Lookups
+    weight: Tensor
+    state: dict[str, Tensor]
+    grad: Tensor
+    step: Step
+
+    @staticmethod
+    def make(layout: LookupLayout, *, rule: UpdateRule, shape: BatchShape, generator: torch.Generator) -> _Problem:
+        tables = list(dict.fromkeys(slot.table for slot in layout.slots))
+        cap = max(8, _SCRATCH_NUMBERS // layout.dim // len(tables))
+        sizes = {slot.table: min(slot.num_rows, cap) for slot in layout.slots}
+        first_rows, total = {}, 0
+        for table in tables:
+            first_rows[table] = total
+            total += sizes[table]
+        slots = tuple(
+            dataclasses.replace(slot, first_row=first_rows[slot.table], num_rows=sizes[slot.table])
+            for slot in layout.slots
+        )
+        scratch = dataclasses.replace(layout, slots=slots)
+        if rule.kind is TableOptimizerKind.ADAM_DENSE:  # its tables are summed and copied; SGD costs about as much
+            rule = UpdateRule(kind=TableOptimizerKind.SGD)
+        shapes = state_shapes(rule.kind, num_rows=total, dim=layout.dim)
+        return _Problem(
+            layout=scratch,
+            lookups=synthetic_lookups(scratch, shape=shape, generator=generator),
+            weight=torch.zeros(total, layout.dim),
+            state={name: torch.zeros(size) for name, size in shapes.items()},
+            grad=torch.randn(shape.batch_size, layout.width, generator=generator),
+            step=Step(rule=rule, learning_rate=1e-3),
+        )
+
+    def run(self, kernel: LookupKernel) -> None:
+        out = torch.empty(self.lookups.batch_size, self.layout.width)
+        kernel.lookup(self.weight, layout=self.layout, lookups=self.lookups, out=out)
+        part = GradientPart(layout=self.layout, lookups=self.lookups, grad=self.grad)
+        kernel.update(self.weight, state=self.state, parts=[part], step=self.step)
+
+
+def synthetic_lookups(layout: LookupLayout, *, shape: BatchShape, generator: torch.Generator) -> Lookups:
+    """Rows drawn from a Zipf law of exponent 1, the small rows most often, as fitted vocabularies have them."""
+
+    def draw(count: int, num_rows: int) -> Tensor:
+        return (num_rows ** torch.rand(count, generator=generator)).long().clamp_(max=num_rows - 1)
+
+    size = shape.batch_size
+    single = torch.zeros(max((slot.index + 1 for slot in layout.single), default=0), size, dtype=torch.int64)
+    for slot in layout.single:
+        single[slot.index] = draw(size, slot.num_rows)
+    by_index = {slot.index: slot for slot in layout.jagged}
+    lengths, values = [], []
+    for index in range(layout.num_jagged):
+        longest = 2 * shape.list_length if index in by_index else 0.0
+        lengths.append((torch.rand(size, generator=generator) * longest).round().long())
+        if index in by_index:
+            values.append(draw(int(lengths[-1].sum()), by_index[index].num_rows))
+    zero = torch.zeros(1, dtype=torch.int64)
+    return Lookups(
+        batch_size=size,
+        single=single,
+        values=torch.cat(values) if values else zero[:0],
+        offsets=torch.cat([zero, torch.cat(lengths).cumsum(0)]) if lengths else zero,
+    )
+
+
+def _fingerprint(setting: KernelSetting, shape: BatchShape) -> str:
+    """Everything that the answer depends on: machine, versions, threads, shape."""
+    fbgemm = ""
+    for name in ("fbgemm-gpu-cpu", "fbgemm-gpu"):
+        try:
+            fbgemm += f"{name} {importlib.metadata.version(name)} "
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    lines = [library_fingerprint(), fbgemm, str(torch.get_num_threads()), str(setting.rule), str(shape)]
+    for layout in setting.layouts:
+        lines.append(f"{layout.dim} {layout.width} {layout.packed.tolist()}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]

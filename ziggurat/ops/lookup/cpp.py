@@ -1,0 +1,201 @@
+"""The C++ kernel: `ziggurat/ops/csrc/lookup.cpp` behind the interface that all kernels share.
+
+Why one more kernel. At one lookup a sample and field, sorting and memory latency are the whole cost, and neither
+torch operations nor FBGEMM's CPU kernel (which runs in one thread) get at them: this one sorts eight bytes a lookup
+in the cache, sums and updates in one walk that prefetches what it will need, and uses all of torch's threads. The
+cost of a call from Python is a few microseconds.
+
+Exactly defined like the reference; the order of float32 sums is fixed by the batch alone (see lookup.cpp).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.errors import DataError
+from ziggurat.ops.lookup.cpp_library import CPart, CRule, load_library
+from ziggurat.ops.lookup.kernel import (
+    GradientPart,
+    KernelChoice,
+    KernelSetting,
+    Step,
+    SummedGradient,
+    TableOptimizerKind,
+)
+from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows
+from ziggurat.ops.lookup.reference import TorchKernel, adam_step_size
+
+_RULE_KINDS = {
+    TableOptimizerKind.SGD: 0,
+    TableOptimizerKind.ROWWISE_ADAGRAD: 1,
+    TableOptimizerKind.SPARSE_ADAM: 2,
+}
+
+
+class CppKernel:
+    """Lookup and exact update in compiled C++, on the CPU.
+
+    Args:
+        library: the loaded library; compiled and loaded unless given.
+
+    Raises:
+        MissingDependencyError: the library cannot be compiled or loaded.
+    """
+
+    choice = KernelChoice.CPP
+
+    def __init__(self, library: ctypes.CDLL | None = None) -> None:
+        self._library = library or load_library()
+        self._workspace = self._library.ziggurat_workspace_new()
+
+    def __del__(self) -> None:
+        workspace, self._workspace = getattr(self, "_workspace", None), None
+        if workspace:
+            self._library.ziggurat_workspace_delete(workspace)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> CppKernel:
+        return CppKernel(self._library)  # a workspace of its own; buffers hold nothing between calls
+
+    def why_not(self, setting: KernelSetting) -> str:
+        """See `LookupKernel.why_not`."""
+        if setting.device.type != "cpu":
+            return f"the tables are on {setting.device.type!r}, and it runs on the CPU"
+        if setting.dtype != torch.float32:
+            return f"the tables are {setting.dtype}, and it works in float32"
+        largest = max((slot.num_rows for layout in setting.layouts for slot in layout.slots), default=0)
+        if largest >= 2**31:
+            return f"a table has {largest} rows, and it counts to 2^31"
+        return ""
+
+    def lookup(
+        self, weight: Float[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+    ) -> None:
+        """See `LookupKernel.lookup`."""
+        part = _part(layout, lookups)
+        status = self._library.ziggurat_lookup(
+            weight.data_ptr(),
+            ctypes.byref(part),
+            layout.dim,
+            out.data_ptr(),
+            out.dtype == torch.bfloat16,
+            torch.get_num_threads(),
+        )
+        if status:
+            _raise(layout, lookups)
+
+    def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
+        """See `LookupKernel.sum_gradients`."""
+        if _is_too_large(parts):
+            return TorchKernel().sum_gradients(parts)
+        num_unique = ctypes.c_int64()
+        array = _parts(parts)
+        threads = torch.get_num_threads()
+        status = self._library.ziggurat_sort(self._workspace, array, len(parts), ctypes.byref(num_unique), threads)
+        if status:
+            _raise_any(parts)
+        dim = parts[0].layout.dim
+        rows = torch.empty(num_unique.value, dtype=torch.int64)
+        sums = torch.empty(num_unique.value, dim)
+        self._library.ziggurat_sum(self._workspace, dim, rows.data_ptr(), sums.data_ptr(), threads)
+        return SummedGradient(rows=rows, sums=sums)
+
+    def apply(
+        self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], gradient: SummedGradient, step: Step
+    ) -> None:
+        """See `LookupKernel.apply`."""
+        self._library.ziggurat_apply(
+            weight.data_ptr(),
+            *_state(state),
+            weight.shape[1],
+            gradient.rows.data_ptr(),
+            gradient.sums.data_ptr(),
+            len(gradient.rows),
+            ctypes.byref(_rule(step)),
+            torch.get_num_threads(),
+        )
+
+    def update(
+        self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
+    ) -> None:
+        """See `LookupKernel.update`."""
+        if _is_too_large(parts):
+            self.apply(weight, state=state, gradient=self.sum_gradients(parts), step=step)
+            return
+        status = self._library.ziggurat_update(
+            self._workspace,
+            _parts(parts),
+            len(parts),
+            weight.data_ptr(),
+            *_state(state),
+            weight.shape[1],
+            ctypes.byref(_rule(step)),
+            torch.get_num_threads(),
+        )
+        if status:
+            _raise_any(parts)
+
+
+def _part(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
+    size = lookups.batch_size
+    if lookups.offsets.numel() <= layout.num_jagged * size or lookups.single.shape[1] != size:
+        raise DataError(
+            expected=f"rows of shape (S, {size}) and more than {layout.num_jagged * size} offsets",
+            found=f"{tuple(lookups.single.shape)} and {lookups.offsets.numel()}",
+            where="batch.single, batch.jagged.offsets",
+            ways_out="check batches made by hand with ziggurat.features.batch.validate_batch",
+        )
+    return CPart(
+        layout.packed.data_ptr(),
+        len(layout.slots),
+        lookups.single.data_ptr(),
+        lookups.values.data_ptr(),
+        lookups.offsets.data_ptr(),
+        lookups.values.numel(),
+        size,
+        layout.width,
+        None if grad is None else grad.data_ptr(),
+    )
+
+
+def _parts(parts: Sequence[GradientPart]) -> ctypes.Array[CPart]:
+    return (CPart * len(parts))(*(_part(part.layout, part.lookups, part.grad) for part in parts))
+
+
+def _is_too_large(parts: Sequence[GradientPart]) -> bool:
+    return sum(part.grad.numel() for part in parts) >= 2**32
+
+
+def _state(state: dict[str, Tensor]) -> tuple[int | None, int | None]:
+    pointers: list[int | None] = [tensor.data_ptr() for tensor in state.values()]
+    first, second, *_ = [*pointers, None, None]
+    return first, second
+
+
+def _rule(step: Step) -> CRule:
+    rule = step.rule
+    is_adam = rule.kind is TableOptimizerKind.SPARSE_ADAM
+    return CRule(
+        _RULE_KINDS[rule.kind],
+        adam_step_size(step) if is_adam else step.learning_rate,
+        step.scale,
+        rule.eps,
+        rule.weight_decay,
+        rule.beta1,
+        rule.beta2,
+    )
+
+
+def _raise_any(parts: Sequence[GradientPart]) -> None:
+    for part in parts:
+        check_rows(part.layout, part.lookups)
+    raise AssertionError("the kernel refused rows that the reference accepts")
+
+
+def _raise(layout: LookupLayout, lookups: Lookups) -> None:
+    check_rows(layout, lookups)
+    raise AssertionError("the kernel refused rows that the reference accepts")
