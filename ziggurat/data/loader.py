@@ -27,8 +27,6 @@ the iterator stops it.
 from __future__ import annotations
 
 import math
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,6 +34,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from ziggurat.data.background import in_background
 from ziggurat.data.epoch_stream import EpochStream, RankSlices, Shuffle, Window
 from ziggurat.data.records import concatenate_values, gather_segments, record_dtype, records_to_batch, write_records
 from ziggurat.errors import ConfigError
@@ -171,7 +170,9 @@ class Loader:
                 ways_out=("resume with the data and the batch size that the checkpoint was made with",),
             )
         produced = self._produced(self._slices(first_row), epoch)
-        return _prefetched(produced, depth=self.config.prefetch) if self.config.prefetch else produced
+        if self.config.prefetch == 0:
+            return produced
+        return in_background(produced, depth=self.config.prefetch, name="ziggurat-loader")
 
     def _produced(self, slices: RankSlices, epoch: int) -> Iterator[Batch]:
         # Fresh memory is paged in at up to 1 ms per 2 MiB on a virtual machine, so passes hand their storage on.
@@ -327,56 +328,3 @@ class _Producer:
             capacity = max(rows[number::2], default=0) + self.slices.batch_size
             fits = number < len(used) and len(used[number]) >= capacity
             self.storages.append(used[number] if fits else np.empty(capacity, dtype=dtype))
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What the background thread puts in the queue when it cannot go on."""
-
-    error: BaseException
-
-
-_END = object()
-
-
-def _prefetched(produced: Iterator[Batch], *, depth: int) -> Iterator[Batch]:
-    """Iterate in a background thread, `depth` batches ahead; closing the iterator stops the thread."""
-    ready: queue.Queue[object] = queue.Queue(maxsize=depth)
-    stop = threading.Event()
-    thread = threading.Thread(target=_work, args=(produced, ready, stop), name="ziggurat-loader", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item = ready.get()
-            if item is _END:
-                return
-            if isinstance(item, _Failure):
-                raise item.error
-            assert isinstance(item, Batch)
-            yield item
-    finally:
-        stop.set()
-        while not ready.empty():
-            ready.get_nowait()
-        thread.join()
-
-
-def _work(produced: Iterator[Batch], ready: queue.Queue[object], stop: threading.Event) -> None:
-    """Body of the background thread. Whatever ends it is reported through the queue, unless nobody listens."""
-
-    def put(item: object) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.05)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    try:
-        for batch in produced:
-            if not put(batch):
-                return
-        put(_END)
-    except BaseException as error:
-        put(_Failure(error))

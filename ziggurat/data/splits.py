@@ -13,7 +13,7 @@ A random split of data with a time in it lets the model see the future; its metr
 service. Use TIME where there is a time.
 
 Cost: TIME and TIME_ORDER read the raw data once more (one column of it), in bounded memory: distinct times are counted,
-and from 4 million distinct ones on, neighbours are counted together, which moves a cut by less than 0.001 % of the rows.
+and from 4 million distinct ones on, neighbours are counted together, which moves a cut by under 0.001 % of the rows.
 """
 
 from __future__ import annotations
