@@ -1,0 +1,363 @@
+"""What holds for every ranking model, whatever its settings and inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from ziggurat.config import from_json, override, to_json
+from ziggurat.embeddings import EmbeddingConfig, TableOptimizer
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.batch import validate_batch
+from ziggurat.models import (
+    CrossConfig,
+    CrossKind,
+    DCNv2Config,
+    DLRMConfig,
+    DNNConfig,
+    HeadSharing,
+    Init,
+    Interaction,
+    LogisticRegressionConfig,
+    MLPConfig,
+    ModelConfig,
+    Normalization,
+    NumericInput,
+    RankingModel,
+    Structure,
+    build_model,
+    flops_per_sample,
+    num_parameters,
+)
+from ziggurat.testing.batches import random_batch, small_inputs
+from ziggurat.training.losses import loss_of
+
+MLP = MLPConfig(hidden_dims=(8, 4))
+BARS = MLPConfig(hidden_dims=(8, 4), normalization=Normalization.BATCH, dropout=0.2)
+EXPERTS = CrossConfig(num_layers=3, rank=2, num_experts=2)
+
+CONFIGS: dict[str, ModelConfig] = {
+    **{
+        f"dlrm-{interaction}-{numeric}": DLRMConfig(
+            embedding_dim=4, interaction=interaction, numeric=numeric, bottom=MLP, top=MLP
+        )
+        for interaction in Interaction
+        for numeric in NumericInput
+    },
+    "dlrm-separate": DLRMConfig(embedding_dim=4, bottom=MLP, top=MLP, heads=HeadSharing.SEPARATE),
+    "dlrm-bars": DLRMConfig(embedding_dim=4, bottom=BARS, top=BARS, init=Init.XAVIER_NORMAL),
+    **{
+        f"dcn_v2-{structure}-{kind}": DCNv2Config(
+            embedding_dim=4, structure=structure, cross=dataclasses.replace(EXPERTS, kind=kind), deep=MLP, bottom=MLP
+        )
+        for structure in Structure
+        for kind in CrossKind
+    },
+    "dcn_v2-concat": DCNv2Config(embedding_dim=4, cross=EXPERTS, deep=MLP, numeric=NumericInput.CONCAT),
+    "dcn_v2-mixture-concat": DCNv2Config(
+        embedding_dim=4,
+        cross=dataclasses.replace(EXPERTS, kind=CrossKind.MIXTURE),
+        deep=MLP,
+        numeric=NumericInput.CONCAT,
+    ),
+    "dcn_v2-separate": DCNv2Config(embedding_dim=4, cross=EXPERTS, deep=MLP, heads=HeadSharing.SEPARATE),
+    "dcn_v2-bars": DCNv2Config(embedding_dim=4, cross=EXPERTS, deep=BARS, init=Init.XAVIER_NORMAL),
+    "dnn": DNNConfig(embedding_dim=4, deep=MLP),
+    "dnn-bottom": DNNConfig(embedding_dim=4, deep=MLP, bottom=MLP, numeric=NumericInput.BOTTOM_MLP),
+    "dnn-bars": DNNConfig(embedding_dim=4, deep=BARS, numeric=NumericInput.CONCAT, heads=HeadSharing.SEPARATE),
+    "logistic_regression": LogisticRegressionConfig(),
+}
+every_config = pytest.mark.parametrize("name", list(CONFIGS))
+COMPILED = ("dlrm-dot-bottom_mlp", "dcn_v2-parallel-full", "dcn_v2-cross_only-mixture", "dnn-bars")
+compiled_configs = pytest.mark.parametrize(
+    "name", [name if name in COMPILED else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
+RICH = small_inputs(num_vectors=1, num_labels=2)
+
+
+def build(name: str, inputs=RICH, *, seed: int = 0) -> RankingModel:
+    return build_model(CONFIGS[name], inputs, seed=seed)
+
+
+def parts(model: RankingModel, size: int, *, seed: int = 0):
+    batch = random_batch(model.inputs, size, seed=seed)
+    pooled = torch.randn(size, sum(model.embeddings.field_dims), requires_grad=True)
+    return batch.dense, pooled, batch.vectors
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(sorted(CONFIGS)),
+    st.tuples(*[st.integers(0, 3)] * 4, st.integers(1, 3)),
+    st.sampled_from([0, 1, 2, 7]),
+    st.booleans(),
+)
+def test_any_inputs_any_batch(name, sizes, batch_size, training):
+    num_dense, num_single, num_jagged, num_vectors, num_labels = sizes
+    inputs = small_inputs(
+        num_dense=num_dense,
+        num_single=num_single,
+        num_jagged=num_jagged,
+        num_vectors=num_vectors,
+        num_labels=num_labels,
+    )
+    batch = validate_batch(random_batch(inputs, batch_size), inputs)
+    try:
+        model = build(name, inputs).train(training)
+    except SchemaError:
+        assert num_dense + num_single + num_jagged + num_vectors == 0
+        return
+    except ConfigError as error:
+        if not ("one field" in str(error) and name.startswith("dlrm-dot")):
+            raise
+        return
+    logits = model(batch)
+    assert logits.shape == (batch_size, num_labels)
+    assert logits.dtype == torch.float32
+    assert logits.isfinite().all()
+    loss_of(logits, batch.labels, inputs=inputs).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_config
+def test_samples_do_not_influence_each_other_when_scoring(name):
+    model = build(name).eval()
+    dense, pooled, vectors = parts(model, 6)
+    together = model.interact(dense, pooled, vectors)
+    alone = [
+        model.interact(dense[i : i + 1], pooled[i : i + 1], {k: v[i : i + 1] for k, v in vectors.items()})
+        for i in range(6)
+    ]
+    torch.testing.assert_close(torch.cat(alone), together)
+
+
+@every_config
+def test_gradient_reaches_every_parameter_and_every_input(name):
+    model = build(name)
+    dense, pooled, vectors = parts(model, 64)
+    dense.requires_grad_()
+    for vector in vectors.values():
+        vector.requires_grad_()
+    model.interact(dense, pooled, vectors).square().sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.any(), key
+    columns = torch.cat([values.grad.abs().sum(dim=0) for values in (dense, pooled, *vectors.values())])
+    assert (columns > 0).all()
+
+
+@every_config
+def test_one_step_lowers_the_loss_and_many_learn_by_heart(name):
+    inputs = small_inputs(num_dense=2, num_single=2, num_jagged=0)
+    config = override(CONFIGS[name], {"embedding.init": "normal", "embedding.init-std": "0.1"})
+    model = build_model(config, inputs, seed=1)
+    batch = random_batch(inputs, 8, seed=5)
+    # Eight users of their own, so that even logistic regression can tell them apart.
+    batch = dataclasses.replace(batch, single=torch.stack([torch.arange(8) + 3, batch.single[1]]))
+    dense, tables = torch.optim.Adam(model.parameters(), lr=0.02), TableOptimizer(model.embeddings)
+
+    def step() -> None:
+        dense.zero_grad()
+        tables.zero_grad()
+        loss_of(model(batch), batch.labels, inputs=inputs).backward()
+        dense.step()
+        tables.step(0.2)
+
+    def loss() -> float:
+        model.eval()
+        with torch.no_grad():
+            value = loss_of(model(batch), batch.labels, inputs=inputs).item()
+        model.train()
+        return value
+
+    torch.manual_seed(0)
+    if "bars" not in name:  # the first step sets batch norm's running statistics, and dropout is noise
+        before = loss()
+        step()
+        assert loss() < before
+    for _ in range(100):
+        step()
+    assert loss() < 0.2
+
+
+def compile_interact(model: RankingModel, *, backend: str):
+    torch.compiler.reset()  # torch compiles one function at most 8 times: enough for a run, not for all models here
+    return torch.compile(model.interact, fullgraph=True, dynamic=False, backend=backend)
+
+
+@compiled_configs
+def test_compiled_as_one_graph_it_computes_the_same(name):
+    model = build(name).eval()
+    compiled = compile_interact(model, backend="aot_eager")
+    inputs, twins = parts(model, 5), parts(model, 5)
+    twins[1].data.copy_(inputs[1].data)
+    expected, found = model.interact(*inputs), compiled(*twins)
+    torch.testing.assert_close(found, expected)
+    expected.square().sum().backward()
+    gradients = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
+    model.zero_grad()
+    found.square().sum().backward()
+    torch.testing.assert_close(twins[1].grad, inputs[1].grad)
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[key])
+
+
+@every_config
+def test_bf16_autocast_is_close_and_its_gradients_fp32(name):
+    check_bf16(build(name).eval(), compiled=False)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == COMPILED[0] else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
+def test_bf16_autocast_compiled_too(name):
+    check_bf16(build(name).eval(), compiled=True)
+
+
+def check_bf16(model: RankingModel, *, compiled: bool) -> None:
+    interact = compile_interact(model, backend="aot_eager") if compiled else model.interact
+    inputs = parts(model, 32)
+    exact = model.interact(*inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = interact(*inputs)
+    assert (rounded.float() - exact).abs().max() < 0.1 * (1 + exact.abs().max())
+    rounded.float().sum().backward()
+    assert inputs[1].grad is not None
+    assert inputs[1].grad.dtype == torch.float32
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+@every_config
+@pytest.mark.parametrize("sizes", [{}, {"num_dense": 0}, {"num_single": 0, "num_jagged": 0}])
+def test_flops_are_torchs_count(name, sizes):
+    for num_vectors in (0, 2):
+        model = build(name, small_inputs(**sizes, num_vectors=num_vectors, num_labels=2))
+        batch = random_batch(model.inputs, 6)
+        pooled = model.embeddings(batch)
+        with FlopCounterMode(display=False) as forward:
+            logits = model.interact(batch.dense, pooled, batch.vectors)
+        with FlopCounterMode(display=False) as backward:
+            logits.sum().backward()
+        flops = flops_per_sample(model)
+        assert forward.get_total_flops() == 6 * flops.forward
+        assert backward.get_total_flops() == 6 * flops.backward
+        assert flops.total == flops.forward + flops.backward
+
+
+@every_config
+def test_seed_decides_all_weights_and_nothing_else_is_touched(name):
+    torch.manual_seed(123)
+    expected = torch.rand(1)
+    torch.manual_seed(123)
+    one, same, other = (
+        build(name, seed=4).state_dict(),
+        build(name, seed=4).state_dict(),
+        build(name, seed=5).state_dict(),
+    )
+    assert torch.equal(torch.rand(1), expected)
+    assert all(torch.equal(one[key], same[key]) for key in one)
+    weights = [key for key in one if key.endswith("weight") and "norms" not in key]
+    assert all(not torch.equal(one[key], other[key]) for key in weights)
+
+
+def test_dense_weights_do_not_depend_on_table_sizes():
+    large = dataclasses.replace(RICH, tables=tuple(dataclasses.replace(table, num_rows=99) for table in RICH.tables))
+    one, other = build("dlrm-bars", RICH).state_dict(), build("dlrm-bars", large).state_dict()
+    dense = [key for key in one if not key.startswith("embeddings.")]
+    assert all(torch.equal(one[key], other[key]) for key in dense)
+
+
+@every_config
+def test_parameters_are_counted(name):
+    model = build(name)
+    count = num_parameters(model)
+    assert count.dense == sum(value.numel() for value in model.parameters())
+    assert count.embedding == sum(model.embeddings.table(table.name).numel() for table in RICH.tables)
+    assert count.total == count.dense + count.embedding
+
+
+def test_shared_tables_are_counted_once():
+    inputs = small_inputs(num_single=2, num_jagged=0)
+    shared = dataclasses.replace(
+        inputs,
+        single=(inputs.single[0], dataclasses.replace(inputs.single[1], table="single0")),
+        tables=inputs.tables[:1],
+    )
+    assert num_parameters(build("dnn", shared)).embedding == 12 * 4
+
+
+KEYS = {
+    "dlrm-dot-bottom_mlp": {"dense_inputs.bottom.layers.0", "dense_inputs.bottom.output", "top.networks.0.layers.1"},
+    "dlrm-bars": {"top.networks.0.norms.0", "dense_inputs.vector_fields.0"},
+    "dlrm-dot-fields": {"dense_inputs.numeric_fields"},
+    "dlrm-separate": {"top.networks.1.output"},
+    "dcn_v2-parallel-full": {"cross.layers.0", "deep.0.layers.0", "outputs.0", "flat.dense.numeric_fields"},
+    "dcn_v2-stacked-low_rank": {"cross.down.0", "cross.up.0", "stacked.networks.0.output"},
+    "dcn_v2-cross_only-mixture": {"cross.gate", "cross.cores.0", "outputs.0"},
+    "dnn": {"heads.networks.0.layers.0", "heads.networks.0.output"},
+    "logistic_regression": {"linear"},
+}
+
+
+@pytest.mark.parametrize("name", list(KEYS))
+def test_names_of_weights_stay(name):
+    """Checkpoints are keyed by them: a renamed module makes saved runs unreadable."""
+    keys = set(build(name).state_dict())
+    missing = {f"{module}.weight" for module in KEYS[name]} - keys
+    assert not missing, keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    model: ModelConfig
+
+
+@every_config
+def test_config_survives_a_file(name):
+    run = Run(model=CONFIGS[name])
+    assert from_json(Run, json.loads(json.dumps(to_json(run))), where="test") == run
+
+
+def test_command_line_overrides():
+    changed = override(
+        Run(model=DLRMConfig()),
+        {"model.embedding-dim": "32", "model.top.hidden-dims": "400,400", "model.numeric": "fields"},
+    )
+    assert changed.model == DLRMConfig(
+        embedding_dim=32, top=MLPConfig(hidden_dims=(400, 400)), numeric=NumericInput.FIELDS
+    )
+    assert build_model(changed.model, RICH, seed=0).embeddings.field_dims == (32,) * 4
+
+
+def test_two_sizes_for_tables_are_refused():
+    with pytest.raises(ConfigError, match="set once"):
+        build_model(DLRMConfig(embedding_dim=8, embedding=EmbeddingConfig(dim=4)), RICH, seed=0)
+    build_model(DLRMConfig(embedding_dim=8, embedding=EmbeddingConfig(dim=8)), RICH, seed=0)
+
+
+def test_nothing_to_predict_or_to_predict_from_is_refused():
+    with pytest.raises(SchemaError, match="label"):
+        build_model(DNNConfig(), dataclasses.replace(RICH, labels=()), seed=0)
+    with pytest.raises(SchemaError, match="feature"):
+        build_model(DNNConfig(), small_inputs(num_dense=0, num_single=0, num_jagged=0), seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dlrm-dot-bottom_mlp", "dcn_v2-parallel-full", "dcn_v2-bars"])
+def test_inductor_computes_the_same(name):
+    model = build(name).eval()
+    compiled = compile_interact(model, backend="inductor")
+    inputs, twins = parts(model, 16), parts(model, 16)
+    twins[1].data.copy_(inputs[1].data)
+    expected, found = model.interact(*inputs), compiled(*twins)
+    torch.testing.assert_close(found, expected)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    torch.testing.assert_close(twins[1].grad, inputs[1].grad)
