@@ -64,6 +64,7 @@ class Entry:
         settings: passed to the worker as JSON.
         samples_per_step: samples of one step; 0: the workload's batch size.
         env: further environment variables of the process (cache folders).
+        group: what it is compared within (a panel of the plot); "": the workload's name.
     """
 
     name: str
@@ -72,6 +73,12 @@ class Entry:
     settings: dict[str, object] = field(default_factory=dict)
     samples_per_step: float = 0.0
     env: dict[str, str] = field(default_factory=dict)
+    group: str = ""
+
+    @property
+    def group_name(self) -> str:
+        """What it is compared within."""
+        return self.group or self.workload.name
 
 
 @dataclass(kw_only=True)
@@ -104,7 +111,7 @@ class Measured:
         low, high = percentiles(self.rates)
         return {
             "name": self.entry.name,
-            "workload": self.entry.workload.name,
+            "group": self.entry.group_name,
             "settings": self.entry.settings,
             "info": self.info,
             "samples_per_s": {
@@ -260,7 +267,7 @@ def _expect_same_network(results: dict[str, Measured]) -> None:
     }
     by_workload: dict[str, set[object]] = {}
     for name, size in sizes.items():
-        by_workload.setdefault(results[name].entry.workload.name, set()).add(size)
+        by_workload.setdefault(results[name].entry.group_name, set()).add(size)
     if any(len(found) > 1 for found in by_workload.values()):
         raise WorkerError(f"contestants train different networks (dense parameters): {sizes}")
 

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 NAMES = {
     "train": "training against TorchRec and plain torch, batches in memory",
+    "preprocess": "Criteo text to Parquet, against a polars script",
 }
 
 

@@ -174,7 +174,7 @@ def _case_row(case: Case) -> str:
 def _contestant_row(measured: Measured) -> str:
     low, high = percentiles(measured.rates)
     memory = f"{measured.peak_rss_bytes / 2**30:.2f} GiB"
-    name = f"{measured.entry.workload.name}: {measured.entry.name}"
+    name = f"{measured.entry.group_name}: {measured.entry.name}"
     return (
         f"| {name} | {short(measured.rate)} | {short(low)} | {short(high)} | {measured.first_step_s:.1f} s | {memory} |"
     )
@@ -199,7 +199,7 @@ def plot_rates(report: Report, path: Path) -> None:
     panels: dict[str, list[Measured]] = {}
     for measured in report.contestants:
         if not measured.entry.name.startswith("peak "):
-            panels.setdefault(measured.entry.workload.name, []).append(measured)
+            panels.setdefault(measured.entry.group_name, []).append(measured)
     heights = [0.35 * len(panel) + 0.8 for panel in panels.values()]
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(8, sum(heights)), height_ratios=heights, squeeze=False, layout="constrained"

@@ -48,9 +48,7 @@ def serve(build: Callable[[Workload, dict[str, object]], Contestant]) -> None:
         try:
             if command["op"] == "build":
                 begin = time.perf_counter()
-                settings = command["settings"]
-                set_threads(int(settings.get("threads", 2)))
-                contestant = build(Workload.from_json(command["workload"]), settings)
+                contestant = build(Workload.from_json(command["workload"]), command["settings"])
                 built_s = time.perf_counter() - begin
                 begin = time.perf_counter()
                 contestant.run(1)
@@ -61,13 +59,6 @@ def serve(build: Callable[[Workload, dict[str, object]], Contestant]) -> None:
         except Exception as error:  # the harness decides whether a contestant may be missing
             reply = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         replies.write(json.dumps(reply) + "\n")
-
-
-def set_threads(threads: int) -> None:
-    """Fix the number of intra-op threads (torch is imported here, in the worker only)."""
-    import torch
-
-    torch.set_num_threads(threads)
 
 
 def _timed_run(contestant: Contestant, steps: int) -> dict[str, float]:
