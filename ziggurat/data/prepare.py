@@ -1,0 +1,366 @@
+"""prepare: raw files in; fitted preprocessing and encoded training, validation and test data out.
+
+    raw files ─► where to cut? ─► fit on training rows ─► encode all rows ─► FOLDER/FINGERPRINT/{train,valid,test,…}
+                 (split by time)  (vocabularies, …)       (and split)
+
+Nothing but training rows is seen by the fit: a vocabulary that knows the ids of the test rows flatters the test.
+
+The result is cached under a fingerprint of settings, schema, and path, size and time of change of every raw file; it is
+checked again before it is reused, and made anew if it is damaged. It is built in a temporary folder, under a lock, and
+renamed when it is whole: a killed process leaves nothing that looks finished, and of several processes that want the
+same data (the ranks of one run) one prepares and the others wait.
+
+Reading, encoding and writing overlap, each in its own thread; at most a few chunks are in memory. Cost: two passes over
+the raw files (three for a split by time), about 1 to 2 µs a row of Criteo for each on two cores.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ziggurat.config import to_json
+from ziggurat.data.background import in_background
+from ziggurat.data.bad_rows import BadRow, BadRowPolicy, BadRows
+from ziggurat.data.encoded import DEFAULT_ROWS_PER_GROUP, EncodedWriter, publish, temporary_beside
+from ziggurat.data.prepared import (
+    PreparedData,
+    PreparedSummary,
+    SplitSummary,
+    open_prepared,
+    write_prepared,
+)
+from ziggurat.data.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.raw import FileFormat, RawChunk, RawSource
+from ziggurat.data.splits import SPLITS, SplitBy, SplitConfig, Splitter, fit_splitter, split_column
+from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
+from ziggurat.features.schema import Schema
+
+ProgressCallback = Callable[[str, int, int | None], None]
+
+_FORMAT = 1  # raise it when the same raw rows are encoded in another way: old caches are not reused
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Raw files and how to make training, validation and test data of them.
+
+    Args:
+        train: files, folders or globs; all rows, unless `split.by` is FILES.
+        valid: validation files, for FILES.
+        test: test files, for FILES.
+        format: of the raw files.
+        split: which rows are for what.
+        bad_rows: what happens to rows that cannot be used.
+        bad_row_budget: most rows to quarantine; 0 for no limit.
+        rows_per_group: rows of a Parquet row group of the encoded data, the unit of reading and of coarse shuffling.
+    """
+
+    train: tuple[str, ...] = ()
+    valid: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    format: FileFormat = FileFormat.AUTO
+    split: SplitConfig = field(default_factory=SplitConfig)
+    bad_rows: BadRowPolicy = BadRowPolicy.ERROR
+    bad_row_budget: int = 0
+    rows_per_group: int = DEFAULT_ROWS_PER_GROUP
+
+    def __post_init__(self) -> None:
+        if (self.valid or self.test) and self.split.by is not SplitBy.FILES:
+            raise ConfigError(
+                expected="validation and test files with split.by = files only",
+                found=f"valid = {self.valid}, test = {self.test} with split.by = {self.split.by.value}",
+                where="data settings",
+                ways_out=("set split.by = files (--data.split.by files)", "leave valid and test empty"),
+            )
+        if self.rows_per_group < 1 or self.bad_row_budget < 0:
+            raise ConfigError(
+                expected="rows_per_group >= 1, bad_row_budget >= 0",
+                found=f"rows_per_group = {self.rows_per_group}, bad_row_budget = {self.bad_row_budget}",
+                where="data settings",
+                ways_out="correct the number",
+            )
+
+
+def prepare(
+    config: DataConfig, *, schema: Schema, folder: str | Path, progress: ProgressCallback | None = None
+) -> PreparedData:
+    """Prepare raw data, or open what was prepared from the same before.
+
+    Args:
+        config: the raw files and how to split them.
+        schema: what their columns mean.
+        folder: the cache; the data comes into a folder of its own in it, bad rows into another one.
+        progress: called with (phase, rows done, rows in all or None) every chunk.
+
+    Raises:
+        MissingFileError: a raw file is absent.
+        SchemaError: the raw files do not have the columns and types of the schema.
+        DataError, BoundsError: a bad row (policy ERROR), too many of them, a damaged file, or no training row.
+        ConfigError: settings that contradict each other or the data.
+        CheckpointError: the folder cannot be written.
+    """
+    progress = progress or (lambda phase, done, total: None)
+    sources = _Sources(config)
+    fingerprint = _fingerprint(config, schema, sources.paths)
+    target = Path(folder) / fingerprint
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with _locked(target, progress):
+            note = ""
+            if target.exists():
+                try:
+                    return open_prepared(target, fingerprint=fingerprint, reused=True)
+                except ZigguratError as error:
+                    note = f"what was prepared before is damaged and was made anew ({error.where}: {error.found})"
+                    shutil.rmtree(target)
+            for leftover in target.parent.glob(f".{target.name}.*.tmp"):
+                shutil.rmtree(leftover)
+            _Build(config, schema, sources=sources, target=target, progress=progress).run(fingerprint)
+            return open_prepared(target, fingerprint=fingerprint, reused=False, note=note)
+    except OSError as error:
+        if isinstance(error, ZigguratError):
+            raise
+        raise CheckpointError(
+            expected="to write the prepared data",
+            found=str(error),
+            where=str(target),
+            ways_out=("free some space", "check the permissions of the folder", "choose another cache: ZIGGURAT_CACHE"),
+        ) from error
+
+
+def _fingerprint(config: DataConfig, schema: Schema, paths: Sequence[Path]) -> str:
+    """16 hex digits that change with the settings, the schema and the raw files."""
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    state = {"format": _FORMAT, "config": to_json(config), "schema": to_json(schema), "files": files}
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(target: Path, progress: ProgressCallback) -> Iterator[None]:
+    """One process at a time; the lock goes with the process, however it ends."""
+    with (target.parent / f".{target.name}.lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                progress("waiting for another process that prepares the same data", 0, None)
+                time.sleep(_POLL_S)
+        yield
+
+
+class _Sources:
+    """The raw files of a DataConfig: one source of all rows, or one for each split (FILES)."""
+
+    def __init__(self, config: DataConfig) -> None:
+        if not config.train:
+            raise ConfigError(
+                expected="at least one raw file to train on",
+                found="data.train is empty",
+                where="data settings",
+                ways_out=("name files, folders or globs: --data.train ratings.parquet",),
+            )
+        self._config = config
+        named = [config.train, config.valid, config.test] if config.split.by is SplitBy.FILES else [config.train]
+        self._expanded = [RawSource(paths, format=config.format).paths if paths else () for paths in named]
+        self.paths: tuple[Path, ...] = tuple(path for paths in self._expanded for path in paths)
+
+    @property
+    def by_files(self) -> bool:
+        return self._config.split.by is SplitBy.FILES
+
+    def open(self, bad_rows: BadRows) -> list[RawSource | None]:
+        """The sources in the order of the splits; None for a split without files."""
+        form = self._config.format
+        return [RawSource(paths, format=form, bad_rows=bad_rows) if paths else None for paths in self._expanded]
+
+
+class _SharedBadRows(BadRows):
+    """Bad rows that several threads report."""
+
+    def __init__(self, policy: BadRowPolicy, *, folder: Path, budget: int) -> None:
+        super().__init__(policy, folder=folder, budget=budget)
+        self._lock = threading.Lock()
+
+    def report(self, bad: BadRow) -> bool:
+        with self._lock:
+            return super().report(bad)
+
+
+class _Build:
+    """One preparation, from raw files to a published folder."""
+
+    def __init__(
+        self,
+        config: DataConfig,
+        schema: Schema,
+        *,
+        sources: _Sources,
+        target: Path,
+        progress: ProgressCallback,
+    ) -> None:
+        self._config, self._schema, self._sources = config, schema, sources
+        self._target, self._progress = target, progress
+        aside = target.with_name(f"{target.name}_bad_rows")
+        shutil.rmtree(aside, ignore_errors=True)
+        self._bad_rows = _SharedBadRows(config.bad_rows, folder=aside, budget=config.bad_row_budget)
+        self._split_column = split_column(config.split, schema)
+        self._columns = tuple(dict.fromkeys([*schema.columns, self._split_column]))
+        if not self._split_column:
+            self._columns = schema.columns
+
+    def run(self, fingerprint: str) -> None:
+        """Prepare and publish."""
+        temporary = temporary_beside(self._target)
+        try:
+            temporary.mkdir()
+            with self._bad_rows:
+                splitter = self._fit_splitter()
+                preprocessing = self._fit(splitter)
+                splits = self._encode(preprocessing, splitter, temporary)
+            if not splits["train"].rows:
+                raise self._nothing_to_train_on()
+            preprocessing.save(temporary / "preprocessing")
+            quarantined = {reason.value: count for reason, count in self._bad_rows.counts.most_common()}
+            summary = PreparedSummary(
+                split=splitter.describe(),
+                splits=splits,
+                quarantined=quarantined,
+                quarantine=str(self._bad_rows.folder) if quarantined else "",
+                raw_files=len(self._sources.paths),
+            )
+            self._refuse_changed_files(fingerprint)
+            write_prepared(temporary, fingerprint=fingerprint, preprocessing=preprocessing, summary=summary)
+            publish(temporary, self._target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _fit_splitter(self) -> Splitter:
+        split = self._config.split
+        if split.by not in (SplitBy.TIME, SplitBy.TIME_ORDER):
+            return fit_splitter(split, (), schema=self._schema)
+        columns = [self._split_column or self._schema.columns[0]]
+        chunks = self._read("find the split", columns=columns)
+        return fit_splitter(split, (chunk for chunk, _ in chunks), schema=self._schema, bad_rows=self._bad_rows)
+
+    def _fit(self, splitter: Splitter) -> Preprocessing:
+        num_rows = 0
+
+        def training_rows() -> Iterator[RawChunk]:
+            nonlocal num_rows
+            for chunk, source in self._read("fit", only_training=True):
+                for split, part in self._parts(chunk, source, splitter):
+                    if split == 0:
+                        num_rows += part.num_rows
+                        yield part
+
+        fitted = Preprocessing.fit(self._schema, training_rows(), bad_rows=self._bad_rows)
+        if not num_rows:
+            raise self._nothing_to_train_on()
+        return fitted
+
+    def _encode(self, fitted: Preprocessing, splitter: Splitter, folder: Path) -> dict[str, SplitSummary]:
+        """Encode all rows into one folder a split."""
+        # An encoder for each split counts what it met there; they share what was fitted.
+        encoders = [
+            Preprocessing(self._schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers) for _ in SPLITS
+        ]
+
+        def tables() -> Iterator[tuple[int, pa.Table]]:
+            for chunk, source in self._read("encode"):
+                for split, part in self._parts(chunk, source, splitter):
+                    yield split, encoders[split].encode(part, bad_rows=self._bad_rows)
+
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(
+                    EncodedWriter(folder / split.value, fitted.inputs, rows_per_group=self._config.rows_per_group)
+                )
+                for split in SPLITS
+            ]
+            encoded = in_background(tables(), depth=2, name="ziggurat-encode")
+            stack.callback(encoded.close)
+            for split, table in encoded:
+                writers[split].append(table)
+        return {
+            split.value: SplitSummary(rows=writer.num_rows, features=encoder.counters)
+            for split, writer, encoder in zip(SPLITS, writers, encoders, strict=True)
+        }
+
+    def _parts(self, chunk: RawChunk, source: int, splitter: Splitter) -> Iterator[tuple[int, RawChunk]]:
+        """The rows of a chunk by split."""
+        if self._sources.by_files:
+            yield source, chunk
+            return
+        codes = splitter.assign(chunk, bad_rows=self._bad_rows)
+        for split in range(len(SPLITS)):
+            keep = codes == split
+            if keep.all():
+                yield split, chunk
+            elif keep.any():
+                yield split, chunk.filter(keep)
+
+    def _read(
+        self, phase: str, *, columns: Sequence[str] = (), only_training: bool = False
+    ) -> Generator[tuple[RawChunk, int]]:
+        """Chunks of all sources with the number of their source, read ahead, rows numbered through."""
+        sources = self._sources.open(self._bad_rows)
+        if only_training:
+            sources = sources[:1]
+        hints = [source.num_rows_hint() for source in sources if source is not None]
+        total = None if None in hints else sum(hint for hint in hints if hint is not None)
+        numbers = [name for name in numeric_columns(self._schema) if name != self._split_column]
+        done = 0
+        for chunk, source in in_background(
+            _chunks(sources, columns or self._columns, numbers), depth=2, name="ziggurat-read"
+        ):
+            self._progress(phase, done, total)
+            yield chunk, source
+            done += chunk.num_rows
+        self._progress(phase, done, done)
+
+    def _nothing_to_train_on(self) -> DataError:
+        return DataError(
+            expected="at least one training row",
+            found=f"none ({self._bad_rows.num_rows:,} bad rows)",
+            where=", ".join(map(str, self._config.train)),
+            ways_out=("check the files", "check the split", f"look at {self._bad_rows.folder}"),
+        )
+
+    def _refuse_changed_files(self, fingerprint: str) -> None:
+        if _fingerprint(self._config, self._schema, self._sources.paths) != fingerprint:
+            raise DataError(
+                expected="raw files that stay as they are while they are prepared",
+                found="one of them changed",
+                where=", ".join(map(str, self._sources.paths[:5])),
+                ways_out="prepare again when nothing writes to them any more",
+            )
+
+
+def _chunks(
+    sources: Sequence[RawSource | None], columns: Sequence[str], numbers: Sequence[str]
+) -> Iterator[tuple[RawChunk, int]]:
+    offset = 0
+    for index, source in enumerate(sources):
+        if source is None:
+            continue
+        end = offset
+        wanted = [name for name in numbers if name in columns]
+        for chunk in source.frames(columns=columns, numbers=wanted):
+            shifted = replace(chunk, start=chunk.start + offset)
+            end = int(np.max(shifted.global_rows)) + 1
+            yield shifted, index
+        offset = end
