@@ -86,14 +86,15 @@ class LoaderConfig:
         shuffle: see `Shuffle`; evaluation and prediction use `none`.
         shuffle_buffer_rows: rows that are shuffled with each other; bounds the memory (2 · rows · record bytes).
         seed: of the order. The same seed and epoch give the same order.
-        prefetch: batches that the background thread prepares ahead; 0 works in the caller's thread.
+        prefetch: batches that the background thread prepares ahead: enough of them hide the reading of a row group.
+            0 works in the caller's thread.
     """
 
     batch_size: int = 2048
     shuffle: Shuffle = Shuffle.BUFFER
     shuffle_buffer_rows: int = 1_000_000
     seed: int = 0
-    prefetch: int = 1
+    prefetch: int = 4
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 1), ("shuffle_buffer_rows", 1), ("prefetch", 0)):

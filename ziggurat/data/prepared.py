@@ -129,9 +129,10 @@ class PreparedData:
 
 
 def _notable(split: str, summary: SplitSummary) -> list[str]:
-    """Features of a split with many unknown or missing ids, ids out of range or cut lists: a line for each kind."""
+    """Features with many unknown ids, and in the training rows also those with missing values and cut lists."""
     lines: list[str] = []
-    for kind in ("unknown", "missing", "out_of_range", "truncated"):
+    kinds = ("unknown", "out_of_range", "missing", "truncated") if split == "train" else ("unknown", "out_of_range")
+    for kind in kinds:
         found: list[tuple[float, str]] = []
         for name, counters in summary.features.items():
             total = summary.rows if kind == "truncated" else counters.ids
