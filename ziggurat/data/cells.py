@@ -7,7 +7,7 @@ text*, whatever it came as, and only that is counted, hashed and looked up:
     raw value                       canonical text
     7 (any integer type), 7.0, "7", "7.0", Decimal 7.00      "7"       (pandas writes 7.0 for integers with nulls)
     "007", "a7", " 7", "7.00"       as it is
-    7.5                             "7.5"     (the shortest text that reads back as the same float)
+    7.5, 1e300                      "7.5", "1e+300"   (Python's shortest text that reads back as the same float)
     true, false                     "true", "false"
     2024-05-01 (date)               "2024-05-01"
     "" (empty text), null, NaN      missing
@@ -18,6 +18,7 @@ text are missing, infinities and numbers beyond ±3.4e38 (32-bit floats) are fau
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -151,13 +152,32 @@ def _numbers_in_text(series: pl.Series, faults: Faults) -> np.ndarray:
     return values
 
 
+def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, pl.Series]:
+    """Those of the columns that are text, in canonical form; one vectorised look finds the few that need a change."""
+    names = [name for name in dict.fromkeys(columns) if frame.schema.get(name) == pl.String]
+    if not names:
+        return {}
+    empty = (pl.col(name).eq("").any().alias(f"{i} empty") for i, name in enumerate(names))
+    zero = (pl.col(name).str.ends_with(".0").any().alias(f"{i} zero") for i, name in enumerate(names))
+    flags = frame.select(*empty, *zero).row(0, named=True)
+    changed = {name: flags[f"{i} empty"] or flags[f"{i} zero"] for i, name in enumerate(names)}
+    return {name: _canonical_string(frame[name]) if changed[name] else frame[name] for name in names}
+
+
 def read_ids(series: pl.Series, *, faults: Faults, role: str) -> pl.Series:
     """The canonical texts of a column of ids; null where missing.
+
+    Args:
+        series: the raw column; if it is text, from `canonical_strings`.
+        faults: takes cells that cannot be ids.
+        role: what the column is for, in errors.
 
     Raises:
         SchemaError: a column of lists, timestamps or other things that are no ids.
     """
     dtype = series.dtype
+    if dtype == pl.String:
+        return series
     if isinstance(dtype, pl.List | pl.Array):
         raise wrong_type(
             series, faults.chunk, role=role, expected="one id a row", way_out='set kind = "multi_hot" or "sequence"'
@@ -209,28 +229,31 @@ def _canonical_string(series: pl.Series) -> pl.Series:
 
 
 def _canonical_float(series: pl.Series) -> pl.Series:
-    series = series.cast(pl.Float64).fill_nan(None) if series.dtype == pl.Float64 else series.fill_nan(None)
-    integral = (series.floor() == series) & (series.abs() < 2.0**63)
+    series = series.fill_nan(None)
+    integral = ((series.floor() == series) & (series.abs() < 2.0**63)).fill_null(True)
     whole = series.cast(pl.Int64, strict=False).cast(pl.String)
-    if integral.fill_null(True).all():
-        return whole.alias(series.name)
-    other = series.cast(pl.String)
-    return pl.DataFrame({"whole": whole, "other": other, "integral": integral}).select(
-        pl.when("integral").then("whole").otherwise("other").alias(series.name)
-    )[series.name]
+    if integral.all():
+        return whole
+    # Python's and numpy's shortest texts are promised to stay; those of polars are not.
+    others = [str(value) for value in series.filter(~integral).to_numpy()]
+    return whole.scatter(integral.not_().arg_true(), others)
 
 
 def _decoded(series: pl.Series, faults: Faults) -> pl.Series:
-    text = series.cast(pl.String, strict=False)
-    for index in np.flatnonzero((text.is_null() & series.is_not_null()).to_numpy()).tolist():
-        faults.add(
-            index,
-            column=series.name,
-            reason=BadReason.INVALID_UTF8,
-            expected="valid UTF-8",
-            found=series[index],
-        )
-    return _canonical_string(text)
+    try:
+        return _canonical_string(series.cast(pl.String))
+    except PolarsError:
+        texts = [None if value is None else value.decode(errors="replace") for value in series]
+    for index, (value, text) in enumerate(zip(series, texts, strict=True)):
+        if value is not None and text is not None and text.encode() != value:
+            faults.add(
+                index,
+                column=series.name,
+                reason=BadReason.INVALID_UTF8,
+                expected="valid UTF-8",
+                found=value,
+            )
+    return _canonical_string(pl.Series(series.name, texts, dtype=pl.String))
 
 
 def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: str) -> IdLists:

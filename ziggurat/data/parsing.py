@@ -20,6 +20,7 @@ from ziggurat.data.cells import (
     LARGEST_FLOAT32,
     Faults,
     IdLists,
+    canonical_strings,
     read_id_lists,
     read_ids,
     read_numbers,
@@ -63,7 +64,7 @@ class ParsedChunk:
         vectors: (N, dim) float32.
         labels: (N,) float32 by label name.
         weights: (N,) float32, or None.
-        groups: (N,) int64 hashes of the group column, or None.
+        groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
         out_of_range: by feature, ids that were moved or sent to the unknown row.
         truncated: by feature, lists that were cut.
     """
@@ -88,7 +89,7 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
         schema: features, labels and roles.
         chunk: raw rows.
         bad_rows: where rows with faults go.
-        with_labels: False for data to predict: labels and weights are not read.
+        with_labels: False for data to predict: labels and weights are not read, and the group column may be absent.
 
     Raises:
         SchemaError: a column is missing or of the wrong type.
@@ -108,12 +109,15 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
 
 def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool) -> ParsedChunk:
     parsed = ParsedChunk(chunk=chunk)
+    id_columns = [column_of(feature) for feature in schema.features if isinstance(feature, Categorical)]
+    texts = canonical_strings(chunk.frame, [*id_columns, schema.group])
     for feature in schema.features:
         series = _column(chunk, column_of(feature))
         role = f"{feature.kind} feature {feature.name!r}"
         if isinstance(feature, Dense):
             parsed.numbers[feature.name] = read_numbers(series, faults=faults, role=role)
         elif isinstance(feature, Categorical):
+            series = texts.get(column_of(feature), series)
             _parse_categorical(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
         elif isinstance(feature, Vector):
             parsed.vectors[feature.name] = read_vectors(series, dim=feature.dim, faults=faults, role=role)
@@ -125,7 +129,11 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         if schema.weight:
             parsed.weights = _parse_weights(_column(chunk, schema.weight), faults)
     if schema.group:
-        parsed.groups = _parse_groups(schema.group, chunk, faults, is_needed=with_labels)
+        if schema.group in chunk.frame.columns or with_labels:
+            series = texts.get(schema.group, _column(chunk, schema.group))
+            parsed.groups = _parse_groups(series, faults)
+        else:
+            parsed.groups = np.zeros(chunk.num_rows, dtype=np.int64)
     return parsed
 
 
@@ -262,10 +270,8 @@ def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
     return np.nan_to_num(values).astype(np.float32)
 
 
-def _parse_groups(name: str, chunk: RawChunk, faults: Faults, *, is_needed: bool) -> np.ndarray:
-    """Groups as hashes of their ids; missing ones, and a column missing in data to predict, are group 0."""
-    if name not in chunk.frame.columns and not is_needed:
-        return np.zeros(chunk.num_rows, dtype=np.int64)
-    ids = read_ids(_column(chunk, name), faults=faults, role="the group")
+def _parse_groups(series: pl.Series, faults: Faults) -> np.ndarray:
+    """Groups as hashes of their ids; missing ones are group 0."""
+    ids = read_ids(series, faults=faults, role="the group")
     groups = hash_series(ids).view(np.int64)
     return np.where(ids.is_null().to_numpy(), 0, groups) if ids.null_count() else groups

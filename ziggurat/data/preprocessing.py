@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,9 @@ class Preprocessing:
             BoundsError: an id outside an identity table (policy ERROR); names feature and row.
         """
         parsed = parse_chunk(self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels)
-        columns: dict[str, pa.Array] = {}
-        for feature in self.schema.features:
-            columns[feature.name] = self._encode_feature(feature, parsed)
+        with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
+            encoded = pool.map(lambda feature: self._encode_feature(feature, parsed), self.schema.features)
+            columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
         for name, labels in parsed.labels.items():
             columns[label_column(name)] = pa.array(labels)
         if parsed.weights is not None:

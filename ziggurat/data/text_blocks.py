@@ -25,7 +25,6 @@ from typing import BinaryIO
 
 from ziggurat.errors import ConfigError, DataError, MissingFileError
 
-BLOCK_BYTES = 16 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_READ_BYTES = 1 << 20
 _MAX_TRAILING_BLANK_BYTES = 1 << 16
@@ -41,12 +40,14 @@ class TextOptions:
             A quote is special at the start of a field only; inside quotes it is doubled. Criteo files have none.
         max_record_bytes: longer records are bad rows.
         null_values: texts that mean "no value", besides the empty text.
+        block_bytes: bytes read and parsed at once; what is read does not depend on it.
     """
 
     delimiter: str = ""
     quote: str = '"'
     max_record_bytes: int = 1 << 20
     null_values: tuple[str, ...] = ()
+    block_bytes: int = 16 << 20
 
     def __post_init__(self) -> None:
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
@@ -57,12 +58,12 @@ class TextOptions:
                     where=f"text options, {name}",
                     ways_out="rewrite the file with a single-character delimiter, or as Parquet",
                 )
-        if not 1024 <= self.max_record_bytes <= BLOCK_BYTES // 2:
+        if not 0 < self.max_record_bytes <= self.block_bytes:
             raise ConfigError(
-                expected=f"1024 <= max_record_bytes <= {BLOCK_BYTES // 2}",
-                found=str(self.max_record_bytes),
+                expected="0 < max_record_bytes <= block_bytes",
+                found=f"max_record_bytes={self.max_record_bytes}, block_bytes={self.block_bytes}",
                 where="text options",
-                ways_out="leave the default",
+                ways_out="leave the defaults",
             )
 
 

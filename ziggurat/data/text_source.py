@@ -26,7 +26,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from ziggurat.data.bad_rows import BadReason, BadRow, BadRows
-from ziggurat.data.text_blocks import BLOCK_BYTES, ByteStream, TextOptions, cut_behind_last_line
+from ziggurat.data.text_blocks import ByteStream, TextOptions, cut_behind_last_line
 from ziggurat.data.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
 
@@ -120,13 +120,14 @@ def read_text(
     parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, bad_rows=bad_rows)
     with ByteStream(file.path) as stream, ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
         stream.read(file.header_bytes)
-        upcoming = pool.submit(stream.read, BLOCK_BYTES)
+        block_bytes = file.options.block_bytes
+        upcoming = pool.submit(stream.read, block_bytes)
         buffer, is_last = b"", False
         while not is_last:
             block = upcoming.result()
-            is_last = len(block) < BLOCK_BYTES
+            is_last = len(block) < block_bytes
             if not is_last:
-                upcoming = pool.submit(stream.read, BLOCK_BYTES)
+                upcoming = pool.submit(stream.read, block_bytes)
             buffer = parser.skip_rest_of_long_record(buffer + block, is_last=is_last)
             cut = cut_behind_last_line(buffer, is_last=is_last)
             if cut:

@@ -139,30 +139,27 @@ def _nonzero(hashes: np.ndarray) -> np.ndarray:
 class VocabularyCounter:
     """Counts ids over chunks; memory grows with the number of different ids."""
 
-    _merged: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"id": pl.String, "count": pl.Int64}))
     _parts: list[pl.DataFrame] = field(default_factory=list)
+    _merged_rows: int = 0
     _part_rows: int = 0
 
     def add(self, texts: pl.Series) -> None:
         """Count canonical texts; nulls are left out."""
-        counts = texts.alias("id").value_counts(sort=False, name="count")
-        part = counts.filter(pl.col("id").is_not_null()).with_columns(pl.col("count").cast(pl.Int64))
-        if part.height == 0:
-            return
+        part = texts.alias("id").value_counts(sort=False, name="count")
         self._parts.append(part)
         self._part_rows += part.height
-        if self._part_rows > max(_COMPACT_ROWS, self._merged.height):
-            self._compact()
+        if self._part_rows > max(_COMPACT_ROWS, self._merged_rows):
+            self._parts = [self._compact()]
+            self._merged_rows, self._part_rows = self._parts[0].height, 0
 
     def finish(self, *, min_count: int, max_rows: int) -> Vocabulary:
         """The vocabulary: ids seen at least `min_count` times, at most `max_rows` of them (0: all)."""
-        self._compact()
-        kept = self._merged.filter(pl.col("count") >= min_count)
+        kept = self._compact().lazy().filter(pl.col("id").is_not_null() & (pl.col("count") >= min_count))
         kept = kept.sort(["count", "id"], descending=[True, False])
-        if max_rows:
-            kept = kept.head(max_rows)
+        kept = (kept.head(max_rows) if max_rows else kept).collect()
         return Vocabulary(kept["id"].rechunk(), kept["count"].rechunk())
 
-    def _compact(self) -> None:
-        self._merged = pl.concat([self._merged, *self._parts]).group_by("id").agg(pl.col("count").sum())
-        self._parts, self._part_rows = [], 0
+    def _compact(self) -> pl.DataFrame:
+        empty = pl.LazyFrame(schema={"id": pl.String, "count": pl.Int64})
+        parts = [part.lazy().select("id", pl.col("count").cast(pl.Int64)) for part in self._parts]
+        return pl.concat([empty, *parts]).group_by("id").agg(pl.col("count").sum()).collect()
