@@ -133,7 +133,7 @@ def criteo_dlrm() -> RunConfig:
         data=DataConfig(
             format=FileFormat.CRITEO, split=SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.05, test_fraction=0.05)
         ),
-        table_schema=schema_for("criteo"),
+        table_schema=schema_for("criteo-kaggle"),
         model=DATA_DLRM,
         training=TrainingConfig(
             epochs=1,

@@ -8,6 +8,8 @@ Test data is read once, at the very end, with the weights that validation chose.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import torch
 
 from ziggurat.cache import cache_folder
 from ziggurat.config import from_json, to_json
-from ziggurat.data.datasets import dataset_files
+from ziggurat.data.datasets import fetch
 from ziggurat.data.prepare import DataConfig, PreparedData, prepare
 from ziggurat.data.synthetic import SyntheticTeacher
 from ziggurat.errors import ConfigError
@@ -58,14 +60,19 @@ def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
                 ways_out="start from the recipe synthetic_dlrm",
             )
         teacher = SyntheticTeacher(config.teacher)
-        path = cache_folder() / "synthetic" / f"{teacher.fingerprint}_{config.dataset.rows}.parquet"
+        digest = hashlib.sha256(json.dumps(to_json(config.teacher), sort_keys=True).encode()).hexdigest()[:16]
+        path = cache_folder() / "synthetic" / f"{digest}_{config.dataset.rows}.parquet"
         if not path.exists():
             progress.say(f"generating {config.dataset.rows:,} synthetic rows")
             teacher.write_parquet(path, rows=config.dataset.rows)
         return dataclasses.replace(config.data, train=(str(path),))
     if name:
-        files = dataset_files(name, source=config.dataset.source or None)
-        return dataclasses.replace(config.data, **{split: tuple(map(str, paths)) for split, paths in files.items()})
+        path = fetch(name, source=config.dataset.source or None)
+        if path.is_dir():
+            files = {split: (str(path / f"{split}.parquet"),) for split in ("train", "valid", "test")}
+        else:
+            files = {"train": (str(path),)}
+        return dataclasses.replace(config.data, **files)
     if not config.data.train:
         raise ConfigError(
             expected="files to train on",
@@ -128,7 +135,8 @@ def train_run(
     write_json(run.inputs, to_json(prepared.inputs))
     if not run.preprocessing.exists():
         prepared.preprocessing.save(run.preprocessing)
-    report = startup_report(trainer.step, data=prepared.summary_lines())
+    data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+    report = startup_report(trainer.step, data=data_lines)
     write_json(run.startup, report.sections)
     progress.say(report.text())
     fit = trainer.fit(resume=resume)

@@ -13,20 +13,21 @@ import pyarrow.parquet as pq
 
 from ziggurat.config import from_json
 from ziggurat.data.bad_rows import BadRowPolicy, BadRows
-from ziggurat.data.preprocessing import Preprocessing
-from ziggurat.data.raw import FileFormat, RawChunk, RawSource
+from ziggurat.data.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.raw import FileFormat, RawSource
 from ziggurat.data.records import table_to_batch
 from ziggurat.errors import MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import column_of
 from ziggurat.models import RankingModel, build_model
 from ziggurat.recipes.execute import load_config
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, scores_of
 from ziggurat.training.progress import NoProgress, Progress
-from ziggurat.training.state import Position
 from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.state import Position
 
 CHUNK_ROWS = 65_536
 
@@ -57,10 +58,8 @@ class Run:
         progress: Progress | None = None,
     ) -> Evaluation:
         """Exact metrics on raw files that have the schema's columns, labels included."""
-        pairs = self._batches(data, with_labels=True, bad_rows=bad_rows)
-        return evaluate_batches(
-            self.model, (batch for _, batch in pairs), inputs=self.preprocessing.inputs, progress=progress
-        )
+        batches = self._batches(data, with_labels=True, bad_rows=bad_rows)
+        return evaluate_batches(self.model, batches, inputs=self.preprocessing.inputs, progress=progress)
 
     def predict(
         self,
@@ -79,7 +78,7 @@ class Run:
         out = Path(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = out.with_name(out.name + ".tmp")
-        batches = (batch for _, batch in self._batches(data, with_labels=False, bad_rows=bad_rows))
+        batches = self._batches(data, with_labels=False, bad_rows=bad_rows)
         num_rows = 0
         try:
             with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer:
@@ -97,15 +96,19 @@ class Run:
         batch = self.preprocessing.batch(frame)
         return next(scores for _, scores in scores_of(self.model, [batch]))
 
-    def _batches(
-        self, data: Sequence[str | Path], *, with_labels: bool, bad_rows: BadRowPolicy
-    ) -> Iterator[tuple[RawChunk, Batch]]:
-        collector = BadRows(bad_rows, folder=self.folder / "quarantine")
-        source = RawSource(data, format=self.file_format, bad_rows=collector)
-        columns = self.preprocessing.columns(with_labels=with_labels)
-        for chunk in source.frames(columns=columns, chunk_rows=CHUNK_ROWS):
-            table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
-            yield chunk, table_to_batch(table, self.preprocessing.inputs)
+    def _batches(self, data: Sequence[str | Path], *, with_labels: bool, bad_rows: BadRowPolicy) -> Iterator[Batch]:
+        schema = self.preprocessing.schema
+        features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
+        with BadRows(bad_rows, folder=self.folder) as collector:
+            source = RawSource(data, format=self.file_format, bad_rows=collector)
+            chunks = source.frames(
+                columns=schema.columns if with_labels else features,
+                numbers=numeric_columns(schema, with_labels=with_labels),
+                chunk_rows=CHUNK_ROWS,
+            )
+            for chunk in chunks:
+                table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+                yield table_to_batch(table, self.preprocessing.inputs)
 
     @property
     def file_format(self) -> FileFormat:

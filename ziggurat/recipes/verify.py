@@ -1,4 +1,4 @@
-"""`ziggurat verify RUN`: every checkpoint against its checksums, and the proof that each row was trained once an epoch."""
+"""`ziggurat verify RUN`: every checkpoint against its checksums, and whether each row was trained once an epoch."""
 
 from __future__ import annotations
 

@@ -21,11 +21,17 @@ from ziggurat.training.records import read_records
 from ziggurat.training.run_folder import RunFolder, read_json
 
 STYLE = """
-:root{color-scheme:light}body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem;color:#1c2430}
-h1{font-size:1.6rem;margin-bottom:.2rem}h2{font-size:1.15rem;margin:2rem 0 .5rem;border-bottom:1px solid #dde3ea}
-table{border-collapse:collapse;font-size:14px}td,th{padding:.25rem .8rem;border-bottom:1px solid #e8edf2;text-align:left}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(460px,1fr));gap:1rem}
-svg{width:100%;height:auto}pre{background:#f5f7fa;padding:1rem;overflow:auto;font-size:13px}.quiet{color:#67727f}
+:root{color-scheme:light}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem;color:#1c2430}
+h1{font-size:1.6rem;margin-bottom:.2rem}
+h2{font-size:1.15rem;margin:2rem 0 .5rem;border-bottom:1px solid #dde3ea}
+table{border-collapse:collapse;font-size:14px}
+td,th{padding:.25rem .8rem;border-bottom:1px solid #e8edf2;text-align:left}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(460px,1fr));gap:1rem}
+svg{width:100%;height:auto}
+pre{background:#f5f7fa;padding:1rem;overflow:auto;font-size:13px}
+.quiet{color:#67727f}
 """
 INK, SECOND = "#2563a8", "#c2571a"
 

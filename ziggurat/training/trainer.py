@@ -97,6 +97,7 @@ class Trainer:
         self._first_step_s = 0.0
         self._interval = (0.0, 0)
         self._pinned: set[int] = set()
+        self._showing = False
 
     @property
     def total_steps(self) -> int:
@@ -136,6 +137,7 @@ class Trainer:
     def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
+        self._showing = False
         self.progress.begin(f"evaluate {split}".strip(), total=dataset.num_rows)
         batches = ordered_batches(dataset, batch_size=batch_size).batches(epoch=0)
         result = evaluate_batches(self.model, batches, inputs=self.model.inputs, progress=self.progress)
@@ -148,7 +150,6 @@ class Trainer:
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
-        self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
         batch_size = self.config.loader.batch_size
         begin = time.perf_counter()
         for batch in self.loader.batches(epoch=epoch, start_step=position.step_in_epoch):
@@ -156,6 +157,9 @@ class Trainer:
             elapsed = time.perf_counter() - begin
             self._count_time(elapsed, batch.batch_size)
             self._log(batch, result)
+            if not self._showing:
+                self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
+                self._showing = True
             done = min(position.step_in_epoch * batch_size, self.loader.num_rows)
             self.progress.update(done, note=f"loss {result.loss:.4f} · {self._rate():,.0f} samples/s")
             self._boundary(last=position.step_in_epoch >= self.loader.steps_per_epoch)
@@ -247,7 +251,6 @@ class Trainer:
         self.progress.say(f"step {position.step:,}  valid  {shown}{'  (best)' if improved else ''}")
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.records.append({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
-        self.progress.begin(f"epoch {position.epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
         return improved
 
     def _patience_is_out(self) -> bool:
