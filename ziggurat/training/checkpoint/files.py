@@ -228,5 +228,6 @@ def tensor_blocks(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    # Dimensions of size 1 may have any stride in a contiguous tensor, and `view` would refuse them.
+    array: Any = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(array)

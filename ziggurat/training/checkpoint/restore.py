@@ -50,7 +50,7 @@ def check_into(
             "build the model, optimizer and schema with the settings that the checkpoint was saved with",
         )
     extra = [name for name in stored if name not in everywhere]
-    if extra and match is Match.EXACT:
+    if extra and match is not Match.SUBSET:
         raise _misfit(
             "every tensor of the checkpoint to have a place",
             f"no place for: {_listed(extra, everywhere)}",

@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from ziggurat.errors import CheckpointError
@@ -59,7 +60,7 @@ def start_partial(final: Path) -> Path:
     """Make an empty partial folder; an earlier one of the same step is deleted."""
     partial = partial_folder(final)
     with writing(partial):
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_quietly(partial)
         partial.mkdir(parents=True)
     return partial
 
@@ -70,7 +71,7 @@ def publish(final: Path) -> None:
     sync_folder(partial)
     with writing(final):
         if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
+            remove_quietly(replaced)
             os.rename(final, replaced)
         try:
             os.rename(partial, final)
@@ -79,17 +80,18 @@ def publish(final: Path) -> None:
                 os.rename(replaced, final)
             raise
     sync_folder(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    remove_quietly(replaced)
 
 
 def discard(final: Path) -> None:
     """Delete a checkpoint: first its name, then its content."""
     pruned = _aside("pruned", final)
     with writing(final):
-        shutil.rmtree(pruned, ignore_errors=True)
+        for aside in (pruned, _aside("replaced", final)):  # nothing of this step may come back at the next start
+            remove_quietly(aside)
         os.rename(final, pruned)
         _pin_path(final).unlink(missing_ok=True)
-        shutil.rmtree(pruned)
+        _delete(pruned)
 
 
 def prune(folder: Path, *, keep: int, newest: int) -> list[int]:
@@ -126,7 +128,7 @@ def clear_leftovers(folder: Path) -> list[str]:
             elif name.startswith(".replaced") and not final.exists():
                 os.rename(path, final)
             else:
-                shutil.rmtree(path)
+                _delete(path)
     if found:
         sync_folder(folder)
     return found
@@ -155,6 +157,12 @@ def remove_pin(folder: Path, step: int) -> None:
 def is_pinned(folder: Path, step: int) -> bool:
     """True if `set_pin` was called for `step`."""
     return _pin_path(step_folder(folder, step)).exists()
+
+
+def remove_quietly(path: Path) -> None:
+    """Delete a folder that nobody needs; what cannot be deleted now is a leftover, and goes at the next start."""
+    with suppress(OSError):  # rmtree's own ignore_errors lets some errors through
+        _delete(path)
 
 
 class FolderLock:
@@ -190,7 +198,15 @@ class FolderLock:
         """Give the lock back; harmless if it is not held."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+            with suppress(OSError):  # Linux gives the descriptor back, and with it the lock, even then
+                os.close(descriptor)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _leftovers(folder: Path) -> list[str]:

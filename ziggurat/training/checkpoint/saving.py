@@ -8,7 +8,6 @@ close()    however it ended: nothing partial stays, and the folder is free
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -79,7 +78,7 @@ class Saving:
     def close(self) -> None:
         """Remove what was not published, and unlock the folder. Harmless to repeat."""
         if self._lock.is_held:
-            shutil.rmtree(retention.partial_folder(self._final), ignore_errors=True)
+            retention.remove_quietly(retention.partial_folder(self._final))
             if not self._final.exists():
                 retention.remove_pin(self._folder, self.step)
             self._lock.release()

@@ -59,6 +59,13 @@ class CheckpointConfig:
     mode: SaveMode = SaveMode.ASYNC
 
     def __post_init__(self) -> None:
+        if not isinstance(self.mode, SaveMode):  # "async" is not SaveMode.ASYNC, and would save without a copy
+            raise ConfigError(
+                expected=f"one of {', '.join(map(str, SaveMode.__members__))} of SaveMode",
+                found=f"mode = {self.mode!r}",
+                where="checkpoint config",
+                ways_out="mode=SaveMode.ASYNC",
+            )
         if self.keep < 0:
             raise ConfigError(
                 expected="keep >= 0",
@@ -137,7 +144,7 @@ class CheckpointStore:
         saving = Saving(self.folder, step=step, ranks=self._ranks, pinned=pinned)
         try:
             saving.plan(tensors, state, guard=lambda: self._require_latest(step))
-            if self.config.mode is SaveMode.ASYNC:
+            if self.config.mode is not SaveMode.SYNC:
                 saving.copy()
         except BaseException:
             saving.close()
