@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -100,6 +101,16 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_every_setting_that_is_named_exists(document: Path) -> None:
+    """Spans like `--training.non-finite skip`; those with a dot are settings of a run."""
+    from ziggurat.config import override
+    from ziggurat.recipes.catalogue import movielens_dlrm
+
+    for found in re.finditer(r"`--(\w[\w-]*\.[\w.-]+) ([^`\s]+)`", prose(document)):
+        override(movielens_dlrm(), {found[1]: found[2]})
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_make_target_exists(document: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for arguments in commands(document, "make"):
@@ -117,9 +128,12 @@ def test_every_file_that_is_named_exists(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_test_that_is_named_exists(document: Path) -> None:
     for found in re.finditer(r"`(tests/[\w/]+\.py)::(\w+)`", document.read_text()):
-        tree = ast.parse((ROOT / found[1]).read_text())
-        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert found[2] in names, found[0]
+        assert found[2] in functions_of(ROOT / found[1]), found[0]
+
+
+@functools.cache
+def functions_of(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
 def test_tour_visits_every_package() -> None:
@@ -129,11 +143,17 @@ def test_tour_visits_every_package() -> None:
     assert not missing
 
 
-def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache folder for both stories: the C++ kernel is compiled once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
     python = [content for language, content in blocks(ROOT / "README.md") if language == "python"]
     assert sum(bool(line.strip()) for line in python[0].splitlines()) == 12, "it says twelve lines"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZIGGURAT_CACHE", cache)
     ratings().write_parquet("ratings.parquet")
     names: dict[str, object] = {}
     for number, content in enumerate(python):
@@ -144,9 +164,9 @@ def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert scores["like"].is_between(0, 1).all()
 
 
-def test_python_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ZIGGURAT_CACHE", cache)
     ratings().write_parquet("ratings.parquet")
     names: dict[str, object] = {}
     for language, content in blocks(ROOT / "docs" / "tour.md"):
