@@ -287,7 +287,8 @@ class EncodedDataset:
         where = f"{path}, row group {group}"
         try:
             with self._lock:
-                table = self._file(path).read_row_group(group)
+                # One thread: the loader overlaps reading with other work, and training wants the other cores.
+                table = self._file(path).read_row_group(group, use_threads=False)
         except FileNotFoundError as error:
             raise _absent(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:

@@ -20,14 +20,14 @@ the price of decoding (about 0.2 µs a row) on each.
 Position: (epoch, step), or (epoch, number of rows that all ranks have consumed) to go on with another number of ranks.
 Starting anywhere skips the windows before it without reading them.
 
-One background thread prepares `prefetch` batches ahead. An error in it is raised by the iterator; dropping or closing
-the iterator stops it.
+Two background threads work ahead: one decodes row groups, the other makes batches of them, `prefetch` ahead. An error
+in either is raised by the iterator; dropping or closing the iterator stops both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,8 +86,7 @@ class LoaderConfig:
         shuffle: see `Shuffle`; evaluation and prediction use `none`.
         shuffle_buffer_rows: rows that are shuffled with each other; bounds the memory (2 · rows · record bytes).
         seed: of the order. The same seed and epoch give the same order.
-        prefetch: batches that the background thread prepares ahead: enough of them hide the reading of a row group.
-            0 works in the caller's thread.
+        prefetch: batches that are prepared ahead in the background; 0 does all work in the caller's thread.
     """
 
     batch_size: int = 2048
@@ -180,9 +179,13 @@ class Loader:
         storages, self._storages = self._storages, []
         producer = _Producer(self.dataset, self.config, slices, epoch=epoch)
         producer.allocate(storages)
+        tables = producer.tables()
+        if self.config.prefetch:
+            tables = in_background(tables, depth=1, name="ziggurat-loader-read")
         try:
-            yield from producer.batches()
+            yield from producer.batches(tables)
         finally:
+            tables.close()
             self._storages = producer.storages
 
     def _slices(self, first_row: int) -> RankSlices:
@@ -239,26 +242,22 @@ class _WindowRecords:
         self._chunks += chunks
         self._num_values += sum(len(chunk) for chunk in chunks)
 
-    def fill_to(self, fraction: float) -> None:
-        """Read row groups until this share of them is in memory."""
+    def fill_to(self, fraction: float, tables: Iterator[pa.Table]) -> None:
+        """Take row groups until this share of them is in memory."""
         while self._num_read < math.ceil(fraction * len(self._groups)):
-            self._read(self._groups[self._num_read])
+            self._add(next(tables))
             self._num_read += 1
             if self._num_read == len(self._groups):
                 self._values = concatenate_values(self._chunks)
                 self._chunks = []
 
-    def _read(self, group: int) -> None:
-        size = self._producer.dataset.group_sizes[group]
+    def _add(self, table: pa.Table) -> None:
         keep = None
         if self._keep is not None:
-            first, last = np.searchsorted(self._keep, (self._source_rows, self._source_rows + size))
+            first, last = np.searchsorted(self._keep, (self._source_rows, self._source_rows + table.num_rows))
             keep = self._keep[first:last] - self._source_rows
-        num_kept = size if keep is None else len(keep)
-        self._source_rows += size
-        if num_kept == 0:
-            return
-        table = self._producer.dataset.read_group(group)
+        num_kept = table.num_rows if keep is None else len(keep)
+        self._source_rows += table.num_rows
         target = self.records[self._filled : self._filled + num_kept]
         inputs = self._producer.dataset.inputs
         self._add_values(write_records(target, table, inputs=inputs, keep=keep, start=self._num_values))
@@ -301,21 +300,27 @@ class _Producer:
         is_kept[mine] = True
         return np.cumsum(is_kept)[mine] - 1, np.flatnonzero(is_kept)
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches, in order."""
+    def tables(self) -> Generator[pa.Table]:
+        """The row groups of all windows, in the order in which they are needed."""
+        for window in self.windows:
+            for group in window.groups:
+                yield self.dataset.read_group(group)
+
+    def batches(self, tables: Iterator[pa.Table]) -> Iterator[Batch]:
+        """The batches, in order; `tables` are those of `tables()`, perhaps read ahead."""
         num_windows, num_steps, made = len(self.windows), self.slices.num_steps, 0
         filling = _WindowRecords(self, 0, before=None) if num_windows else None
         for number in range(num_windows):
             assert filling is not None
             current = filling
-            current.fill_to(1.0)
+            current.fill_to(1.0, tables)
             filling = _WindowRecords(self, number + 1, before=current) if number + 1 < num_windows else None
             whole = current.num_whole_batches
             for index in range(whole):
                 yield current.batch(index)
                 made += 1
                 if filling is not None:
-                    filling.fill_to((index + 1) / whole)
+                    filling.fill_to((index + 1) / whole, tables)
             if filling is None and made < num_steps:
                 yield current.batch(whole)
                 made += 1
