@@ -62,17 +62,17 @@ def best_metrics(probabilities: ArrayLike, labels: ArrayLike) -> BestMetrics:
     return BestMetrics(
         num_rows=p.size,
         positive_rate=rate,
-        auc=_pair_share(p, p, 1.0 - p),
+        auc=pair_share(p, p, 1.0 - p),
         log_loss=float(loss),
         normalised_entropy=float(loss / _entropy(np.array([rate]))[0]),
         calibration=1.0,
         sample_positive_rate=float(y.mean()),
-        sample_auc=_pair_share(p, y, 1.0 - y),
+        sample_auc=pair_share(p, y, 1.0 - y),
         sample_log_loss=float(-(y * np.log(p) + (1.0 - y) * np.log1p(-p)).mean()),
     )
 
 
-def _pair_share(score: NDArray[np.float64], p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
+def pair_share(score: NDArray[np.float64], p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
     """Share of (positive i, negative j) pairs with score_i > score_j, ties half, weighted by p_i·q_j; i = j left out.
 
     NaN where there is no pair.

@@ -1,0 +1,242 @@
+"""What can be measured about one raw column: kind of values, distinct count, nulls, range, examples.
+
+Guessing what a column *means* (`column_rules.py`) needs a few numbers and the values of a sample; they are collected
+here once, and said in one sentence, so that every guess shows its evidence. Text files give text alone: text that reads
+as numbers, truth values or dates throughout becomes such, but "007" and "7" are different ids, so numbers with leading
+zeros stay text. In Parquet the writer's choice of text is respected.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import polars as pl
+from polars.exceptions import PolarsError
+
+NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-")
+_ISO_DATE = re.compile(r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?$")
+_LEADING_ZERO = r"^[+-]?0\d"
+
+
+class Values(StrEnum):
+    """What the values of a column are."""
+
+    WHOLE = "whole numbers"
+    NUMBERS = "numbers"
+    TRUTH = "truth values"
+    TEXT = "texts"
+    DATES = "dates"
+    LISTS_OF_IDS = "lists of ids"
+    LISTS_OF_NUMBERS = "lists of numbers"
+    NOTHING = "nothing"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """Measurements of one column.
+
+    Args:
+        name: of the column.
+        dtype: its type in the file, for people.
+        kind: what its values are.
+        values: the sample, as that kind: Int64, Float64, Boolean, String, Datetime or List.
+        num_distinct: distinct values without null: of the sample, or of the file if `exact`.
+        exact: whether distinct and null counts are those of the whole file.
+        null_share: share of nulls.
+        num_rows: rows of the whole file; estimated for text files.
+        odd_cells: texts in a column of numbers that are no numbers, at most five.
+    """
+
+    name: str
+    dtype: str
+    kind: Values
+    values: pl.Series
+    num_distinct: int
+    exact: bool
+    null_share: float
+    num_rows: int
+    odd_cells: tuple[str, ...] = ()
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows of the sample."""
+        return len(self.values)
+
+    @cached_property
+    def present(self) -> pl.Series:
+        """The sample without nulls and NaN."""
+        values = self.values.drop_nulls()
+        return values.drop_nans() if values.dtype.is_float() else values
+
+    @cached_property
+    def examples(self) -> tuple[str, ...]:
+        """Up to three distinct values, in order of appearance."""
+        found: list[str] = []
+        for value in self.present.head(200).to_list():
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = text if len(text) <= 30 else text[:27] + "…"
+            if text not in found:
+                found.append(text)
+            if len(found) == 3:
+                break
+        return tuple(found)
+
+    @cached_property
+    def minimum(self) -> float:
+        """Smallest number; 0 where there is none."""
+        return number(self.present.min()) if self.present.dtype.is_numeric() else 0.0
+
+    @cached_property
+    def maximum(self) -> float:
+        """Largest number; 0 where there is none."""
+        return number(self.present.max()) if self.present.dtype.is_numeric() else 0.0
+
+    @property
+    def distinct_share(self) -> float:
+        """Distinct values over rows with a value, of the file if exact, else of the sample."""
+        rows = self.num_rows * (1 - self.null_share) if self.exact else len(self.present)
+        return self.num_distinct / max(rows, 1.0)
+
+    @property
+    def scope(self) -> str:
+        """Where it was counted: 'in all 1,000 rows'."""
+        if self.exact or self.num_sampled >= self.num_rows:
+            return f"in all {self.num_rows:,} rows"
+        return f"in {self.num_sampled:,} rows read"
+
+    @property
+    def evidence(self) -> str:
+        """One clause: distinct count, nulls, examples."""
+        if not self.examples:
+            return f"no value {self.scope}"
+        what = f"{self.num_distinct:,} distinct {self.kind.value}" if self.num_distinct else f"{self.kind.value}"
+        nulls = "no nulls" if self.null_share == 0 else f"{percent(self.null_share)} null"
+        return f"{what} {self.scope}, {nulls}, e.g. {', '.join(self.examples)}"
+
+
+def number(value: object) -> float:
+    """What an aggregate of a polars column gave, as a float; 0 where there was nothing to aggregate."""
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def percent(share: float) -> str:
+    """A share in per cent with enough digits to be told from 0 and 100."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    text = f"{share:.1%}" if 0.001 <= share <= 0.999 else f"{share:.3%}"
+    return {"0.000%": "<0.001%", "100.000%": ">99.999%"}.get(text, text)
+
+
+def measure(series: pl.Series, *, from_text: bool, num_rows: int, exact: tuple[int, int] | None = None) -> ColumnFacts:
+    """The facts of one column.
+
+    Args:
+        series: the sample.
+        from_text: the column comes from a text file, so its type is to be found out.
+        num_rows: rows of the whole file.
+        exact: (distinct values without null, nulls) of the whole file, where they were counted.
+    """
+    dtype = "text" if from_text else str(series.dtype)
+    odd: tuple[str, ...] = ()
+    if series.dtype == pl.String:
+        series = series.set(series == "", None)
+    if isinstance(series.dtype, pl.Categorical | pl.Enum):
+        series = series.cast(pl.String)
+    if from_text:
+        series, odd = _typed(series)
+    elif series.dtype == pl.String and _is_dates(series):
+        series = _to_dates(series)
+    kind, series = _kind(series)
+    nulls = series.null_count() + (int(series.is_nan().sum()) if series.dtype.is_float() else 0)
+    distinct = 0
+    if kind not in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS, Values.OTHER, Values.NOTHING):
+        present = series.drop_nulls()
+        distinct = (present.drop_nans() if present.dtype.is_float() else present).n_unique()
+    whole = exact is not None or len(series) >= num_rows
+    if exact is not None and distinct:
+        distinct, nulls = exact
+    rows = num_rows if exact is not None and distinct else len(series)
+    return ColumnFacts(
+        name=series.name,
+        dtype=dtype,
+        kind=kind,
+        values=series,
+        num_distinct=distinct,
+        exact=whole and (exact is None or distinct == exact[0]),
+        null_share=nulls / max(rows, 1),
+        num_rows=num_rows,
+        odd_cells=odd,
+    )
+
+
+def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
+    """The kind of values, and the series in its standard type."""
+    dtype = series.dtype
+    if dtype == pl.Null or series.null_count() == len(series):
+        return Values.NOTHING, series
+    if dtype == pl.Boolean:
+        return Values.TRUTH, series
+    if dtype.is_integer():
+        return Values.WHOLE, series.cast(pl.Int64, strict=False)
+    if dtype.is_float() or isinstance(dtype, pl.Decimal):
+        numbers = series.cast(pl.Float64)
+        finite = numbers.filter(numbers.is_finite())
+        if len(finite) and (finite == finite.round()).all() and number(finite.abs().max()) < 2**53:
+            return Values.WHOLE, numbers.set(~numbers.is_finite(), None).cast(pl.Int64)  # pandas' integers with nulls
+        return Values.NUMBERS, numbers
+    if dtype == pl.String:
+        return Values.TEXT, series
+    if dtype == pl.Date or isinstance(dtype, pl.Datetime):
+        return Values.DATES, series.cast(pl.Datetime("us"))
+    if isinstance(dtype, pl.Array):
+        series, dtype = series.arr.to_list(), pl.List(dtype.inner)
+    if isinstance(dtype, pl.List):
+        inner = dtype.inner
+        if inner.is_float() or isinstance(inner, pl.Decimal):
+            return Values.LISTS_OF_NUMBERS, series
+        if inner.is_integer() or inner == pl.String or isinstance(inner, pl.Categorical | pl.Enum):
+            return Values.LISTS_OF_IDS, series
+    return Values.OTHER, series
+
+
+def _typed(series: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
+    """Text as numbers, truth values or dates if (nearly) every cell reads as such; and the cells that do not."""
+    present = series.drop_nulls()
+    if present.is_empty():
+        return series, ()
+    lowered = present.head(1000).str.to_lowercase()
+    if lowered.is_in(["true", "false"]).all() and present.str.to_lowercase().is_in(["true", "false"]).all():
+        return series.str.to_lowercase() == "true", ()
+    if _is_dates(series):
+        return _to_dates(series), ()
+    if present.str.contains(_LEADING_ZERO).any() and not present.str.contains(r"[.eE]").any():
+        return series, ()
+    numbers = series.cast(pl.Float64, strict=False)
+    odd = series.filter(numbers.is_null() & series.is_not_null()).unique()
+    if len(odd) == 0 or (len(odd) <= 5 and set(odd.str.strip_chars().str.to_lowercase()) <= set(NULL_MARKERS)):
+        integers = series.cast(pl.Int64, strict=False)
+        exact_integers = integers.null_count() == numbers.null_count()  # beyond 2^53 a float would lose digits
+        return (integers if exact_integers else numbers), tuple(sorted(odd.to_list()))
+    return series, ()
+
+
+def _is_dates(series: pl.Series) -> bool:
+    head = series.drop_nulls().head(50).to_list()
+    if not head or not all(_ISO_DATE.match(text) for text in head):
+        return False
+    return _to_dates(series).null_count() == series.null_count()
+
+
+def _to_dates(series: pl.Series) -> pl.Series:
+    try:
+        return series.str.to_datetime(time_unit="us", strict=False, time_zone=None)
+    except PolarsError:  # zones
+        try:
+            zoned = series.str.to_datetime(time_unit="us", strict=False, time_zone="UTC")
+            return zoned.dt.replace_time_zone(None)
+        except PolarsError:
+            return pl.Series(series.name, [None] * len(series), dtype=pl.Datetime("us"))
