@@ -96,9 +96,9 @@ def error_of(curve: CalibrationCurve) -> float:
 
 def curve_of(samples: ScoredSamples, *, num_bins: int = NUM_BINS) -> CalibrationCurve:
     """The calibration curve of checked samples."""
-    weighted = samples.weights > 0.0
-    order = np.argsort(samples.scores[weighted])
-    scores, labels, weights = (column[weighted][order] for column in (samples.scores, samples.labels, samples.weights))
+    order = samples.by_score
+    order = order[samples.weights[order] > 0.0]
+    scores, labels, weights = (column[order] for column in (samples.scores, samples.labels, samples.weights))
     starts = _bin_starts(scores, num_bins=num_bins)
     if not starts.size:
         empty = np.empty(0)

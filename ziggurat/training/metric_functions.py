@@ -161,19 +161,23 @@ def _group_wins(
 
     Without weights every number is a multiple of ½ below 2⁵², so the sums are exact in float64 up to 10⁸ samples.
     """
-    scores, weights = samples.scores, samples.weights
-    order = np.argsort(scores) if groups is None else np.lexsort((scores, groups))
-    scores, weights, labels = scores[order], weights[order], samples.labels[order]
-    if not scores.size:
-        empty = np.empty(0)
-        return empty, empty, empty
-    new_group = np.zeros(scores.size, dtype=bool) if groups is None else np.diff(groups[order], prepend=0) != 0
-    new_group[0] = True
-    run_starts = np.flatnonzero(new_group | (np.diff(scores, prepend=0.0) != 0.0))
-    positives = np.add.reduceat(weights * labels, run_starts)
-    negatives = np.add.reduceat(weights * (1.0 - labels), run_starts)
-    group_runs = np.flatnonzero(new_group[run_starts])
-    before = np.cumsum(negatives) - negatives
-    before -= np.repeat(before[group_runs], np.diff(group_runs, append=run_starts.size))
-    wins = np.add.reduceat(positives * (before + negatives / 2.0), group_runs)
-    return wins, np.add.reduceat(positives, group_runs), np.add.reduceat(negatives, group_runs)
+    if not samples.scores.size:
+        return np.empty(0), np.empty(0), np.empty(0)
+    order = samples.by_score
+    new_group = np.zeros(order.size - 1, dtype=bool)
+    if groups is not None:
+        order = order[np.argsort(groups[order], kind="stable")]
+        new_group = np.diff(groups[order]) != 0
+    scores, labels, weights = samples.scores[order], samples.labels[order], samples.weights[order]
+    run_ends = np.append(np.flatnonzero(new_group | (np.diff(scores) != 0.0)), order.size - 1)
+    group_ends = np.append(np.flatnonzero(new_group[run_ends[:-1]]), run_ends.size - 1)  # of runs, not samples
+    all_positives, all_negatives = (np.cumsum(weights * side)[run_ends] for side in (labels, 1.0 - labels))
+    positives, negatives = np.diff(all_positives, prepend=0.0), np.diff(all_negatives, prepend=0.0)
+    negatives_g = np.diff(all_negatives[group_ends], prepend=0.0)
+    earlier_groups = np.repeat(all_negatives[group_ends] - negatives_g, np.diff(group_ends, prepend=-1))
+    wins = np.cumsum(positives * (all_negatives - earlier_groups - negatives / 2.0))
+    return (
+        np.diff(wins[group_ends], prepend=0.0),
+        np.diff(all_positives[group_ends], prepend=0.0),
+        negatives_g,
+    )
