@@ -139,9 +139,10 @@ class Worker:
     Args:
         entry: what to start.
         threads: pinned cores and intra-op threads.
+        first_steps: steps right after building, timed as `first_step_s` (1: with compilation; 0: none, for losses).
     """
 
-    def __init__(self, entry: Entry, *, threads: int) -> None:
+    def __init__(self, entry: Entry, *, threads: int, first_steps: int = 1) -> None:
         if not PEER_PYTHON.exists():
             raise MissingDependencyError(
                 expected="the interpreter of the peers, .venv-bench",
@@ -164,11 +165,17 @@ class Worker:
             preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         settings = {"threads": threads, **entry.settings}
-        self.built = self._ask({"op": "build", "workload": entry.workload.to_json(), "settings": settings})
+        self.built = self._ask(
+            {"op": "build", "workload": entry.workload.to_json(), "settings": settings, "first_steps": first_steps}
+        )
 
     def run(self, steps: int) -> dict[str, float]:
         """One turn."""
         return self._ask({"op": "run", "steps": steps})
+
+    def losses(self, steps: int) -> list[float]:
+        """Train and return every loss."""
+        return self._ask({"op": "losses", "steps": steps})["losses"]
 
     def close(self) -> None:
         """End the process."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.harness import Entry, Measured, RoundsConfig, Worker, say
+from benchmarks.harness import Entry, Measured, Worker, say
 from benchmarks.workload import Workload, flops_per_sample
 
 MATMUL = "benchmarks.peers.matmul"
@@ -31,15 +31,18 @@ class Bf16Probe:
         return f"{verdict}: FP32 {self.fp32_gflop_per_s:.0f}, BF16 {self.bf16_gflop_per_s:.1f} GFLOP/s at {PROBE_SIZE}³"
 
 
-def probe_bf16(config: RoundsConfig) -> Bf16Probe:
-    """Measure a product of 256 × 256 matrices in FP32 and BF16 (a large one could take minutes where emulated)."""
+def probe_bf16() -> Bf16Probe:
+    """Measure a product of 256 × 256 matrices in FP32 and BF16 on one thread, the best of 20.
+
+    Small and on one thread, because a large one takes minutes where BF16 is emulated, and two threads wait for each
+    other on a busy machine.
+    """
     rates = {}
     for dtype in ("fp32", "bf16"):
         entry = Entry(name=dtype, module=MATMUL, settings={"what": "peak", "dtype": dtype, "size": PROBE_SIZE})
-        with Worker(entry, threads=config.threads) as worker:
-            steps = max(1, int(0.1 / max(worker.run(2)["seconds"] / 2, 1e-6)))
-            seconds = min(worker.run(steps)["seconds"] for _ in range(3))
-            rates[dtype] = steps * 2.0 * PROBE_SIZE**3 / seconds / 1e9
+        with Worker(entry, threads=1) as worker:
+            seconds = min(worker.run(1)["seconds"] for _ in range(20))
+            rates[dtype] = 2.0 * PROBE_SIZE**3 / seconds / 1e9
     probe = Bf16Probe(fp32_gflop_per_s=rates["fp32"], bf16_gflop_per_s=rates["bf16"])
     say(f"  {probe.reason}")
     return probe

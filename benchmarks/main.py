@@ -14,7 +14,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 NAMES = {
     "train": "training against TorchRec and plain torch, batches in memory",
+    "multi_hot": "the same with lists of ids, and the lookup's share",
+    "scoring": "forward only, against TorchRec and plain torch",
+    "parquet": "the whole training loop from Parquet, against batches in memory",
+    "fuxictr": "training from Parquet, against FuxiCTR's own loop",
     "preprocess": "Criteo text to Parquet, against a polars script",
+    "loss_curves": "recommended settings against FP32 eager and TorchRec: the same loss",
+    "compile_cost": "start-up time of torch.compile, cold and cached",
+    "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
 }
 
 

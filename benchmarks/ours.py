@@ -1,18 +1,25 @@
 """Our own contestant: `build_model` and the trainer's `TrainStep`, nothing re-implemented. A worker like the peers.
 
-Settings: `precision` "auto" | "fp32" | "bf16", `compile` "off" | "default" | "max_autotune", `kernel` of the tables
-("auto" measures), `mode` "train" | "score" (what `predict` does, a batch at a time).
+Settings, all optional; what is left out is what `TrainingConfig` and `EmbeddingConfig` say, which is what recipes use:
+`precision` "auto" | "fp32" | "bf16", `compile` "off" | "default" | "max_autotune", `kernel` of the tables, and `mode`:
+
+    "train"     TrainStep on batches in memory
+    "score"     `scores_of`, what evaluate and predict run
+    "dense"     "train" without tables: what a lookup and its update cost is the difference
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from benchmarks.worker import serve
 from benchmarks.workload import ModelKind, RawBatch, Workload, make_batches
 from ziggurat.data.loader import LoaderConfig
-from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
@@ -29,6 +36,7 @@ from ziggurat.models import (
 )
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.training.config import Compile, Precision, TrainingConfig
+from ziggurat.training.evaluation import scores_of
 from ziggurat.training.step import TrainStep
 
 
@@ -36,45 +44,83 @@ class OurContestant:
     """Ziggurat's model, step and scoring."""
 
     def __init__(self, workload: Workload, settings: dict[str, object]) -> None:
-        self.score = settings.get("mode", "train") == "score"
-        self.model = build(workload, kernel=KernelChoice(str(settings.get("kernel", "auto"))))
-        config = TrainingConfig(
-            learning_rate=1e-4,
-            table_learning_rate=1e-3,
-            precision=Precision(str(settings.get("precision", "auto"))),
-            compile=Compile(str(settings.get("compile", "off"))),
-            loader=LoaderConfig(batch_size=workload.batch_size),
-        )
-        self.train_step = TrainStep(self.model, config)
-        self.model.train(not self.score)
+        self.mode = str(settings.get("mode", "train"))
+        self.model = build(workload, kernel=KernelChoice(str(settings.get("kernel", KernelChoice.AUTO))))
+        self.train_step = TrainStep(self.model, training_config(workload, settings))
+        self.model.train(self.mode != "score")
         self.batches = [
             [to_batch(raw, workload, labels=labels) for labels in raw.label_sets] for raw in make_batches(workload)
         ]
+        if self.mode == "dense":
+            pooled = [self.model.embeddings(each[0]).detach() for each in self.batches[:8]]
+            self.model.embeddings = FixedPooled(pooled)  # type: ignore[assignment]
         self.step = 0
-        tables = self.model.embeddings.num_weights
-        self.info: dict[str, object] = {
-            "precision": self.train_step.precision.value,
-            "precision_reason": self.train_step.precision_reason,
-            "tables": self.model.embeddings.report(),
-            "num_table_parameters": tables,
-            "num_dense_parameters": sum(value.numel() for value in self.model.parameters()),
-            "dense_optimizer": "Adam (fused)",
-            "table_optimizer": "row-wise Adagrad (exact, deduplicated)",
-        }
+        self.info = describe(self.train_step)
 
     def run(self, steps: int) -> float:
         """Train on, or score, so many batches."""
         value = 0.0
+        if self.mode == "score":
+            for _, scores in scores_of(self.model, (self._next() for _ in range(steps))):
+                value = float(scores[0, 0])
+            return value
         for _ in range(steps):
-            label_sets = self.batches[self.step % len(self.batches)]
-            batch = label_sets[self.step // len(self.batches) % len(label_sets)]
-            self.step += 1
-            if self.score:
-                with torch.inference_mode():
-                    value = float(self.train_step.logits(batch).sigmoid()[0])
-            else:
-                value = self.train_step(batch).loss
+            value = self.train_step(self._next()).loss
         return value
+
+    def losses(self, steps: int) -> list[float]:
+        """Train on so many batches and keep every loss."""
+        return [self.train_step(self._next()).loss for _ in range(steps)]
+
+    def _next(self) -> Batch:
+        label_sets = self.batches[self.step % len(self.batches)]
+        batch = label_sets[self.step // len(self.batches) % len(label_sets)]
+        self.step += 1
+        return batch
+
+
+class FixedPooled(nn.Module):
+    """Stands in for the tables: ready-made pooled embeddings that ask for a gradient, as the tables' output does."""
+
+    def __init__(self, pooled: list[Tensor]) -> None:
+        super().__init__()
+        self._pooled = pooled
+        self._calls = 0
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(B, T), the next of a few."""
+        self._calls += 1
+        return self._pooled[self._calls % len(self._pooled)].detach().requires_grad_()
+
+
+def training_config(workload: Workload, settings: dict[str, object]) -> TrainingConfig:
+    """The recipes' settings (the defaults), but for what `settings` names."""
+    config = TrainingConfig(
+        learning_rate=workload.learning_rate,
+        table_learning_rate=workload.table_learning_rate,
+        loader=LoaderConfig(batch_size=workload.batch_size),
+    )
+    if "precision" in settings:
+        config = replace(config, precision=Precision(str(settings["precision"])))
+    if "compile" in settings:
+        config = replace(config, compile=Compile(str(settings["compile"])))
+    return config
+
+
+def describe(step: TrainStep) -> dict[str, object]:
+    """What the report says about a contestant of ours."""
+    tables = step.model.embeddings
+    fused = isinstance(tables, EmbeddingTables)
+    return {
+        "precision": step.precision.value,
+        "precision_reason": step.precision_reason,
+        "compile": step.config.compile.value,
+        "tables": tables.report() if fused else "none",
+        "num_table_parameters": tables.num_weights if fused else 0,
+        "num_dense_parameters": sum(value.numel() for value in step.model.parameters()),
+        "dense_optimizer": "Adam (fused)",
+        "table_optimizer": "row-wise Adagrad (exact, deduplicated)",
+    }
 
 
 def inputs_of(workload: Workload) -> InputSpec:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.harness import ROOT
+from benchmarks.report import Report
 from ziggurat.data.synthetic import SyntheticTeacher
 from ziggurat.recipes.baselines import Popularity
 from ziggurat.recipes.catalogue import recipe_named
@@ -105,3 +107,30 @@ def table(results: Sequence[Quality], *, notes: dict[str, str]) -> str:
         note = notes.get(result.recipe, "")
         lines.append(f"| {result.recipe} | {len(result.metrics)} | " + " | ".join(cells) + f" | {note} |")
     return "\n".join(lines)
+
+
+def run(*, quick: bool = False) -> Report:
+    """All recipes (one seed each if quick); Frappe only where its published files lie beside the checkout."""
+    frappe = ROOT.parent / "shared" / "data" / "frappe"
+    out = ROOT / "runs" / ("quality_quick" if quick else "quality")
+    report = Report(
+        benchmark="quality",
+        claim="Test metrics on real data, mean ± standard deviation over seeds; test data is read once a run.",
+        command="ziggurat bench quality",
+    )
+    notes = {name: f"published {value}" for name, value in PUBLISHED.items()}
+    best = best_synthetic_auc()
+    notes |= dict.fromkeys(("synthetic_dlrm", "synthetic_dcn_v2"), f"best reachable AUC {best:.5f}")
+    notes["movielens_dlrm"] = notes["movielens_dcn_v2"] = f"popularity {popularity():.5f}"
+    results: list[Quality] = []
+    for recipe, seeds in SEEDS.items():
+        if recipe.startswith("frappe") and not frappe.is_dir():
+            report.skipped.append(f"{recipe}: the published Frappe files are not at ../shared/data/frappe")
+            continue
+        results.append(measure(recipe, seeds=1 if quick else seeds, out=out, frappe=frappe))
+    report.tables.append(table(results, notes=notes))
+    report.extra["recipes"] = {
+        result.recipe: {"test": result.metrics, "best_step": result.steps, "compare": notes.get(result.recipe, "")}
+        for result in results
+    }
+    return report

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -83,7 +84,9 @@ class Report:
         benchmark: short name, also the file name.
         claim: one sentence: what is compared with what.
         command: reproduces it.
-        limits: samples/s by workload name, drawn into the plot.
+        limits: samples/s by group, drawn into the plot.
+        plots: further plots: file name and what draws it.
+        tables: further Markdown tables.
     """
 
     benchmark: str
@@ -95,6 +98,8 @@ class Report:
     skipped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     extra: dict[str, object] = field(default_factory=dict)
+    plots: list[tuple[str, Callable[[Path], None]]] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with machine, versions, commit and date."""
@@ -129,6 +134,8 @@ def write_report(report: Report, *, json_path: str = "", quick: bool = False) ->
         path.write_text(text + "\n")
     if report.contestants:
         plot_rates(report, folder / f"{report.benchmark}.png")
+    for name, draw in report.plots:
+        draw(folder / name)
     page = folder / f"{report.benchmark}.md"
     page.write_text(to_markdown(report, data))
     say(f"  wrote {page.relative_to(ROOT)}")
@@ -150,7 +157,10 @@ def to_markdown(report: Report, data: dict) -> str:
     if report.cases:
         lines += ["| case | ours | peer | ratio (p10 to p90) | goal | of the limit |", "|---|---:|---:|---:|---:|---:|"]
         lines += [_case_row(case) for case in report.cases] + [""]
-    if (Path(f"{report.benchmark}.png")) and report.contestants:
+    for table in report.tables:
+        lines += [table, ""]
+    lines += [f"![{name}]({name})\n" for name, _ in report.plots]
+    if report.contestants:
         lines += [f"![rates]({report.benchmark}.png)", ""]
         lines += ["| contestant | samples/s | p10 | p90 | first step | peak memory |", "|---|---:|---:|---:|---:|---:|"]
         lines += [_contestant_row(measured) for measured in report.contestants] + [""]
@@ -173,6 +183,10 @@ def _case_row(case: Case) -> str:
 
 def _contestant_row(measured: Measured) -> str:
     low, high = percentiles(measured.rates)
+    if measured.entry.name.startswith("peak "):
+        flop = float(str(measured.info["flop_per_step"])) / 1e9
+        rates = " | ".join(f"{short(rate * flop)} GFLOP/s" for rate in (measured.rate, low, high))
+        return f"| {measured.entry.group_name}: {measured.entry.name} | {rates} | | |"
     memory = f"{measured.peak_rss_bytes / 2**30:.2f} GiB"
     name = f"{measured.entry.group_name}: {measured.entry.name}"
     return (

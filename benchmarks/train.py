@@ -117,7 +117,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
 def run(*, quick: bool = False) -> Report:
     """Measure all workloads."""
     config = QUICK if quick else RoundsConfig()
-    probe = probe_bf16(config)
+    probe = probe_bf16()
     report = Report(
         benchmark="train",
         claim="Training samples/s on in-memory batches: 26 tables × 100,000 rows, 13 numbers, batch 2048, 2 threads.",

@@ -51,8 +51,10 @@ def serve(build: Callable[[Workload, dict[str, object]], Contestant]) -> None:
                 contestant = build(Workload.from_json(command["workload"]), command["settings"])
                 built_s = time.perf_counter() - begin
                 begin = time.perf_counter()
-                contestant.run(1)
+                contestant.run(int(command["first_steps"]))
                 reply = {"info": contestant.info, "build_s": built_s, "first_step_s": time.perf_counter() - begin}
+            elif command["op"] == "losses":
+                reply = {"losses": contestant.losses(int(command["steps"]))}  # type: ignore[union-attr]
             else:
                 assert contestant is not None
                 reply = _timed_run(contestant, int(command["steps"]))

@@ -44,6 +44,10 @@ class Workload:
         dim: embedding dimension D.
         multi_hot: lists of MLPerf's lengths instead of one id a feature.
         num_batches: different batches before they repeat (with other labels, `NUM_LABEL_SETS` times).
+        teacher: rows and labels of the synthetic teacher, learnable, instead of random ones (for loss curves).
+        learning_rate: of the dense network.
+        table_learning_rate: of the tables.
+        seed: of the random batches, and of the starting weights.
     """
 
     model: ModelKind = ModelKind.DLRM
@@ -54,6 +58,9 @@ class Workload:
     num_dense: int = 13
     zipf_exponent: float = 1.05
     num_batches: int = 64
+    teacher: bool = False
+    learning_rate: float = 1e-4
+    table_learning_rate: float = 1e-3
     seed: int = 0
 
     @property
@@ -99,6 +106,7 @@ class Workload:
 
 
 NUM_LABEL_SETS = 4
+TEACHER_IDS = 10_000  # distinct ids of each of the teacher's features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +126,10 @@ class RawBatch:
 
 def make_batches(workload: Workload) -> list[RawBatch]:
     """All batches of a workload; the same in every process."""
+    return _teacher_batches(workload) if workload.teacher else _random_batches(workload)
+
+
+def _random_batches(workload: Workload) -> list[RawBatch]:
     generator = np.random.default_rng(workload.seed)
     num_ids = workload.num_rows - RESERVED_ROWS
     weights = 1.0 / np.arange(1, num_ids + 1, dtype=np.float64) ** workload.zipf_exponent
@@ -132,6 +144,23 @@ def make_batches(workload: Workload) -> list[RawBatch]:
         dense = generator.standard_normal((workload.batch_size, workload.num_dense)).astype(np.float32)
         labels = (generator.random((NUM_LABEL_SETS, workload.batch_size)) < 0.25).astype(np.float32)
         batches.append(RawBatch(dense=dense, ids=tuple(ids), label_sets=tuple(labels)))
+    return batches
+
+
+def _teacher_batches(workload: Workload) -> list[RawBatch]:
+    """Rows of the synthetic teacher, each once; the same for every seed. Numbers are log-standardised."""
+    from ziggurat.data.synthetic import SyntheticTeacher, criteo_shaped
+
+    assert not workload.multi_hot
+    num_ids = TEACHER_IDS
+    size, batches = workload.batch_size, []
+    teacher = SyntheticTeacher(criteo_shaped(cardinality=num_ids))
+    for frame in teacher.frames(workload.num_batches * size, chunk_rows=size):
+        numbers = frame.select(f"I{index + 1}" for index in range(workload.num_dense)).fill_null(0.0).to_numpy()
+        logs = np.log1p(numbers.astype(np.float32))
+        ids = tuple(frame[f"C{index + 1}"].to_numpy().astype(np.int64)[:, None] + RESERVED_ROWS for index in range(26))
+        labels = frame["label"].to_numpy().astype(np.float32)
+        batches.append(RawBatch(dense=(logs - 2.0) / 2.0, ids=ids, label_sets=(labels,)))
     return batches
 
 

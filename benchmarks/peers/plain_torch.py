@@ -86,8 +86,8 @@ class PlainTorchContestant:
             self.model.eval()
         dense = [value for name, value in self.model.named_parameters() if not name.startswith("tables.")]
         self.optimizers = (
-            torch.optim.Adam(dense, lr=1e-4, fused=True),
-            torch.optim.Adagrad(self.model.tables.parameters(), lr=1e-3),
+            torch.optim.Adam(dense, lr=workload.learning_rate, fused=True),
+            torch.optim.Adagrad(self.model.tables.parameters(), lr=workload.table_learning_rate),
         )
         self.loss = nn.BCEWithLogitsLoss()
         self.step = 0

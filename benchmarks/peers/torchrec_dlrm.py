@@ -35,7 +35,7 @@ class TorchRecContestant:
         self.score = settings.get("mode", "train") == "score"
         self.model, plan = _sharded_model(workload, compile_dense=bool(settings.get("compile")))
         self.dense = [value for name, value in self.model.named_parameters() if "embedding_bags" not in name]
-        self.optimizer = torch.optim.Adam(self.dense, lr=1e-4, fused=True)
+        self.optimizer = torch.optim.Adam(self.dense, lr=workload.learning_rate, fused=True)
         self.loss = nn.BCEWithLogitsLoss()
         self.step = 0
         keys = [f"c{index}" for index in range(len(workload.lengths))]
@@ -59,11 +59,18 @@ class TorchRecContestant:
         """Train on, or score, so many batches."""
         value = torch.zeros(())
         for _ in range(steps):
-            dense, sparse, label_sets = self.batches[self.step % len(self.batches)]
-            labels = label_sets[self.step // len(self.batches) % len(label_sets)]
-            self.step += 1
-            value = self._score(dense, sparse) if self.score else self._train(dense, sparse, labels)
+            value = self._step()
         return value.item()
+
+    def losses(self, steps: int) -> list[float]:
+        """Train on so many batches and keep every loss."""
+        return [self._step().item() for _ in range(steps)]
+
+    def _step(self) -> torch.Tensor:
+        dense, sparse, label_sets = self.batches[self.step % len(self.batches)]
+        labels = label_sets[self.step // len(self.batches) % len(label_sets)]
+        self.step += 1
+        return self._score(dense, sparse) if self.score else self._train(dense, sparse, labels)
 
     def _train(self, dense: torch.Tensor, sparse: object, labels: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
@@ -119,7 +126,7 @@ def _sharded_model(workload: Workload, *, compile_dense: bool) -> tuple[nn.Modul
     else:
         cross = {"dcn_num_layers": workload.cross_layers, "dcn_low_rank_dim": workload.cross_rank}
         model = DLRM_DCN(collection, **shape, **cross)
-    apply_optimizer_in_backward(RowWiseAdagrad, model.sparse_arch.parameters(), {"lr": 1e-3})
+    apply_optimizer_in_backward(RowWiseAdagrad, model.sparse_arch.parameters(), {"lr": workload.table_learning_rate})
     sharders = get_default_sharders()
     planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, local_world_size=1, compute_device="cpu"))
     plan = planner.collective_plan(model, sharders, dist.GroupMember.WORLD)
