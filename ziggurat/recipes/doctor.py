@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ziggurat.cache import cache_folder
-from ziggurat.embeddings import kernel_diagnosis
+from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.matmul_rate import matmul_gflop_per_s
 from ziggurat.training.startup import StartupReport, machine_lines, version_lines
 from ziggurat.training.step import MIN_BF16_SPEEDUP
