@@ -1,94 +1,183 @@
-"""EmbeddingTables and TableOptimizer against torch.nn.EmbeddingBag with dense autograd."""
+"""EmbeddingTables: the lookup, sequences, what is recorded, naming, copying, and what is refused."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import pytest
 import torch
-from torch import Tensor
 
-from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer, TableOptimizerKind
-from ziggurat.features.batch import Batch, JaggedRows
-from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
-from ziggurat.features.schema import Pooling
-
-INPUTS = InputSpec(
-    single=(SingleSpec(name="user", table="user"), SingleSpec(name="item", table="item")),
-    jagged=(
-        JaggedSpec(name="genres", table="genres", pooling=Pooling.MEAN),
-        JaggedSpec(name="history", table="item", pooling=Pooling.SUM, ordered=True),
-    ),
-    tables=(
-        TableSpec(name="user", num_rows=50),
-        TableSpec(name="item", num_rows=30),
-        TableSpec(name="genres", num_rows=9, embedding_dim=4),
-    ),
+from tests.embeddings.embedding_inputs import (
+    KERNELS,
+    MIXED,
+    PLAIN,
+    EmbeddingBags,
+    make_batch,
+    some_loss,
+    tables_or_skip,
 )
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer, TableOptimizerKind
+from ziggurat.errors import BoundsError, ConfigError
+from ziggurat.features.inputs import InputSpec
+
+SGD = TableOptimizerKind.SGD
 
 
-def make_batch(inputs: InputSpec, *, size: int, seed: int = 0, longest: int = 4) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    single = [
-        torch.randint(0, inputs.table(spec.table).num_rows, (size,), generator=generator) for spec in inputs.single
-    ]
-    values, lengths = [], []
-    for spec in inputs.jagged:
-        length = torch.randint(0, longest + 1, (size,), generator=generator)
-        lengths.append(length)
-        rows = inputs.table(spec.table).num_rows
-        values.append(torch.randint(0, rows, (int(length.sum()),), generator=generator))
-    jagged = JaggedRows.empty()
-    if values:
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
-        jagged = JaggedRows(torch.cat(values), offsets)
-    return Batch(
-        dense=torch.zeros(size, 0),
-        single=torch.stack(single) if single else torch.zeros(0, size, dtype=torch.int64),
-        jagged=jagged,
-        labels=torch.zeros(size, 0),
-        row_ids=torch.arange(size),
-    )
+@KERNELS
+@pytest.mark.parametrize("size", [0, 1, 40])
+def test_lookup_equals_embedding_bags(kernel: KernelChoice, size: int) -> None:
+    inputs = PLAIN if kernel is KernelChoice.FBGEMM else MIXED
+    tables = tables_or_skip(inputs, EmbeddingConfig(dim=8, kernel=kernel))
+    batch = make_batch(inputs, size=size)
+    torch.testing.assert_close(tables(batch), EmbeddingBags(tables)(batch).detach())
+    with torch.no_grad():
+        assert torch.equal(tables(batch), tables(batch).detach())
+    assert tables.output_dim == sum(tables.field_dims) == tables(batch).shape[1]
 
 
-def dense_forward(inputs: InputSpec, weights: dict[str, Tensor], batch: Batch) -> Tensor:
-    """The same lookup, written as a dense sum that autograd differentiates; padding reads zero and gets nothing."""
-    masked = {name: weight * (torch.arange(len(weight)) > 0).unsqueeze(1) for name, weight in weights.items()}
-    pooled = [masked[spec.table][batch.single[i]] for i, spec in enumerate(inputs.single)]
-    size = batch.batch_size
-    for j, spec in enumerate(inputs.jagged):
-        vectors = []
-        for b in range(size):
-            first, last = (int(batch.jagged.offsets[j * size + b + k]) for k in (0, 1))
-            total = masked[spec.table][batch.jagged.values[first:last]].sum(0)
-            vectors.append(total / max(last - first, 1) if spec.pooling is Pooling.MEAN else total)
-        pooled.append(torch.stack(vectors))
-    return torch.cat(pooled, dim=1)
+@KERNELS
+def test_bfloat16_output_and_gradient(kernel: KernelChoice) -> None:
+    tables = tables_or_skip(PLAIN, EmbeddingConfig(dim=8, kernel=kernel, optimizer=SGD))
+    batch = make_batch(PLAIN, size=40)
+    pooled = tables(batch, dtype=torch.bfloat16)
+    exact = tables(batch).detach()
+    assert pooled.dtype is torch.bfloat16
+    torch.testing.assert_close(pooled.float(), exact, rtol=0.01, atol=1e-3)
+    gradient = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    pooled.backward(gradient)
+    bags = EmbeddingBags(tables)
+    bags(batch).backward(gradient.float())
+    TableOptimizer(tables).step(1.0)
+    for name in tables.tables.places:
+        grad = bags.weight(name).grad
+        assert grad is not None
+        torch.testing.assert_close(tables.table(name), bags.weight(name).detach() - grad)
 
 
-@pytest.mark.parametrize("num_batches", [1, 3])
-def test_the_recorded_gradient_is_autograds(num_batches: int) -> None:
-    tables = EmbeddingTables(INPUTS, EmbeddingConfig(dim=8, optimizer=TableOptimizerKind.SGD)).double()
+@pytest.mark.parametrize("kernel", [KernelChoice.TORCH, KernelChoice.CPP])
+def test_sequences_are_padded_and_share_the_table_with_pooled_fields(kernel: KernelChoice) -> None:
+    tables = tables_or_skip(MIXED, EmbeddingConfig(dim=8, kernel=kernel, optimizer=SGD))
+    batch = make_batch(MIXED, size=20)
+    vectors, mask = tables.sequence(batch, "history")
+    lengths = batch.jagged.lengths(num_features=2)[1]
+    assert torch.equal(mask.sum(1), lengths)
+    assert vectors.shape == (20, int(lengths.max()), 8)
+    values = batch.jagged.values[int(batch.jagged.offsets[20]) :]
+    assert torch.equal(vectors[mask], tables.table("item")[values])
+    assert not bool(vectors[~mask].any())
+
+    weights = EmbeddingBags(tables)
+    scale = torch.arange(1.0, 9.0)
+    masked = weights.weight("item") * (torch.arange(30) > 0).unsqueeze(1)
+    (some_loss(weights(batch)) + (masked[values] * scale).sum()).backward()
     optimizer = TableOptimizer(tables)
-    weights = {
-        name: weight.clone().requires_grad_()
-        for name, weight in {n: tables.table(n) for n in tables.tables.places}.items()
-    }
-    for seed in range(num_batches):
-        batch = make_batch(INPUTS, size=17, seed=seed)
-        mine, theirs = tables(batch), dense_forward(INPUTS, weights, batch)
-        torch.testing.assert_close(mine, theirs)
-        target = torch.randn(theirs.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        (mine * target).sin().sum().backward()
-        (theirs * target).sin().sum().backward()
-    gradients = {name: weight.grad for name, weight in weights.items()}
-    expected = sum(float(grad.square().sum()) for grad in gradients.values() if grad is not None)
-    assert optimizer.grad_norm_squared() == pytest.approx(expected, rel=1e-12)
-    optimizer.scale_grad(0.5)
+    (some_loss(tables(batch)) + (vectors * scale).sum()).backward()
+    squares = [float(weight.grad.square().sum()) for weight in weights.parameters() if weight.grad is not None]
+    assert optimizer.grad_norm_squared() == pytest.approx(sum(squares), rel=1e-5)
     optimizer.step(0.1)
-    for name, weight in weights.items():
-        assert weight.grad is not None
-        torch.testing.assert_close(tables.table(name), weight.detach() - 0.05 * weight.grad)
+    grad = weights.weight("item").grad
+    assert grad is not None
+    torch.testing.assert_close(tables.table("item"), weights.weight("item").detach() - 0.1 * grad)
 
 
-def test_kernel_choice_is_kept() -> None:
-    tables = EmbeddingTables(INPUTS, EmbeddingConfig(dim=8, kernel=KernelChoice.TORCH))
-    assert tables.kernel_name is KernelChoice.TORCH
+def test_sequences_of_an_empty_batch_and_of_empty_lists() -> None:
+    tables = tables_or_skip(MIXED, EmbeddingConfig(dim=8))
+    for size, longest in ((0, 4), (3, 0)):
+        vectors, mask = tables.sequence(make_batch(MIXED, size=size, longest=longest), "history")
+        assert vectors.shape == (size, 0, 8)
+        assert mask.shape == (size, 0)
+        vectors.sum().backward()
+
+
+@KERNELS
+def test_rows_out_of_bounds_name_feature_table_and_sample(kernel: KernelChoice) -> None:
+    tables = tables_or_skip(PLAIN, EmbeddingConfig(dim=8, kernel=kernel))
+    batch = make_batch(PLAIN, size=10)
+    batch.single[1, 7] = 30
+    with pytest.raises(BoundsError, match="'item', sample 7"):
+        tables(batch)
+
+
+def test_a_sequence_out_of_bounds_names_the_sample_of_the_list() -> None:
+    tables = tables_or_skip(MIXED, EmbeddingConfig(dim=8))
+    batch = make_batch(MIXED, size=10, longest=3)
+    sample = int(batch.jagged.lengths(num_features=2)[1].nonzero()[-1])
+    batch.jagged.values[int(batch.jagged.offsets[10 + sample])] = 99
+    with pytest.raises(BoundsError, match=f"'history', sample {sample}"):
+        tables.sequence(batch, "history")
+
+
+def test_backward_changes_nothing_until_step() -> None:
+    tables = tables_or_skip(MIXED, EmbeddingConfig(dim=8))
+    before = copy.deepcopy(tables.state_dict())
+    optimizer = TableOptimizer(tables)
+    state = copy.deepcopy(optimizer.state_dict())
+    some_loss(tables(make_batch(MIXED, size=10))).backward()
+    optimizer.grad_norm_squared()
+    optimizer.all_finite()
+    optimizer.zero_grad()
+    optimizer.step(0.1)
+    assert all(torch.equal(value, before[name]) for name, value in tables.state_dict().items())
+    assert all(torch.equal(value, state[name]) for name, value in optimizer.state_dict().items() if name != "step")
+
+
+def test_tables_are_neither_parameters_nor_buffers() -> None:
+    """Optimizers, snapshots of buffers and broadcasts must not take them for the dense network's."""
+    tables = EmbeddingTables(MIXED, EmbeddingConfig(dim=8))
+    assert list(tables.parameters()) == []
+    assert list(tables.buffers()) == []
+    assert list(tables.state_dict()) == [f"tables.{name}.weight" for name in ("user", "item", "genres")]
+    assert tables.num_weights == (50 + 30) * 8 + 9 * 4
+
+
+def test_an_empty_spec() -> None:
+    tables = EmbeddingTables(InputSpec(), EmbeddingConfig())
+    pooled = tables(make_batch(InputSpec(), size=3))
+    assert pooled.shape == (3, 0)
+    pooled.sum().backward()
+    optimizer = TableOptimizer(tables)
+    assert optimizer.all_finite()
+    assert optimizer.grad_norm_squared() == 0.0
+    optimizer.step(0.1)
+
+
+def test_copies_do_not_share_memory() -> None:
+    for kind in (TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.ADAM_DENSE):
+        tables = EmbeddingTables(MIXED, EmbeddingConfig(dim=8, optimizer=kind))
+        batch = make_batch(MIXED, size=10)
+        expected = tables(batch).detach().clone()
+        other = copy.deepcopy(tables)
+        with torch.no_grad():
+            for value in tables.state_dict().values():
+                value.fill_(7.0)
+        assert torch.equal(other(batch).detach(), expected)
+        for parameter in other.parameters():
+            parameter.data.fill_(0.0)
+        assert bool(other(batch).any()) is not bool(list(other.parameters())), "parameters are the storage"
+
+
+def test_half_precision_weights_are_refused() -> None:
+    tables = EmbeddingTables(MIXED, EmbeddingConfig(dim=8))
+    with pytest.raises(ConfigError, match="float32"):
+        tables.bfloat16()
+
+
+@KERNELS
+def test_report_and_kernel_name(kernel: KernelChoice) -> None:
+    tables = tables_or_skip(PLAIN, EmbeddingConfig(dim=8, kernel=kernel))
+    assert tables.kernel_name is kernel
+    assert tables.report()["kernel"] == kernel.value
+    auto = EmbeddingTables(PLAIN, EmbeddingConfig(dim=8))
+    resolved = dataclasses.replace(auto.config, kernel=auto.kernel_name)
+    assert resolved.kernel is not KernelChoice.AUTO
+    assert EmbeddingTables(PLAIN, resolved).kernel_name is auto.kernel_name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"dim": 0}, {"eps": 0.0}, {"weight_decay": -1.0}, {"beta2": 1.0}, {"init_std": -1.0}, {"initial_sum": -1.0}],
+)
+def test_impossible_settings_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        EmbeddingConfig(**settings)

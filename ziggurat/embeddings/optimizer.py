@@ -15,6 +15,8 @@ in `ziggurat.ops.lookup.kernel`. State is named by table (`<table>.sum`), whatev
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from ziggurat.embeddings.storage import advise_huge_pages
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind, state_shapes
-from ziggurat.ops.lookup.gradient import largest_sum_is_finite
+from ziggurat.ops.lookup.gradient import every_sum_is_finite
 
 
 class TableOptimizer:
@@ -72,13 +74,11 @@ class TableOptimizer:
 
     def all_finite(self) -> bool:
         """True if no summed gradient, scaled, is NaN or infinite. Costs one scan of the output gradients."""
-        if not _is_finite(self._scale):
+        if not math.isfinite(self._scale):
             return False
-        verdicts = [largest_sum_is_finite(parts) for parts in self._tables.recorded if parts]
-        if abs(self._scale) <= 1.0 and all(verdict is True for verdict in verdicts):
-            return True
-        if any(verdict is False for verdict in verdicts):
-            return False
+        verdict = every_sum_is_finite([part for parts in self._tables.recorded for part in parts])
+        if verdict is not None and (abs(self._scale) <= 1.0 or not verdict):
+            return verdict
         summed = [gradient for gradient in self._sums() if gradient is not None]
         return all(bool(torch.isfinite(gradient.sums * self._scale).all()) for gradient in summed)
 
@@ -86,9 +86,9 @@ class TableOptimizer:
         """Σ g² over all rows, with the gradients of equal rows summed first, and `scale_grad` applied."""
         total = 0.0
         for gradient in self._sums():
-            if gradient is not None and gradient.sums.numel():
-                flat = gradient.sums.view(-1)
-                total += float(torch.dot(flat, flat)) if flat.dtype == torch.float64 else _sum_of_squares(flat)
+            if gradient is not None and len(gradient.rows):
+                rows = torch.linalg.vector_norm(gradient.sums, dim=1, dtype=torch.float64)
+                total += float(rows.square_().cumsum_(0)[-1])  # cumsum: one order whatever the number of threads
         return total * self._scale**2
 
     def scale_grad(self, factor: float) -> None:
@@ -156,11 +156,3 @@ class TableOptimizer:
             with torch.no_grad():
                 self._summed = [kernel.sum_gradients(parts) if parts else None for parts in self._tables.recorded]
         return self._summed
-
-
-def _sum_of_squares(flat: Tensor) -> float:
-    return float(torch.linalg.vector_norm(flat, dtype=torch.float64) ** 2)
-
-
-def _is_finite(number: float) -> bool:
-    return number - number == 0.0

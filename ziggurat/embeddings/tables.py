@@ -44,7 +44,6 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
-from ziggurat.ops.lookup.gradient import prepare_gradient
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
 
 
@@ -234,7 +233,7 @@ class EmbeddingTables(nn.Module):
         used = [layout for layout in layouts if layout.slots]
         if not used:
             return [None] * len(layouts)
-        grad = prepare_gradient(grad, layouts=used, lookups=lookups, dtype=self.tables.storage(0).dtype)
+        grad = self.kernel.prepare(grad, layouts=used, lookups=lookups, dtype=self.tables.storage(0).dtype)
         return [GradientPart(layout=layout, lookups=lookups, grad=grad) if layout.slots else None for layout in layouts]
 
 

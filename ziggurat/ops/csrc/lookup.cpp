@@ -80,6 +80,48 @@ inline void store_one(uint16_t* to, float x) {
   *to = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// A sum of vectors of `dim` floats: in registers where D is known (and not 0), else in `memory`.
+template <int D>
+struct Sum {
+  Lanes lanes[D / kLanes];
+  Sum(float*, int64_t) {}
+  inline void set(const float* x) {
+    for (int l = 0; l < D / kLanes; l++) lanes[l] = load(x + l * kLanes);
+  }
+  inline void clear() {
+    for (int l = 0; l < D / kLanes; l++) lanes[l] = Lanes{0};
+  }
+  inline void add(const float* x) {
+    for (int l = 0; l < D / kLanes; l++) lanes[l] += load(x + l * kLanes);
+  }
+  inline void scale(float factor) {
+    for (int l = 0; l < D / kLanes; l++) lanes[l] *= factor;
+  }
+  template <class Out>
+  inline void write(Out* out) const {
+    for (int l = 0; l < D / kLanes; l++) store(out + l * kLanes, lanes[l]);
+  }
+};
+
+template <>
+struct Sum<0> {
+  float* sum;
+  int64_t dim;
+  Sum(float* memory, int64_t size) : sum(memory), dim(size) {}
+  inline void set(const float* x) { std::memcpy(sum, x, dim * sizeof(float)); }
+  inline void clear() { std::memset(sum, 0, dim * sizeof(float)); }
+  inline void add(const float* x) {
+    for (int64_t d = 0; d < dim; d++) sum[d] += x[d];
+  }
+  inline void scale(float factor) {
+    for (int64_t d = 0; d < dim; d++) sum[d] *= factor;
+  }
+  template <class Out>
+  inline void write(Out* out) const {
+    for (int64_t d = 0; d < dim; d++) store_one(out + d, sum[d]);
+  }
+};
+
 template <int D>
 inline void prefetch_row(const float* row, int64_t dim) {
   const int64_t size = D ? D : dim;
@@ -118,8 +160,9 @@ int64_t lookup_single(const float* weight, const Part& part, const Slot& slot, i
 
 template <int D, class Out>
 int64_t lookup_pooled(const float* weight, const Part& part, const Slot& slot, int64_t dim, Out* out, int64_t first,
-                      int64_t last, float* sum) {
+                      int64_t last, float* memory) {
   const int64_t size = D ? D : dim;
+  Sum<D> sum(memory, dim);
   const int64_t* offsets = part.offsets + slot.index * part.batch_size;
   const float* table = weight + slot.first_row * size;
   const uint64_t num_rows = slot.num_rows;
@@ -128,22 +171,16 @@ int64_t lookup_pooled(const float* weight, const Part& part, const Slot& slot, i
   for (int64_t b = first; b < last; b++) {
     const int64_t from = offsets[b], to = offsets[b + 1];
     if (from < 0 || from > to || to > part.num_values) return kBadOffsets;
-    for (int64_t d = 0; d < size; d++) sum[d] = 0.0f;
+    sum.clear();
     for (int64_t p = from; p < to; p++) {
       if (p + kAhead < end && static_cast<uint64_t>(part.values[p + kAhead]) < num_rows)
         prefetch_row<D>(table + part.values[p + kAhead] * size, dim);
       const bool inside = static_cast<uint64_t>(part.values[p]) < num_rows;
       wrong |= !inside;
-      const float* row = table + (inside ? part.values[p] : 0) * size;
-      int64_t d = 0;
-      for (; d + kLanes <= size; d += kLanes) store(sum + d, load(sum + d) + load(row + d));
-      for (; d < size; d++) sum[d] += row[d];
+      sum.add(table + (inside ? part.values[p] : 0) * size);
     }
-    if (slot.kind == kMean && to - from > 1) {
-      const float factor = 1.0f / static_cast<float>(to - from);
-      for (int64_t d = 0; d < size; d++) sum[d] *= factor;
-    }
-    copy_row<D>(out + b * part.width + slot.column, sum, dim);
+    if (slot.kind == kMean && to - from > 1) sum.scale(1.0f / static_cast<float>(to - from));
+    sum.write(out + b * part.width + slot.column);
   }
   return wrong ? kRowOutOfBounds : kOk;
 }
@@ -155,7 +192,7 @@ int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int
   std::atomic<int64_t> status{kOk};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
-    std::vector<float> sum(dim);
+    std::vector<float> memory(dim);
 #pragma omp for schedule(static)
     for (int64_t chunk = 0; chunk < num_chunks; chunk++) {
       const int64_t first = chunk * kChunk, last = std::min(first + kChunk, part.batch_size);
@@ -164,9 +201,46 @@ int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int
         const int64_t result =
             slot.kind == kSingle
                 ? lookup_single<D>(weight, part, slot, dim, out, first, last)
-                : lookup_pooled<D>(weight, part, slot, dim, out, first, last, sum.data());
+                : lookup_pooled<D>(weight, part, slot, dim, out, first, last, memory.data());
         if (result != kOk) status.store(result, std::memory_order_relaxed);
       }
+    }
+  }
+  return status.load();
+}
+
+// ---------------------------------------------------------------- the gradient of the output, as the walk wants it
+
+inline Lanes load_lanes(const float* from) { return load(from); }
+inline Lanes load_lanes(const uint16_t* from) {
+  return (Lanes)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Bits) << 16);
+}
+inline float load_one(const float* from) { return *from; }
+inline float load_one(const uint16_t* from) {
+  const uint32_t bits = static_cast<uint32_t>(*from) << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// To float32, mean-pooled fields divided by the lengths of their lists. Touches the part's fields alone.
+template <class In>
+int64_t prepare(const Part& part, int64_t dim, const In* grad, float* out, int num_threads) {
+  std::atomic<int64_t> status{kOk};
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+  for (int64_t b = 0; b < part.batch_size; b++) {
+    for (int64_t s = 0; s < part.num_slots; s++) {
+      const Slot& slot = part.slots[s];
+      float factor = 1.0f;
+      if (slot.kind == kMean) {
+        const int64_t* offsets = part.offsets + slot.index * part.batch_size + b;
+        if (offsets[1] < offsets[0]) status.store(kBadOffsets);
+        factor = 1.0f / static_cast<float>(std::max<int64_t>(1, offsets[1] - offsets[0]));
+      }
+      const int64_t first = b * part.width + slot.column;
+      int64_t d = 0;
+      for (; d + kLanes <= dim; d += kLanes) store(out + first + d, load_lanes(grad + first + d) * factor);
+      for (; d < dim; d++) out[first + d] = load_one(grad + first + d) * factor;
     }
   }
   return status.load();
@@ -366,9 +440,8 @@ struct Gradients {
 
 // Calls visit(row, gradient) for every distinct row in rising order; touch(row) asks for a row's memory in advance.
 template <int D, class Touch, class Visit>
-void walk(const Task& task, const Gradients& gradients, int64_t dim, float* sum, Touch touch, Visit visit) {
-  const int64_t size = D ? D : dim;
-  const int64_t ahead = size <= 32 ? 16 : 8;
+void walk(const Task& task, const Gradients& gradients, int64_t dim, float* memory, Touch touch, Visit visit) {
+  const int64_t ahead = (D ? D : dim) <= 32 ? 16 : 8;
   const uint64_t* keys = task.keys.data();
   const int64_t count = task.count;
   const auto prefetch = [&](int64_t i) {
@@ -377,20 +450,19 @@ void walk(const Task& task, const Gradients& gradients, int64_t dim, float* sum,
     touch(static_cast<int64_t>(keys[i] >> 32));
   };
   for (int64_t i = 0; i < std::min(ahead, count); i++) prefetch(i);
+  Sum<D> sum(memory, dim);
   for (int64_t i = 0; i < count;) {
     const uint64_t row = keys[i] >> 32;
     const float* grad = gradients.at(static_cast<uint32_t>(keys[i]));
     prefetch(i + ahead);
     if (++i < count && keys[i] >> 32 == row) {
-      std::memcpy(sum, grad, size * sizeof(float));
+      sum.set(grad);
       do {
-        const float* more = gradients.at(static_cast<uint32_t>(keys[i]));
         prefetch(i + ahead);
-        int64_t d = 0;
-        for (; d + kLanes <= size; d += kLanes) store(sum + d, load(sum + d) + load(more + d));
-        for (; d < size; d++) sum[d] += more[d];
+        sum.add(gradients.at(static_cast<uint32_t>(keys[i])));
       } while (++i < count && keys[i] >> 32 == row);
-      grad = sum;
+      sum.write(memory);
+      grad = memory;
     }
     visit(static_cast<int64_t>(row), grad);
   }
@@ -541,6 +613,13 @@ int64_t ziggurat_lookup(const float* weight, const Part* part, int64_t dim, void
   (out_is_bfloat16 ? lookup<D>(weight, *part, dim, static_cast<uint16_t*>(out), int(num_threads))      \
                    : lookup<D>(weight, *part, dim, static_cast<float*>(out), int(num_threads)))
   FOR_DIM(dim, LOOKUP)
+}
+
+// out (B, T), which may be the same memory as a float32 grad.
+int64_t ziggurat_prepare(const Part* part, int64_t dim, const void* grad, int64_t grad_is_bfloat16, float* out,
+                         int64_t num_threads) {
+  if (grad_is_bfloat16) return prepare(*part, dim, static_cast<const uint16_t*>(grad), out, int(num_threads));
+  return prepare(*part, dim, static_cast<const float*>(grad), out, int(num_threads));
 }
 
 // Sum and apply. The parts' gradients have less than 2^32 numbers together, the tables less than 2^31 rows.

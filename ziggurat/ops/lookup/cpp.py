@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.ops.lookup.cpp_library import CPart, CRule, load_library
+from ziggurat.ops.lookup.gradient import prepare_gradient
 from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
@@ -87,6 +88,29 @@ class CppKernel:
         )
         if status:
             _raise(layout, lookups)
+
+    def prepare(
+        self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
+    ) -> Float[Tensor, "B T"]:
+        """See `LookupKernel.prepare`."""
+        grad = grad.contiguous()
+        if grad.dtype == torch.float32 and not any(layout.has_mean for layout in layouts):
+            return grad
+        if grad.dtype not in (torch.float32, torch.bfloat16) or dtype != torch.float32:
+            return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
+        prepared = torch.empty(grad.shape)
+        for layout in layouts:
+            status = self._library.ziggurat_prepare(
+                ctypes.byref(_part(layout, lookups)),
+                layout.dim,
+                grad.data_ptr(),
+                grad.dtype == torch.bfloat16,
+                prepared.data_ptr(),
+                torch.get_num_threads(),
+            )
+            if status:
+                check_rows(layout, lookups)
+        return prepared
 
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`."""

@@ -32,6 +32,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError
+from ziggurat.ops.lookup.gradient import prepare_gradient
 from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
@@ -88,8 +89,7 @@ class _Plan:
     output_offsets: Tensor  # (F + 1,) columns
     hash_size_cumsum: Tensor  # (F + 1,) rows of the tables before each field's, then of all
     row_bits: int
-    momentum_offsets: Tensor  # (F,) first row of each field's table
-    padding_rows: Tensor
+    first_rows: Tensor  # (F,) first row of each field's table, its padding row
 
 
 class FbgemmKernel:
@@ -158,6 +158,12 @@ class FbgemmKernel:
         for position, slot in enumerate(layout.slots):
             out[:, slot.column : slot.column + layout.dim] = pooled_BFD[:, position]
 
+    def prepare(
+        self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
+    ) -> Float[Tensor, "B T"]:
+        """See `LookupKernel.prepare`."""
+        return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
+
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`; the reference does it, since FBGEMM sums only while it updates."""
         return self._reference.sum_gradients(parts)
@@ -201,18 +207,19 @@ class FbgemmKernel:
         )
         learning_rate = torch.tensor(step.learning_rate)
         if step.rule.kind is TableOptimizerKind.ROWWISE_ADAGRAD:
+            padding_sums = state["sum"][plan.first_rows]
             torch.ops.fbgemm.split_embedding_backward_codegen_rowwise_adagrad_cpu(
                 *shared,
                 state["sum"],
                 plan.weights_placements,
-                plan.momentum_offsets,
+                plan.first_rows,
                 learning_rate,
                 eps=step.rule.eps,
             )
-            state["sum"][plan.padding_rows] = state["sum"].new_tensor(0.0)
+            state["sum"][plan.first_rows] = padding_sums
         else:
             torch.ops.fbgemm.split_embedding_backward_codegen_sgd_cpu(*shared, learning_rate)
-        weight[plan.padding_rows] = 0.0
+        weight[plan.first_rows] = 0.0
 
     def _plan(self, layout: LookupLayout) -> _Plan:
         known = self._plans.get(layout)
@@ -232,8 +239,7 @@ def _make_plan(layout: LookupLayout) -> _Plan:
         output_offsets=torch.arange(num_fields + 1, dtype=torch.int32) * layout.dim,
         hash_size_cumsum=torch.tensor(sizes),
         row_bits=max(sizes[-1], 1).bit_length() + 1,
-        momentum_offsets=first_rows,
-        padding_rows=first_rows,
+        first_rows=first_rows,
     )
 
 

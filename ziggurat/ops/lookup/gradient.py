@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.ops.lookup.kernel import GradientPart
 from ziggurat.ops.lookup.layout import FieldKind, LookupLayout, Lookups, mean_scale
+
+if TYPE_CHECKING:
+    from ziggurat.ops.lookup.kernel import GradientPart
 
 
 def prepare_gradient(
@@ -37,21 +40,22 @@ def prepare_gradient(
     return prepared
 
 
-def largest_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
+def every_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
     """Whether every sum of gradients of equal rows is finite; None if only summing can tell.
 
     A sum of n numbers of magnitude at most M is finite if n·M does not overflow, which a scan of the output gradient
-    settles for all but absurd gradients. A NaN or an infinity in it reaches a row whenever its field has any lookup,
-    so only lists that are empty (or padding alone) can hide one: None then too, and the exact sums decide.
+    settles for all but absurd gradients: B·T numbers, each output's gradient once. A NaN or an infinity reaches a row
+    unless its list is empty or holds padding alone; then None, and the exact sums decide.
     """
-    for part in parts:
-        if part.grad.numel() == 0:
-            continue
-        low, high = torch.aminmax(part.grad)
-        largest = max(-float(low), float(high))
-        if math.isnan(float(low)) or math.isinf(largest):
-            return None if part.layout.jagged or bool((part.lookups.single == 0).any()) else False
-        count = part.lookups.values.numel() + part.lookups.single.numel()
-        if largest * count * len(parts) >= torch.finfo(part.grad.dtype).max:
-            return None
-    return True
+    gradients = {part.grad.data_ptr(): part.grad for part in parts if part.grad.numel()}
+    largest, finite = 0.0, True
+    for grad in gradients.values():
+        low, high = torch.aminmax(grad)
+        largest = max(largest, -float(low), float(high))
+        finite = finite and math.isfinite(float(low)) and math.isfinite(float(high))
+    if not finite:
+        hidden = any(part.layout.jagged or bool((part.lookups.single == 0).any()) for part in parts)
+        return None if hidden else False
+    count = sum(part.lookups.values.numel() + part.lookups.single.numel() for part in parts)
+    dtypes = [torch.finfo(grad.dtype).max for grad in gradients.values()]
+    return True if largest * count < min(dtypes, default=math.inf) else None

@@ -101,7 +101,7 @@ class GradientPart:
         layout: the fields that were looked up.
         lookups: the rows that they read.
         grad: (B, T) gradient of the output, contiguous, in the dtype of the weights, already divided by the list
-            lengths for mean-pooled fields (`prepare_gradient`).
+            lengths for mean-pooled fields (`LookupKernel.prepare`).
     """
 
     layout: LookupLayout
@@ -158,6 +158,14 @@ class LookupKernel(Protocol):
 
         Raises:
             BoundsError: a row is outside its table.
+        """
+        ...
+
+    def prepare(
+        self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
+    ) -> Float[Tensor, "B T"]:
+        """The gradient of an output, float32 or bfloat16, as `GradientPart` wants it: contiguous, in `dtype`, divided
+        by the list lengths for mean-pooled fields. A copy only where something has to change.
         """
         ...
 

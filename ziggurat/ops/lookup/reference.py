@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ziggurat.ops.lookup.gradient import prepare_gradient
 from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
@@ -74,6 +75,12 @@ class TorchKernel:
             return
         for position, slot in enumerate(layout.slots):
             out[:, slot.column : slot.column + dim] = pooled_BFD[:, position]
+
+    def prepare(
+        self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
+    ) -> Float[Tensor, "B T"]:
+        """See `LookupKernel.prepare`."""
+        return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
 
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`."""
