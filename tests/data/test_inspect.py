@@ -88,7 +88,7 @@ EXPECTED: dict[str, tuple[Feature | str, str]] = {
     "click": ("label", "the name says so"),
     "event_time": ("time", "seconds since 1970"),
     "session_id": ("session", "hardly come back"),
-    "sample_weight": ("weight", "by the name"),
+    "sample_weight": ("weight", "of the sample, by the name"),
     "price": (Dense(name="price", transform=NumericTransform.LOG1P_STANDARDISE), "the extremes are far out"),
     "temperature": (Dense(name="temperature", transform=NumericTransform.STANDARDISE), "numbers with fractions"),
     "num_views": (Dense(name="num_views", transform=NumericTransform.STANDARDISE), "the name says views"),
@@ -98,7 +98,7 @@ EXPECTED: dict[str, tuple[Feature | str, str]] = {
     "shelf": (Categorical(name="shelf"), "without the shape of counts"),
     "is_new": (Categorical(name="is_new"), "true or false"),
     "country": (Categorical(name="country"), "% null"),
-    "genres": (MultiHot(name="genres"), "6 distinct in all 600 rows"),
+    "genres": (MultiHot(name="genres"), "6 distinct ids in all 600 rows"),
     "tags": (MultiHot(name="tags", separator="|"), "text with '|' between ids"),
     "recent_item_ids": (Sequence(name="recent_item_ids", table="item_id"), "shares the table of item_id: 100%"),
     "image": (Vector(name="image", dim=8), "every list has 8 numbers"),
@@ -116,8 +116,8 @@ EXPECTED: dict[str, tuple[Feature | str, str]] = {
 def test_zoo(inspection: Inspection, column: str):
     expected, reason = EXPECTED[column]
     guess = next(line for line in inspection.columns if line.column == column)
-    assert reason in guess.reason
-    assert inspection.explanations[column] == guess.reason
+    assert reason in guess.explanation
+    assert inspection.explanations[column] == guess.explanation
     if isinstance(expected, str):
         assert guess.becomes == expected
         assert column not in {feature.name for feature in inspection.schema.features}
@@ -212,7 +212,7 @@ def test_without_label_a_warning_says_so(tmp_path: Path):
     pl.DataFrame({"user": USERS}).write_parquet(tmp_path / "u.parquet")
     found = inspect_file(tmp_path / "u.parquet")
     assert found.warnings[0].startswith("no label found")
-    assert "no label found" in found.explanations[""]
+    assert "No label found" in found.explanations[""]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_leaks_by_value_by_order_and_by_absence(tmp_path: Path):
     )
     assert [_becomes(found, name) for name in ("dwell_s", "order_value", "status")] == ["left out"] * 3
     assert _becomes(found, "hint") == "dense"
-    assert any(warning.startswith("hint") and "beforehand" in warning for warning in found.warnings)
+    assert any(warning.startswith("hint: ") and "beforehand" in warning for warning in found.warnings)
     # Ids seen twice each carry no information, and memory of their labels must not look like any.
     assert not any("rare_id" in warning for warning in found.warnings)
 

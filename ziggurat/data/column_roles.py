@@ -69,7 +69,7 @@ def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
         return [
             RoleGuess(
                 binary[0].name,
-                f"label: the only column of zeros and ones, though its name does not say so ({_rate(binary[0])})",
+                f"the only column of zeros and ones, though its name does not say so; {_rate(binary[0])}",
                 Label(name=binary[0].name),
             )
         ]
@@ -89,14 +89,14 @@ def _label_rank(name: str) -> int | None:
 
 
 def _named_label(facts: ColumnFacts) -> RoleGuess | None:
-    why = f"label: the name says so ({_rate(facts)})"
+    why = f"the name says so; {_rate(facts)}"
     if _is_binary(facts):
         return RoleGuess(facts.name, why, Label(name=facts.name))
     if facts.kind is Values.WHOLE and facts.num_distinct == 2:
-        why = f"label: two values, 1 from {facts.maximum:g} on ({facts.evidence})"
+        why = f"two values, 1 from {facts.maximum:g} on"
         return RoleGuess(facts.name, why, Label(name=facts.name, positive_from=facts.maximum))
     if facts.kind in (Values.WHOLE, Values.NUMBERS) and set(words(facts.name)) & {"label", "target", "y"}:
-        why = f"label of a regression: more than two values ({facts.evidence})"
+        why = "for regression: more than two values"
         return RoleGuess(facts.name, why, Label(name=facts.name, task=Task.REGRESSION))
     return None
 
@@ -117,17 +117,13 @@ def _rating(facts: ColumnFacts) -> RoleGuess:
     least = scale[0] + 0.75 * (scale[-1] - scale[0])
     start = next(value for value in scale if value >= least)
     liked = number((facts.present >= start).mean())
-    why = (
-        f"label: a rating; {start:g} and more of {scale[0]:g} to {scale[-1]:g} counts as liked, {liked:.1%} of the rows"
-    )
-    return RoleGuess(
-        facts.name, f"{why} ({facts.evidence})", Label(name="like", column=facts.name, positive_from=start)
-    )
+    why = f"a rating; {start:g} and more of {scale[0]:g} to {scale[-1]:g} counts as liked, {liked:.1%} of the rows"
+    return RoleGuess(facts.name, why, Label(name="like", column=facts.name, positive_from=start))
 
 
 def _rate(facts: ColumnFacts) -> str:
     positive = number(facts.present.cast(pl.Float64).mean()) if facts.kind is not Values.TEXT else 0.0
-    return f"{positive:.2%} positive; {facts.evidence}"
+    return f"{positive:.2%} positive"
 
 
 def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
@@ -144,7 +140,7 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
             score, why = 1, "whole numbers, by the name"
         else:
             continue
-        guess = RoleGuess(facts.name, f"time, no feature: {why} ({facts.evidence})")
+        guess = RoleGuess(facts.name, f"no feature: {why}")
         if best is None or (score, -position) > best[:2]:
             best = (score, -position, guess)
     return best[2] if best else None
@@ -175,7 +171,7 @@ def find_session(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
     for facts in columns:
         ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.distinct_share < 0.9
         if "session" in words(facts.name) and words(facts.name)[-1] in ("id", "session", "key") and ids:
-            return RoleGuess(facts.name, f"session, no feature: sessions hardly come back ({facts.evidence})")
+            return RoleGuess(facts.name, "no feature: sessions hardly come back")
     return None
 
 
@@ -185,7 +181,7 @@ def find_weight(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
         named = set(words(facts.name))
         numbers = facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.minimum >= 0 and facts.null_share == 0
         if "weight" in named and named & {"sample", "importance", "example", "loss", "row"} and numbers:
-            return RoleGuess(facts.name, f"weight of the sample, by the name ({facts.evidence})")
+            return RoleGuess(facts.name, "of the sample, by the name")
     return None
 
 

@@ -56,13 +56,15 @@ class FeatureGuess:
 
     Args:
         feature: None: left out.
-        reason: one sentence with the evidence.
+        reason: why, in a clause.
         warnings: what the reader should look at.
+        evidence: what was measured, where the general measurements of the column do not say it.
     """
 
     feature: Feature | None
     reason: str
     warnings: tuple[str, ...] = field(default=())
+    evidence: str = ""
 
 
 def words(name: str) -> list[str]:
@@ -75,14 +77,14 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
     """The feature that a column most likely is."""
     left_out = _useless(facts)
     if left_out:
-        return FeatureGuess(None, f"left out: {left_out} ({facts.evidence})")
+        return FeatureGuess(None, left_out)
     match facts.kind:
         case Values.LISTS_OF_NUMBERS:
             return _vector(facts)
         case Values.LISTS_OF_IDS:
             return _list(facts, facts.values, separator="")
         case Values.TRUTH:
-            return FeatureGuess(Categorical(name=facts.name), f"categorical: true or false ({facts.evidence})")
+            return FeatureGuess(Categorical(name=facts.name), "true or false")
         case Values.TEXT:
             return _text(facts)
         case Values.WHOLE:
@@ -91,9 +93,9 @@ def guess_feature(facts: ColumnFacts) -> FeatureGuess:
             return _dense(facts, "numbers with fractions")
         case Values.DATES:
             why = "dates are no feature as they are; derive hour or weekday, or use the column as time"
-            return FeatureGuess(None, f"left out: {why} ({facts.evidence})")
+            return FeatureGuess(None, why)
         case _:
-            return FeatureGuess(None, f"left out: no feature is made of type {facts.dtype}")
+            return FeatureGuess(None, f"no feature is made of type {facts.dtype}")
 
 
 def _useless(facts: ColumnFacts) -> str:
@@ -127,10 +129,10 @@ def _vector(facts: ColumnFacts) -> FeatureGuess:
     if shortest == longest and longest > 0:
         return FeatureGuess(
             Vector(name=facts.name, dim=longest),
-            f"vector: every list has {longest} numbers ({percent(facts.null_share)} null)",
+            f"every list has {longest} numbers ({percent(facts.null_share)} null)",
         )
     return FeatureGuess(
-        None, f"left out: lists of numbers of unlike length ({shortest} to {longest}) are neither vectors nor ids"
+        None, f"lists of numbers of unlike length ({shortest} to {longest}) are neither vectors nor ids"
     )
 
 
@@ -144,7 +146,7 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
     longest = int(number(lengths.max()))
     how = f"text with {separator!r} between ids" if separator else "lists of ids"
     evidence = (
-        f"{how}: {elements.n_unique():,} distinct {facts.scope}, {lengths.mean():.1f} a row, at most {longest}, "
+        f"{elements.n_unique():,} distinct ids {facts.scope}, {lengths.mean():.1f} a row, at most {longest}, "
         f"{percent(number((lengths == 0).mean()))} empty, e.g. {shown}"
     )
     named = set(words(facts.name)) & _HISTORY_WORDS
@@ -153,30 +155,26 @@ def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGue
         feature = Sequence(
             name=facts.name, separator=separator, max_length=max(longest, 100) if longest <= 200 else 100
         )
-        return FeatureGuess(feature, f"sequence: {why} ({evidence}); use multi_hot if order means nothing")
-    return FeatureGuess(MultiHot(name=facts.name, separator=separator), f"multi_hot ({evidence})")
+        return FeatureGuess(feature, f"{why}; use multi_hot if order means nothing", evidence=evidence)
+    return FeatureGuess(MultiHot(name=facts.name, separator=separator), how, evidence=evidence)
 
 
 def _text(facts: ColumnFacts) -> FeatureGuess:
     unique = facts.present.unique(maintain_order=True)
     if facts.present.str.contains(r"^\s*[\[{].*[\]}]\s*$").head(1000).all():
-        return FeatureGuess(
-            None, f"left out: it looks like JSON; write it as a list column, or as a|b|c ({facts.evidence})"
-        )
+        return FeatureGuess(None, "it looks like JSON; write it as a list column, or as a|b|c")
     separator = find_separator(unique)
     if separator:
         lists = facts.values.str.split(separator)
         if set(words(facts.name)) & {"price", "prices", "cost", "amount"}:
-            return FeatureGuess(None, f"left out: lists of numbers, by the name ({facts.evidence})")
+            return FeatureGuess(None, "lists of numbers, by the name")
         return _list(facts, lists, separator=separator)
     mean_length = number(unique.str.len_chars().mean())
     if facts.distinct_share > 0.9 and len(facts.present) >= MIN_ROWS_FOR_ROW_IDS:
-        return FeatureGuess(
-            None, f"left out: nearly every row has its own text, so it looks like a row id ({facts.evidence})"
-        )
+        return FeatureGuess(None, "nearly every row has its own text, so it looks like a row id")
     if mean_length > 60 and facts.distinct_share > 0.3:
-        return FeatureGuess(None, f"left out: free text of {mean_length:.0f} characters ({facts.evidence})")
-    return FeatureGuess(Categorical(name=facts.name), f"categorical: text that comes back ({facts.evidence})")
+        return FeatureGuess(None, f"free text of {mean_length:.0f} characters")
+    return FeatureGuess(Categorical(name=facts.name), "text that comes back")
 
 
 def find_separator(unique: pl.Series) -> str:
@@ -208,9 +206,9 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
     categorical = Categorical(name=facts.name)
     warnings = _odd_cells(facts)
     if facts.num_distinct <= 2:
-        return FeatureGuess(categorical, f"categorical: two values ({facts.evidence})", warnings)
+        return FeatureGuess(categorical, "two values", warnings)
     if last in _ID_WORDS:
-        return FeatureGuess(categorical, f"categorical: ids, the name says {last} ({facts.evidence})", warnings)
+        return FeatureGuess(categorical, f"ids, the name says {last}", warnings)
     if last in _NUMBER_WORDS and facts.num_distinct > 20:
         return _dense(facts, f"a quantity, the name says {last}")
     if facts.minimum < 0 and facts.num_distinct > 10:
@@ -218,9 +216,9 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
     if _counts(facts.present):
         return _dense(facts, "whole numbers whose small values are the frequent ones, as counts are")
     if facts.num_distinct <= _FEW:
-        return FeatureGuess(categorical, f"categorical: few whole numbers ({facts.evidence})", warnings)
+        return FeatureGuess(categorical, "few whole numbers", warnings)
     why = 'whole numbers without the shape of counts, so ids; say kind = "dense" if they measure something'
-    return FeatureGuess(categorical, f"categorical: {why} ({facts.evidence})", warnings)
+    return FeatureGuess(categorical, why, warnings)
 
 
 def _counts(values: pl.Series) -> bool:
@@ -248,7 +246,7 @@ def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
         warnings = (*warnings, f"{facts.name}: infinite values are bad rows")
     return FeatureGuess(
         Dense(name=facts.name, transform=transform, missing=missing),
-        f"dense: {why}, {shape}; {step}{filled} ({facts.evidence})",
+        f"{why}, {shape}; {step}{filled}",
         warnings,
     )
 

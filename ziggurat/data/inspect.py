@@ -61,6 +61,12 @@ class ColumnGuess:
     null_share: float
     examples: tuple[str, ...]
     reason: str
+    evidence: str
+
+    @property
+    def explanation(self) -> str:
+        """One sentence: what it becomes, why, and what was measured."""
+        return f"{self.becomes}: {self.reason} ({self.evidence})"
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,7 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
     labels, group = find_labels(rest), find_group(rest)
     outcomes = {label.column for label in labels}
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
-    warnings = [] if labels else ["no label found: add one to the schema, [[label]] with name and column"]
+    warnings = [] if labels else ["no label found: add a [[label]] block with its name and column"]
     warnings += _refuse_leaks(guesses, by_name, labels)
     warnings += [warning for guess in guesses.values() for warning in guess.warnings]
     _share_tables(guesses, by_name)
@@ -221,8 +227,8 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
         f"Guessed from {file.name}: {'about ' if estimated else ''}{num_rows:,} rows, {num_sampled:,} of them read. "
         "Above each block stands its reason; correct what is wrong."
     )
-    explanations = {"": " ".join([head, *(f"Look at {warning}." for warning in warnings)])}
-    explanations |= {line.column: line.reason for line in lines}
+    explanations = {"": " ".join([head, *(f"{warning[:1].upper()}{warning[1:]}." for warning in warnings)])}
+    explanations |= {line.column: line.explanation for line in lines}
     return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled)
 
 
@@ -260,6 +266,7 @@ def _line(
         null_share=facts.null_share,
         examples=facts.examples,
         reason=reason,
+        evidence=(feature.evidence if feature else "") or facts.evidence,
     )
 
 
@@ -277,19 +284,18 @@ def _refuse_leaks(
             continue
         auc = single_column_auc(by_name[name], y) if y is not None else 0.5
         if auc >= LEAK_AUC:
-            why = (
-                f"left out: it alone orders {label.name!r} with AUC {auc:.4f}, so it was probably known only afterwards"
-            )
+            why = f"it alone orders {label.name!r} with AUC {auc:.4f}, so it was probably known only afterwards"
         elif is_outcome(by_name[name]):
-            why = "left out: a rating is an outcome, like the label, and known only afterwards"
+            why = "a rating is an outcome, like the label, and known only afterwards"
         elif auc >= SUSPECT_AUC:
-            warnings.append(f"{name}: it alone orders {label.name!r} with AUC {auc:.3f}; was it known beforehand?")
-            guesses[name] = replace(guess, reason=f"{guess.reason}; suspect: AUC {auc:.3f} alone")
+            why = f"it alone orders {label.name!r} with AUC {auc:.3f}: was it known beforehand?"
+            warnings.append(f"{name}: {why}")
+            guesses[name] = replace(guess, reason=f"{guess.reason}; {why}")
             continue
         else:
             continue
-        warnings.append(f"{name}: {why}")
-        guesses[name] = FeatureGuess(None, f"{why} ({by_name[name].evidence})")
+        warnings.append(f"{name} was left out: {why}")
+        guesses[name] = FeatureGuess(None, why)
     return warnings
 
 
@@ -319,7 +325,7 @@ def _share_tables(guesses: dict[str, FeatureGuess], by_name: Mapping[str, Column
 def _no_features(file: Path, lines: Sequence[ColumnGuess]) -> DataError:
     return DataError(
         expected="at least one column that can be a feature",
-        found="; ".join(f"{line.column}: {line.reason}" for line in lines[:6]) or "no columns",
+        found="; ".join(f"{line.column}: {line.becomes}, {line.reason}" for line in lines[:6]) or "no columns",
         where=str(file),
         ways_out=(
             "name the file with the joined table",

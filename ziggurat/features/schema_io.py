@@ -203,7 +203,9 @@ def _plain(value: object) -> Item:
 def _comment(text: str) -> str:
     """`text` as comment lines of at most 118 characters, or ""; control characters become spaces."""
     clean = "".join(character if character.isprintable() else " " for character in text)
-    return "".join(f"# {line}\n" for line in textwrap.wrap(clean, _COMMENT_WIDTH, drop_whitespace=True))
+    indent = " " * (len(clean) - len(clean.lstrip()))
+    lines = textwrap.wrap(clean.strip(), _COMMENT_WIDTH, initial_indent=indent, subsequent_indent=indent * 2)
+    return "".join(f"# {line}\n" for line in lines)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
