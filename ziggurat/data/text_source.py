@@ -296,6 +296,8 @@ def _header(path: Path, start: bytes, delimiter: bytes, options: TextOptions) ->
     if not start.count(b"\n") and len(start) >= options.max_record_bytes:
         found = f"no line end in the first {len(start):,} bytes"
         raise _bad_file(path, "a header with column names", found, "check that this is a text file")
+    if not line.strip(b"\r\n"):
+        raise _bad_file(path, "a header with column names", "a blank first line", "write the names in the first line")
     if b"\0" in line:
         raise _bad_file(path, "a text file", "NUL bytes in the first line", "check that this is a text file")
     try:
@@ -309,7 +311,7 @@ def _header(path: Path, start: bytes, delimiter: bytes, options: TextOptions) ->
     )
     try:
         names = tuple(next(reader))
-    except (csv.Error, StopIteration) as error:
+    except csv.Error as error:
         raise _bad_file(path, "a header with column names", f"{error}", "correct the first line") from error
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:

@@ -240,7 +240,7 @@ def _scan(data: bytes, layout: TextLayout, *, is_last: bool) -> Records:
             break  # the closing quote may come with the next block
         record = len(starts)
         if problem:
-            waste += limit - position
+            waste += end - position
             expected = "a quote that closes before a delimiter or the end of the line"
             found = data[position:line_end].rstrip(b"\r\n")
             faults.append(Fault(record=record, reason=BadReason.BAD_QUOTES, expected=expected, found=found))
