@@ -204,7 +204,7 @@ class Worker:
         reply = json.loads(line)
         if "error" in reply:
             self.close()
-            raise WorkerError(f"{self.entry.name}: {reply['error']}\n{reply['traceback']}")
+            raise WorkerError(f"{self.entry.name}: {reply['error'][:300]}\n{reply['traceback'][-2000:]}")
         return reply
 
 

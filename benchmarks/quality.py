@@ -52,9 +52,9 @@ class Quality:
 
 
 def seeded(config: RunConfig, seed: int) -> RunConfig:
-    """The same run with another seed for weights, dropout and order; splits stay as they are."""
+    """The same run with another seed for weights, dropout and order, on one thread; splits stay as they are."""
     loader = replace(config.training.loader, seed=seed)
-    return replace(config, training=replace(config.training, seed=seed, loader=loader))
+    return replace(config, training=replace(config.training, seed=seed, threads=1, loader=loader))
 
 
 def with_source(config: RunConfig, frappe: Path | None) -> RunConfig:

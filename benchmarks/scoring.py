@@ -1,7 +1,7 @@
 """Claim: scoring (forward only, eval mode) is faster than TorchRec's.
 
 ours       `scores_of`, the loop that `evaluate` and `predict` run; probabilities as numpy arrays
-TorchRec   the sharded model in eval mode under inference_mode, then sigmoid; plain torch the same
+TorchRec   the sharded model in eval mode without gradients, then sigmoid; plain torch the same
 """
 
 from __future__ import annotations

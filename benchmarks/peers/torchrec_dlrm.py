@@ -6,7 +6,7 @@ sharders, the planner's own plan, `apply_optimizer_in_backward` for the tables, 
 starts, so their cached offsets are reused; no input pipeline (on CPU it overlaps nothing).
 
 Settings: `precision` "fp32" | "bf16" (autocast of the whole forward), `compile` (TorchRec's own `compile_dense_path`),
-`mode` "train" | "score" (eval mode, inference_mode).
+`mode` "train" | "score" (eval mode, no_grad: FBGEMM 1.8 fails under inference_mode).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TorchRecContestant:
         return loss.detach()
 
     def _score(self, dense: torch.Tensor, sparse: object) -> torch.Tensor:
-        with torch.inference_mode(), self._autocast():
+        with torch.no_grad(), self._autocast():
             return self.model(dense, sparse).float().sigmoid()[0]
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
