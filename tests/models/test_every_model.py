@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -99,6 +99,8 @@ def parts(model: RankingModel, size: int, *, seed: int = 0):
     st.sampled_from([0, 1, 2, 7]),
     st.booleans(),
 )
+@example("dlrm-bars", (0, 1, 0, 0, 1), 2, True)  # a lone field under dot products
+@example("dcn_v2-bars", (3, 3, 3, 3, 3), 1, True)  # batch norm of one sample
 def test_any_inputs_any_batch(name, sizes, batch_size, training):
     num_dense, num_single, num_jagged, num_vectors, num_labels = sizes
     inputs = small_inputs(
