@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,9 +15,8 @@ from torch import Tensor
 
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 
-# Forking from a server that has torch loaded costs 0.1 s a process; starting an interpreter costs seconds.
+# Forking from a server that has torch loaded (conftest.py) costs 0.1 s a process; starting an interpreter seconds.
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["torch", "torch.distributed", "pytest", "ziggurat.training.checkpoint", __name__])
 
 SYNC = CheckpointConfig(mode=SaveMode.SYNC, keep=0)
 
@@ -95,10 +95,8 @@ def write_manifest_text(folder: Path, text: str) -> None:
     data = text.encode()
     (folder / "manifest.json").write_bytes(data)
     lines = [f"{hashlib.sha256(data).hexdigest()}  manifest.json\n"]
-    try:
+    with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         lines += [f"{record['sha256']}  {name}\n" for name, record in json.loads(text)["files"].items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
     (folder / "SHA256SUMS").write_text("".join(lines))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from checkpoint_cases import SYNC, assert_loads, assert_same, save_steps, state_of, tensors_of
 
 from ziggurat.errors import CheckpointError
-from ziggurat.training.checkpoint import CheckpointStore, DamagedCheckpointError
+from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, DamagedCheckpointError, SaveMode
 
 FILES = ("SHA256SUMS", "manifest.json", "rank-00000.safetensors", "state.json")
 
@@ -166,8 +168,6 @@ def _folder(path: Path) -> None:
 
 
 def _pipe(path: Path) -> None:
-    import os
-
     path.unlink()
     os.mkfifo(path)
 
@@ -219,8 +219,6 @@ def test_a_run_goes_on_behind_damaged_checkpoints(tmp_path: Path) -> None:
 
 
 def test_pruning_never_leaves_only_damaged_checkpoints(tmp_path: Path) -> None:
-    from ziggurat.training.checkpoint import CheckpointConfig, SaveMode
-
     save_steps(tmp_path, range(1, 4))
     for step in (2, 3):
         (tmp_path / f"step-{step:012d}" / "state.json").unlink()
@@ -231,17 +229,9 @@ def test_pruning_never_leaves_only_damaged_checkpoints(tmp_path: Path) -> None:
     assert_loads(tmp_path, 2)
 
 
-@pytest.fixture
-def unreadable(newest: Path) -> Iterator[Path]:
-    """The newer checkpoint, with a file whose blocks cannot be read (as on a dying disk)."""
-    yield newest / "rank-00000.safetensors"
-
-
-def test_unreadable_blocks_fall_back(unreadable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import errno
-    import os
-
-    real, inode = os.readv, unreadable.stat().st_ino
+def test_unreadable_blocks_fall_back(newest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = newest / "rank-00000.safetensors"
+    real, inode = os.readv, path.stat().st_ino
 
     def readv(descriptor: int, buffers: list) -> int:
         if os.fstat(descriptor).st_ino == inode:
@@ -249,4 +239,4 @@ def test_unreadable_blocks_fall_back(unreadable: Path, monkeypatch: pytest.Monke
         return real(descriptor, buffers)
 
     monkeypatch.setattr(os, "readv", readv)
-    assert_falls_back(unreadable.parent, unreadable.name)
+    assert_falls_back(newest, path.name)

@@ -34,9 +34,8 @@ def test_a_full_or_broken_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     store = CheckpointStore(tmp_path, config=CheckpointConfig(mode=mode))
     with monkeypatch.context() as patched:
         patched.setattr(os, call, lambda *_: raising(number)(""))
-        with pytest.raises(CheckpointError, match=os.strerror(number)) as caught:
+        with pytest.raises(CheckpointError, match=os.strerror(number)) as caught, store:
             store.save(3, tensors=tensors_of(3), state=state_of(3))
-            store.wait()
     assert "step-000000000003" in caught.value.where
     assert any("training can go on" in way for way in caught.value.ways_out)
     store.wait()  # told once
@@ -92,6 +91,16 @@ def test_a_disk_that_lies_is_found_before_publication(tmp_path: Path, monkeypatc
     assert_loads(tmp_path, 1)
 
 
+def _save(store: CheckpointStore, step: int, content: int) -> str:
+    """Save and wait; what went wrong, in the system's words, or nothing."""
+    try:
+        store.save(step, tensors=tensors_of(content), state=state_of(content))
+        store.wait()
+    except CheckpointError as error:
+        return error.found
+    return ""
+
+
 def _fail_at_every_call(folder: Path, *, step: int, stride: int) -> None:
     """Fail each system call of a save in turn; whatever the outcome, something intact is there, and saving works."""
     at, failed, saved = 0, 0, 0
@@ -101,13 +110,9 @@ def _fail_at_every_call(folder: Path, *, step: int, stride: int) -> None:
         store = CheckpointStore(here, config=SYNC)
         store.load()
         with SystemCalls(at=at, action=raising(errno.EIO)) as calls:
-            try:
-                store.save(step, tensors=tensors_of(20), state=state_of(20))
-            except CheckpointError as error:
-                assert "Input/output error" in error.found or "Input/output" in str(error.__cause__), error
-                failed += 1
-            else:
-                saved += 1
+            told = _save(store, step, 20)
+        assert told in ("", "Input/output error")
+        failed, saved = failed + bool(told), saved + (not told)
         checkpoint = CheckpointStore(here).load()
         assert checkpoint.skipped == ()
         assert checkpoint.state in (state_of(20), state_of(1))
@@ -160,13 +165,9 @@ def _save_with_limit(folder: str, limit: int) -> None:
     store = CheckpointStore(folder)
     store.load()
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    try:
+    with pytest.raises(CheckpointError, match="File too large") as caught, store:
         store.save(3, tensors={"w": torch.ones(100_000)}, state={})
-        store.wait()
-    except CheckpointError as error:
-        assert "File too large" in error.found, error
-        assert "ulimit -f" in str(error)
-        raise SystemExit(7) from error
+    assert "ulimit -f" in str(caught.value)
 
 
 @pytest.mark.parametrize("limit", [10_000, 399_999])
@@ -175,7 +176,7 @@ def test_a_limit_on_file_sizes(tmp_path: Path, limit: int) -> None:
     process = FORKSERVER.Process(target=_save_with_limit, args=(str(tmp_path), limit))
     process.start()
     process.join()
-    assert process.exitcode == 7
+    assert process.exitcode == 0
     assert CheckpointStore(tmp_path).leftovers == ()
     assert_loads(tmp_path, 2)
 
@@ -184,12 +185,7 @@ def _as_somebody_else(folder: str) -> None:
     os.setuid(65534)
     store = CheckpointStore(folder)
     assert store.load().step == 2  # reading needs no write access, not even for the lock
-    try:
-        store.save(3, tensors=tensors_of(3), state=state_of(3))
-    except CheckpointError as error:
-        assert "Permission denied" in error.found, error
-        assert any("write access" in way for way in error.ways_out)
-        raise SystemExit(7) from error
+    assert _save(store, 3, 3) == "Permission denied"
 
 
 def test_a_folder_without_write_access(tmp_path: Path) -> None:
@@ -203,7 +199,7 @@ def test_a_folder_without_write_access(tmp_path: Path) -> None:
     process = FORKSERVER.Process(target=_as_somebody_else, args=(str(folder),))
     process.start()
     process.join()
-    assert process.exitcode == 7
+    assert process.exitcode == 0
     assert_loads(folder, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from checkpoint_cases import SYNC, assert_same, bits
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from ziggurat.errors import CheckpointError
 from ziggurat.testing.ranks import RankFailure, run_ranks
@@ -47,24 +50,53 @@ def whole_tensors() -> dict[str, Tensor]:
     }
 
 
+def local_part(whole: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> Tensor:
+    """What this rank holds of a tensor: torch's rule is `torch.chunk` along each mesh axis, then nothing."""
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            chunks = whole.chunk(mesh.size(axis), dim=placement.dim)
+            index = mesh.get_local_rank(axis)
+            whole = chunks[index] if index < len(chunks) else whole.narrow(placement.dim, 0, 0)
+    return whole.clone()
+
+
 def sharded(whole: dict[str, Tensor], world_size: int, *, turned: bool = False) -> dict[str, Tensor]:
-    """The same on this rank; `turned` shards along other dimensions."""
+    """The tensors as this rank holds them; `turned` shards along other dimensions."""
     mesh = init_device_mesh("cpu", (world_size,))
     square = init_device_mesh("cpu", (2, world_size // 2) if world_size % 2 == 0 else (1, world_size))
     first, second = (1, 0) if turned else (0, 1)
-    placements = {
-        "rows": [Shard(first)],
-        "columns": [Shard(second)],
-        "few rows": [Shard(0)],
-        "one element": [Shard(0)],
-        "no rows": [Shard(0)],
-        "half": [Shard(first)],
-        "counts": [Shard(0)],
-        "replicated": [Replicate()],
+    places: dict[str, tuple[DeviceMesh, list[Placement]]] = {
+        "rows": (mesh, [Shard(first)]),
+        "columns": (mesh, [Shard(second)]),
+        "few rows": (mesh, [Shard(0)]),
+        "one element": (mesh, [Shard(0)]),
+        "no rows": (mesh, [Shard(0)]),
+        "half": (mesh, [Shard(first)]),
+        "counts": (mesh, [Shard(0)]),
+        "replicated": (mesh, [Replicate()]),
+        "both": (square, [Shard(first), Shard(second)]),
     }
-    tensors = {name: distribute_tensor(whole[name], mesh, places) for name, places in placements.items()}
-    tensors["both"] = distribute_tensor(whole["both"], square, [Shard(first), Shard(second)])
-    return tensors | {name: whole[name].clone() for name in ("plain", "scalar")}
+    return {
+        name: DTensor.from_local(
+            local_part(tensor, *places[name]),
+            *places[name],
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+        if name in places
+        else tensor.clone()
+        for name, tensor in whole.items()
+    }
+
+
+def assert_holds(found: Tensor, whole: Tensor, name: str) -> None:
+    """What this rank holds is its part of `whole`, to the bit."""
+    if isinstance(found, DTensor):
+        whole = local_part(whole, found.device_mesh, list(found.placements))
+        found = found.to_local()
+    assert found.shape == whole.shape, name
+    assert bits(found) == bits(whole), name
 
 
 def _save(rank: int, folder: str, mode: SaveMode) -> list[str]:
@@ -92,8 +124,7 @@ def _load(rank: int, folder: str) -> int:
     checkpoint = CheckpointStore(folder).load(into=into)
     assert checkpoint.state == {"epoch": 1}
     for name, tensor in whole.items():
-        found = into[name]
-        assert bits(found.full_tensor() if isinstance(found, DTensor) else found) == bits(tensor), name
+        assert_holds(into[name], tensor, name)
     if rank == 0:
         assert bits(into["table of the last rank"]) == bits(torch.arange(6.0))
         assert [int(into[f"rng.rank{other}"][0]) for other in range(4)] == [0, 1, 2, 3]
@@ -178,53 +209,48 @@ def test_all_ranks_tell_of_the_full_disk_of_one(tmp_path: Path) -> None:
         assert ("(rank 2)" in told[2]) == (rank != 2)
 
 
-def _different_tensors(rank: int, folder: str, case: str) -> str:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    tensors: dict[str, Tensor] = {"w": torch.ones(2)}
-    state: dict = {}
-    step = 1
-    if case == "shape" and rank == 1:
-        tensors["w"] = torch.ones(3)
-    elif case == "dtype" and rank == 1:
-        tensors["w"] = torch.ones(2).double()
-    elif case == "sharding":
-        tensors["w"] = torch.ones(2) if rank else DTensor.from_local(torch.ones(1), mesh, [Shard(0)], run_check=False)
-    elif case == "state":
-        state["rank"] = rank
-    elif case == "step":
-        step = 1 + rank
-    elif case == "partial":
-        tensors["w"] = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
-    elif case == "object" and rank == 1:
-        state["x"] = object()
-    store = CheckpointStore(folder, config=SYNC)
-    try:
-        store.save(step, tensors=tensors, state=state)
-    except CheckpointError as error:
+CASES = {  # what differs on two ranks → what both must say
+    "shape": "shape (3,)",
+    "dtype": "float64",
+    "sharding": "sharded",
+    "state": "the same state",
+    "step": "the same step",
+    "partial": "partial sums",
+    "object": "state['x']",
+}
+
+
+def _differing(case: str, rank: int) -> tuple[int, dict[str, Tensor], dict]:
+    mesh = init_device_mesh("cpu", (2,))
+    whole, half = torch.ones(2), torch.ones(1)
+    tensors: dict[str, dict[int, Tensor]] = {
+        "shape": {0: whole, 1: torch.ones(3)},
+        "dtype": {0: whole, 1: whole.double()},
+        "sharding": {0: whole, 1: DTensor.from_local(half, mesh, [Shard(0)], run_check=False)},
+        "partial": dict.fromkeys((0, 1), DTensor.from_local(whole, mesh, [Partial()], run_check=False)),
+    }
+    states = {"state": {"rank": rank}, "object": {"x": object() if rank else 1}}
+    return 1 + rank * (case == "step"), {"w": tensors.get(case, {}).get(rank, whole)}, states.get(case, {})
+
+
+def _different_tensors(rank: int, folder: str) -> dict[str, str]:
+    told = {}
+    for case in CASES:
+        store = CheckpointStore(Path(folder) / case, config=SYNC)
+        step, tensors, state = _differing(case, rank)
+        try:
+            store.save(step, tensors=tensors, state=state)
+        except CheckpointError as error:
+            told[case] = str(error)
         assert store.steps() == []
         store.save(1, tensors={"w": torch.ones(2)}, state={})
-        return str(error)
-    return ""
+    return told
 
 
-@pytest.mark.parametrize("case", ["shape", "dtype", "sharding", "state", "step", "partial", "object"])
-def test_ranks_that_disagree_all_say_so(tmp_path: Path, case: str) -> None:
-    first, second = run_ranks(_different_tensors, 2, str(tmp_path), case)
-    word = {"sharding": "sharded", "dtype": "float64", "partial": "partial sums", "object": "state['x']"}.get(
-        case, case
-    )
-    assert word in first
-    assert word in second
-
-
-def _newest_is_damaged(rank: int, folder: str) -> tuple[int, list[str]]:
-    store = CheckpointStore(folder)
-    into = sharded(whole_tensors(), 2)
-    checkpoint = store.load(into=into)
-    for name, tensor in whole_tensors().items():
-        found = into[name]
-        assert bits(found.full_tensor() if isinstance(found, DTensor) else found) == bits(tensor), name
-    return checkpoint.step, [error.where.split("(")[0].strip() for error in checkpoint.skipped]
+def test_ranks_that_disagree_all_say_so(tmp_path: Path) -> None:
+    for told in run_ranks(_different_tensors, 2, str(tmp_path)):
+        for case, words in CASES.items():
+            assert words in told[case]
 
 
 def _save_two(rank: int, folder: str) -> None:
@@ -233,12 +259,28 @@ def _save_two(rank: int, folder: str) -> None:
             store.save(step, tensors=sharded(whole_tensors(), 2), state={})
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors", "state.json"])
-def test_all_ranks_fall_back_together(tmp_path: Path, name: str) -> None:
-    run_ranks(_save_two, 2, str(tmp_path))
-    path = tmp_path / "step-000000000002" / name
-    path.write_bytes(path.read_bytes()[:-1])
-    assert run_ranks(_newest_is_damaged, 2, str(tmp_path)) == [(1, [str(path)])] * 2
+def _load_each(rank: int, folder: str, names: list[str]) -> list[tuple[int, str]]:
+    outcomes = []
+    for name in names:
+        into = sharded({name: torch.zeros_like(tensor) for name, tensor in whole_tensors().items()}, 2)
+        checkpoint = CheckpointStore(Path(folder) / name).load(into=into)
+        for tensor_name, tensor in whole_tensors().items():
+            assert_holds(into[tensor_name], tensor, tensor_name)
+        (error,) = checkpoint.skipped
+        outcomes.append((checkpoint.step, error.where.split("(")[0].strip()))
+    return outcomes
+
+
+def test_all_ranks_fall_back_together(tmp_path: Path) -> None:
+    names = ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors", "state.json"]
+    run_ranks(_save_two, 2, str(tmp_path / "intact"))
+    expected = []
+    for name in names:
+        shutil.copytree(tmp_path / "intact", tmp_path / name)
+        path = tmp_path / name / "step-000000000002" / name
+        path.write_bytes(path.read_bytes()[:-1])
+        expected.append((1, str(path)))
+    assert run_ranks(_load_each, 2, str(tmp_path), names) == [expected] * 2
 
 
 def _a_rank_dies_in_a_save(rank: int, folder: str) -> None:
@@ -314,20 +356,19 @@ def test_sharded_tensors_of_uneven_rows(tmp_path: Path) -> None:
 
 def _through_torch(rank: int, folder: str) -> dict[str, float]:
     mesh = init_device_mesh("cpu", (2,))
-    weight = distribute_tensor(torch.arange(12.0).view(6, 2), mesh, [Shard(0)])
+    whole = torch.arange(12.0).view(6, 2)
+    weight = DTensor.from_local(local_part(whole, mesh, [Shard(0)]), mesh, [Shard(0)], run_check=False)
     state = {"model": {"weight": weight, "layers": [torch.ones(3), torch.full((2,), 2.0)]}}
     dcp.save(state, storage_writer=CheckpointWriter(folder, step=4, state={"epoch": 2}))
-    turned = distribute_tensor(torch.zeros(6, 2), mesh, [Shard(1)])
-    empty = {"model": {"weight": turned, "layers": [torch.zeros(3), torch.zeros(2)]}}
-    dcp.load(empty, storage_reader=CheckpointReader(folder))
-    assert torch.equal(turned.full_tensor(), weight.full_tensor())
-    assert [float(layer.sum()) for layer in empty["model"]["layers"]] == [3.0, 4.0]
-    try:
+    turned = DTensor.from_local(torch.zeros(6, 1), mesh, [Shard(1)], run_check=False)
+    layers = [torch.zeros(3), torch.zeros(2)]
+    dcp.load({"model": {"weight": turned, "layers": layers}}, storage_reader=CheckpointReader(folder))
+    assert_holds(turned, whole, "weight")
+    assert [float(layer.sum()) for layer in layers] == [3.0, 4.0]
+    # Torch's own error is no Exception.
+    with pytest.raises(CheckpointException, match="'object' is not one"):
         dcp.save({"w": weight, "object": "text"}, storage_writer=CheckpointWriter(folder, step=4))
-    except BaseException as error:  # torch's own error is no Exception
-        assert "'object' is not one" in str(error), error
-        return CheckpointReader(folder).state()
-    return {}
+    return CheckpointReader(folder).state()
 
 
 def test_below_torchs_own_entry_points(tmp_path: Path) -> None:

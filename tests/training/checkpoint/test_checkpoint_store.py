@@ -15,8 +15,8 @@ from checkpoint_cases import FORKSERVER, SYNC, assert_loads, assert_same, bits, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from ziggurat.config import from_json, to_json
 
+from ziggurat.config import from_json, to_json
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, Match, SaveMode
 from ziggurat.training.checkpoint.files import DTYPE_CODES
@@ -320,3 +320,22 @@ def test_leftovers_are_removed_and_reported(tmp_path: Path, caplog: pytest.LogCa
     assert (tmp_path / "step-000000000002.pinned").exists()
     assert_loads(tmp_path, 2)
     assert CheckpointStore(tmp_path).leftovers == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", SaveMode)
+def test_tensors_on_a_device(tmp_path: Path, mode: SaveMode) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    tensors = {name: tensor.cuda() for name, tensor in tensors_of(1).items()}
+    tensors["tall"] = torch.randn(3_000_000, 4, device="cuda")
+    tensors["columns"] = tensors["tall"][:, 1:3]
+    expected = {name: tensor.cpu() for name, tensor in tensors.items()}
+    with CheckpointStore(tmp_path, config=CheckpointConfig(mode=mode)) as store:
+        store.save(1, tensors=tensors, state={})
+        for tensor in tensors.values():
+            tensor.untyped_storage().fill_(0)
+    assert_same(store.load().tensors, expected)
+    into = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda") for name, tensor in expected.items()}
+    store.load(into=into)
+    assert_same(into, expected)

@@ -48,6 +48,7 @@ MANIFEST_NAME = "manifest.json"
 SUMS_NAME = "SHA256SUMS"
 STATE_NAME = "state.json"
 MAX_MANIFEST_BYTES = 256 << 20
+MAX_DIMENSIONS = 64
 _FILE_NAME = re.compile(r"state\.json|rank-[0-9]{5}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FIRST_SUM = re.compile(rb"([0-9a-f]{64})  manifest\.json\n")
@@ -257,6 +258,8 @@ def _tensor(name: str, data: Any, files: Mapping[str, FileRecord]) -> StoredTens
     data = _dict(data, "dtype", "shape", "chunks")
     _require(_string(data["dtype"]) in CODE_DTYPES, f"tensor {name!r} has the unknown dtype {data['dtype']!r}")
     dtype, shape = CODE_DTYPES[data["dtype"]], _counts(data["shape"])
+    _require(len(shape) <= MAX_DIMENSIONS, f"tensor {name!r} has {len(shape)} dimensions")
+    _require(prod(max(size, 1) for size in shape) * dtype.itemsize < 1 << 63, f"tensor {name!r} is too large")
     chunks = []
     for item in _list(data["chunks"]):
         _require(len(_list(item)) == 5, f"a chunk of {name!r} has not five parts")

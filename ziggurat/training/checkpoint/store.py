@@ -189,6 +189,7 @@ class CheckpointStore:
         for candidate in self._candidates(step):
             try:
                 reader = self._verified_reader(candidate)
+                state = self._ranks.agree_on_coordinator(reader.state)
             except DamagedCheckpointError as error:
                 if step is not None:
                     raise
@@ -206,7 +207,7 @@ class CheckpointStore:
                 self._ranks.agree(partial(check_into, stored, into, everywhere, match, reader.folder))
             self._ranks.agree(partial(read_tensors, reader, tensors))
             self._replaceable.add(candidate)
-            return Checkpoint(step=candidate, tensors=tensors, state=reader.state(), skipped=tuple(skipped))
+            return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))
         raise CheckpointError(
             expected="an intact checkpoint",
             found=f"{len(skipped)} damaged: " + "; ".join(f"{it.where}: {it.found}" for it in skipped)
