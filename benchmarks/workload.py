@@ -186,8 +186,8 @@ def flops_per_sample(workload: Workload, *, training: bool = True) -> float:
     """Floating-point operations of the dense network's matrix products for one sample.
 
     A linear layer of n inputs and m outputs takes 2·n·m forward, 2·n·m for the gradient of its weights and, unless
-    its input is data, 2·n·m for the gradient of its input; DLRM's dot products F²·D·2 forward and twice that backward
-    (the whole square, as every implementation computes it). Lookups, activations and optimizers are not counted.
+    its input is data, 2·n·m for the gradient of its input; DLRM's dot products 2·F²·D forward and as much backward
+    (by symmetry; the peers, and autograd, take twice as much). Lookups, activations and optimizers are not counted.
     """
     total = 0.0
     for fan_in, fan_out, needs_input_gradient in linear_layers(workload):
@@ -195,7 +195,7 @@ def flops_per_sample(workload: Workload, *, training: bool = True) -> float:
         total += 2.0 * fan_in * fan_out * products
     if workload.model is ModelKind.DLRM:
         num_fields = len(workload.lengths) + 1
-        total += 2.0 * num_fields * num_fields * workload.dim * (3 if training else 1)
+        total += 2.0 * num_fields * num_fields * workload.dim * (2 if training else 1)
     return total
 
 
