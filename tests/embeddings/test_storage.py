@@ -17,6 +17,7 @@ from tests.embeddings.embedding_inputs import (
     some_loss,
     tables_or_skip,
 )
+from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableInit, TableOptimizerKind
 from ziggurat.features.inputs import InputSpec, TableSpec
 
@@ -124,3 +125,8 @@ def test_moving_keeps_parameters_and_storage_together() -> None:
     for parameter in tables.parameters():
         parameter.data.fill_(0.0)
     assert not bool(tables(make_batch(MIXED, size=5)).any())
+
+
+def test_the_config_survives_json() -> None:
+    config = EmbeddingConfig(dim=4, optimizer=DENSE, kernel=KernelChoice.CPP, init=TableInit.NORMAL, init_std=1e-3)
+    assert from_json(EmbeddingConfig, to_json(config), where="test") == config

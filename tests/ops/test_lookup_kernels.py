@@ -227,6 +227,23 @@ def test_cpp_does_not_trust_rows_in_the_update() -> None:
             updated(kernel, problem, ADAGRAD)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"single": torch.zeros(0, 4, dtype=torch.int64)},
+        {"single": torch.zeros(1, 3, dtype=torch.int64)},
+        {"single": torch.zeros(1, 4, dtype=torch.int32)},
+        {"offsets": torch.zeros(4, dtype=torch.int64)},
+    ],
+)
+def test_cpp_refuses_tensors_of_other_shapes(change: dict[str, Tensor]) -> None:
+    layout = make_layout(dim=8, table_rows=[5, 9], fields=[(FieldKind.SINGLE, 0), (FieldKind.SUM, 1)])
+    problem = make_problem(layout, sizes=(4,))
+    lookups = dataclasses.replace(problem.batches[0], **change)
+    with pytest.raises(DataError, match="int64 rows of shape"):
+        kernel_or_skip(KernelChoice.CPP).lookup(problem.weight, layout=layout, lookups=lookups, out=torch.empty(4, 16))
+
+
 @EVERYDAY
 @given(problem=problems(), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
 def test_cpp_prepares_gradients_as_the_reference_does(

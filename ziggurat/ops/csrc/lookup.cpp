@@ -27,7 +27,8 @@ namespace {
 
 // ---------------------------------------------------------------- what Python passes
 
-constexpr int64_t kSingle = 0, kMean = 2;  // kinds of a slot; 1 is a sum
+constexpr int64_t kSingle = 0, kMean = 2;        // kinds of a slot; 1 is a sum
+constexpr int64_t kRowwiseAdagrad = 1, kAdam = 2;  // kinds of a rule; 0 is SGD
 
 struct Slot {
   int64_t kind, index, first_row, num_rows, column;
@@ -46,7 +47,7 @@ struct Part {
 };
 
 struct Rule {
-  int64_t kind;  // 0 SGD, 1 row-wise Adagrad, 2 sparse Adam
+  int64_t kind;
   float learning_rate, scale, eps, weight_decay, beta1, beta2;
 };
 
@@ -83,24 +84,15 @@ inline void store_one(uint16_t* to, float x) {
 // A sum of vectors of `dim` floats: in registers where D is known (and not 0), else in `memory`.
 template <int D>
 struct Sum {
-  Lanes lanes[D / kLanes];
+  static constexpr int kCount = D / kLanes;
+  Lanes lanes[kCount];
   Sum(float*, int64_t) {}
-  inline void set(const float* x) {
-    for (int l = 0; l < D / kLanes; l++) lanes[l] = load(x + l * kLanes);
-  }
-  inline void clear() {
-    for (int l = 0; l < D / kLanes; l++) lanes[l] = Lanes{0};
-  }
-  inline void add(const float* x) {
-    for (int l = 0; l < D / kLanes; l++) lanes[l] += load(x + l * kLanes);
-  }
-  inline void scale(float factor) {
-    for (int l = 0; l < D / kLanes; l++) lanes[l] *= factor;
-  }
+  void set(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] = load(x + l * kLanes); }
+  void clear() { for (int l = 0; l < kCount; l++) lanes[l] = Lanes{0}; }
+  void add(const float* x) { for (int l = 0; l < kCount; l++) lanes[l] += load(x + l * kLanes); }
+  void scale(float factor) { for (int l = 0; l < kCount; l++) lanes[l] *= factor; }
   template <class Out>
-  inline void write(Out* out) const {
-    for (int l = 0; l < D / kLanes; l++) store(out + l * kLanes, lanes[l]);
-  }
+  void write(Out* out) const { for (int l = 0; l < kCount; l++) store(out + l * kLanes, lanes[l]); }
 };
 
 template <>
@@ -108,18 +100,12 @@ struct Sum<0> {
   float* sum;
   int64_t dim;
   Sum(float* memory, int64_t size) : sum(memory), dim(size) {}
-  inline void set(const float* x) { std::memcpy(sum, x, dim * sizeof(float)); }
-  inline void clear() { std::memset(sum, 0, dim * sizeof(float)); }
-  inline void add(const float* x) {
-    for (int64_t d = 0; d < dim; d++) sum[d] += x[d];
-  }
-  inline void scale(float factor) {
-    for (int64_t d = 0; d < dim; d++) sum[d] *= factor;
-  }
+  void set(const float* x) { std::memcpy(sum, x, dim * sizeof(float)); }
+  void clear() { std::memset(sum, 0, dim * sizeof(float)); }
+  void add(const float* x) { for (int64_t d = 0; d < dim; d++) sum[d] += x[d]; }
+  void scale(float factor) { for (int64_t d = 0; d < dim; d++) sum[d] *= factor; }
   template <class Out>
-  inline void write(Out* out) const {
-    for (int64_t d = 0; d < dim; d++) store_one(out + d, sum[d]);
-  }
+  void write(Out* out) const { for (int64_t d = 0; d < dim; d++) store_one(out + d, sum[d]); }
 };
 
 template <int D>
@@ -132,57 +118,33 @@ inline void prefetch_row(const float* row, int64_t dim) {
 
 constexpr int kAhead = 16;  // lookups between a prefetch and its use
 
+// One field of samples first … last - 1. A single field is read as lists of one row each.
 template <int D, class Out>
-inline void copy_row(Out* out, const float* row, int64_t dim) {
+int64_t lookup_field(const float* weight, const Part& part, const Slot& slot, int64_t dim, Out* out, int64_t first,
+                     int64_t last, float* memory) {
   const int64_t size = D ? D : dim;
-  int64_t d = 0;
-  for (; d + kLanes <= size; d += kLanes) store(out + d, load(row + d));
-  for (; d < size; d++) store_one(out + d, row[d]);
-}
-
-template <int D, class Out>
-int64_t lookup_single(const float* weight, const Part& part, const Slot& slot, int64_t dim, Out* out, int64_t first,
-                      int64_t last) {
-  const int64_t size = D ? D : dim;
-  const int64_t* rows = part.single + slot.index * part.batch_size;
-  const float* table = weight + slot.first_row * size;
+  const bool single = slot.kind == kSingle;
+  const int64_t start = slot.index * part.batch_size;
+  const int64_t* rows = single ? part.single + start : part.values;
+  const int64_t* offsets = part.offsets + start;
+  const int64_t end = single ? part.batch_size : std::min(offsets[last], part.num_values);
   const uint64_t num_rows = slot.num_rows;
-  bool wrong = false;
-  for (int64_t b = first; b < last; b++) {
-    if (b + kAhead < part.batch_size && static_cast<uint64_t>(rows[b + kAhead]) < num_rows)
-      prefetch_row<D>(table + rows[b + kAhead] * size, dim);
-    const bool inside = static_cast<uint64_t>(rows[b]) < num_rows;
-    wrong |= !inside;
-    copy_row<D>(out + b * part.width + slot.column, table + (inside ? rows[b] : 0) * size, dim);
-  }
-  return wrong ? kRowOutOfBounds : kOk;
-}
-
-template <int D, class Out>
-int64_t lookup_pooled(const float* weight, const Part& part, const Slot& slot, int64_t dim, Out* out, int64_t first,
-                      int64_t last, float* memory) {
-  const int64_t size = D ? D : dim;
+  const auto inside = [&](int64_t p) { return static_cast<uint64_t>(rows[p]) < num_rows; };
+  const auto row = [&](int64_t p) { return weight + (slot.first_row + rows[p]) * size; };
   Sum<D> sum(memory, dim);
-  const int64_t* offsets = part.offsets + slot.index * part.batch_size;
-  const float* table = weight + slot.first_row * size;
-  const uint64_t num_rows = slot.num_rows;
-  bool wrong = false;
-  const int64_t end = std::min(offsets[last], part.num_values);
   for (int64_t b = first; b < last; b++) {
-    const int64_t from = offsets[b], to = offsets[b + 1];
-    if (from < 0 || from > to || to > part.num_values) return kBadOffsets;
+    const int64_t from = single ? b : offsets[b], to = single ? b + 1 : offsets[b + 1];
+    if (from < 0 || from > to || to > end) return kBadOffsets;
     sum.clear();
     for (int64_t p = from; p < to; p++) {
-      if (p + kAhead < end && static_cast<uint64_t>(part.values[p + kAhead]) < num_rows)
-        prefetch_row<D>(table + part.values[p + kAhead] * size, dim);
-      const bool inside = static_cast<uint64_t>(part.values[p]) < num_rows;
-      wrong |= !inside;
-      sum.add(table + (inside ? part.values[p] : 0) * size);
+      if (p + kAhead < end && inside(p + kAhead)) prefetch_row<D>(row(p + kAhead), dim);
+      if (!inside(p)) return kRowOutOfBounds;
+      p == from ? sum.set(row(p)) : sum.add(row(p));
     }
     if (slot.kind == kMean && to - from > 1) sum.scale(1.0f / static_cast<float>(to - from));
     sum.write(out + b * part.width + slot.column);
   }
-  return wrong ? kRowOutOfBounds : kOk;
+  return kOk;
 }
 
 template <int D, class Out>
@@ -190,7 +152,7 @@ int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int
   constexpr int64_t kChunk = 32;  // samples whose output stays in the cache while the fields fill it
   const int64_t num_chunks = (part.batch_size + kChunk - 1) / kChunk;
   std::atomic<int64_t> status{kOk};
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && num_chunks > 1)
   {
     std::vector<float> memory(dim);
 #pragma omp for schedule(static)
@@ -198,10 +160,7 @@ int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int
       const int64_t first = chunk * kChunk, last = std::min(first + kChunk, part.batch_size);
       for (int64_t s = 0; s < part.num_slots; s++) {
         const Slot& slot = part.slots[s];
-        const int64_t result =
-            slot.kind == kSingle
-                ? lookup_single<D>(weight, part, slot, dim, out, first, last)
-                : lookup_pooled<D>(weight, part, slot, dim, out, first, last, memory.data());
+        const int64_t result = lookup_field<D>(weight, part, slot, dim, out, first, last, memory.data());
         if (result != kOk) status.store(result, std::memory_order_relaxed);
       }
     }
@@ -211,21 +170,8 @@ int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int
 
 // ---------------------------------------------------------------- the gradient of the output, as the walk wants it
 
-inline Lanes load_lanes(const float* from) { return load(from); }
-inline Lanes load_lanes(const uint16_t* from) {
-  return (Lanes)(__builtin_convertvector(*reinterpret_cast<const Halves*>(from), Bits) << 16);
-}
-inline float load_one(const float* from) { return *from; }
-inline float load_one(const uint16_t* from) {
-  const uint32_t bits = static_cast<uint32_t>(*from) << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-// To float32, mean-pooled fields divided by the lengths of their lists. Touches the part's fields alone.
-template <class In>
-int64_t prepare(const Part& part, int64_t dim, const In* grad, float* out, int num_threads) {
+// Divides mean-pooled fields by the lengths of their lists, from grad to out (which may be the same memory).
+int64_t divide_means(const Part& part, int64_t dim, const float* grad, float* out, int num_threads) {
   std::atomic<int64_t> status{kOk};
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
   for (int64_t b = 0; b < part.batch_size; b++) {
@@ -238,9 +184,7 @@ int64_t prepare(const Part& part, int64_t dim, const In* grad, float* out, int n
         factor = 1.0f / static_cast<float>(std::max<int64_t>(1, offsets[1] - offsets[0]));
       }
       const int64_t first = b * part.width + slot.column;
-      int64_t d = 0;
-      for (; d + kLanes <= dim; d += kLanes) store(out + first + d, load_lanes(grad + first + d) * factor);
-      for (; d < dim; d++) out[first + d] = load_one(grad + first + d) * factor;
+      for (int64_t d = 0; d < dim; d++) out[first + d] = grad[first + d] * factor;
     }
   }
   return status.load();
@@ -254,11 +198,14 @@ struct Field {  // one slot of one part, reading the task's table
   uint32_t base;  // where the part's gradient starts, if all parts' lay one after the other
 };
 
-struct Task {
-  int64_t first_row = 0, num_rows = 0;
+struct Table {
+  int64_t first_row = 0, num_rows = 0, num_lookups = 0;
   std::vector<Field> fields;
-  int64_t num_lookups = 0;           // of the table, over all residue classes
-  uint32_t residue = 0, modulus = 1;  // rows with row mod modulus = residue; a power of two
+};
+
+struct Task {
+  Table table;
+  uint32_t residue = 0, modulus = 1;  // the table's rows with row mod modulus = residue; a power of two
   std::vector<uint64_t> keys, scratch;
   int64_t count = 0, num_unique = 0, first_unique = 0;
 };
@@ -270,8 +217,9 @@ struct Workspace {
   std::vector<uint64_t> starts;  // of each part's gradient, as in Field::base
 };
 
-constexpr int64_t kTaskLookups = 32768;  // a table with more is split, so that threads share it
-constexpr int64_t kMaxModulus = 64;
+// A table with more lookups than a task should have is split, so that its keys fit the L2 cache and a step with few
+// tables still has about kTasks tasks for the threads to share.
+constexpr int64_t kMinTaskLookups = 4096, kMaxTaskLookups = 32768, kTasks = 16, kMaxModulus = 64;
 
 int64_t count_lookups(const Part& part, const Slot& slot) {
   if (slot.kind == kSingle) return part.batch_size;
@@ -287,7 +235,7 @@ int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
     work.starts.push_back(start);
     start += static_cast<uint64_t>(part.batch_size) * part.width;
   }
-  std::vector<Task> tables;
+  std::vector<Table> tables;
   for (size_t p = 0; p < work.parts.size(); p++) {
     const Part& part = work.parts[p];
     for (int64_t s = 0; s < part.num_slots; s++) {
@@ -295,28 +243,25 @@ int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
       const int64_t count = count_lookups(part, slot);
       if (count < 0 || count > std::max(part.num_values, part.batch_size)) return kBadOffsets;
       auto table = std::find_if(tables.begin(), tables.end(),
-                                [&](const Task& task) { return task.first_row == slot.first_row; });
-      if (table == tables.end()) {
-        tables.emplace_back();
-        table = tables.end() - 1;
-        table->first_row = slot.first_row;
-        table->num_rows = slot.num_rows;
-      }
+                                [&](const Table& known) { return known.first_row == slot.first_row; });
+      if (table == tables.end()) table = tables.insert(table, {slot.first_row, slot.num_rows, 0, {}});
       table->fields.push_back({&part, &slot, static_cast<uint32_t>(work.starts[p])});
       table->num_lookups += count;
     }
   }
+  int64_t total = 0;
+  for (const Table& table : tables) total += table.num_lookups;
+  const int64_t limit = std::clamp(total / kTasks, kMinTaskLookups, kMaxTaskLookups);
+  std::stable_sort(tables.begin(), tables.end(),
+                   [](const Table& a, const Table& b) { return a.num_lookups > b.num_lookups; });  // long ones first
   work.num_tasks = 0;
-  for (const Task& table : tables) {
+  for (const Table& table : tables) {
     int64_t modulus = 1;
-    while (modulus < kMaxModulus && table.num_lookups > modulus * kTaskLookups && table.num_rows > modulus) modulus *= 2;
+    while (modulus < kMaxModulus && table.num_lookups > modulus * limit && table.num_rows > modulus) modulus *= 2;
     for (int64_t residue = 0; residue < modulus; residue++) {
       if (work.num_tasks == static_cast<int64_t>(work.tasks.size())) work.tasks.emplace_back();
       Task& task = work.tasks[work.num_tasks++];  // keeps its buffers from the last step
-      task.first_row = table.first_row;
-      task.num_rows = table.num_rows;
-      task.fields = table.fields;
-      task.num_lookups = table.num_lookups;
+      task.table = table;
       task.modulus = static_cast<uint32_t>(modulus);
       task.residue = static_cast<uint32_t>(residue);
     }
@@ -324,31 +269,25 @@ int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
   return kOk;
 }
 
-// Calls visit(row, where the gradient starts) for every lookup of the task, padding left out.
+// Calls visit(row, where the gradient starts, whether the task has it) for every lookup of the task's table.
 template <class Visit>
 int64_t for_each_lookup(const Task& task, Visit visit) {
-  const uint64_t num_rows = task.num_rows;
+  const uint64_t num_rows = task.table.num_rows;
   const uint32_t mask = task.modulus - 1;
-  for (const Field& field : task.fields) {
+  for (const Field& field : task.table.fields) {
     const Part& part = *field.part;
     const Slot& slot = *field.slot;
+    const bool single = slot.kind == kSingle;
+    const int64_t first = slot.index * part.batch_size;
+    const int64_t* rows = single ? part.single + first : part.values;
+    const int64_t* offsets = part.offsets + first;
+    const int64_t end = single ? part.batch_size : std::min(offsets[part.batch_size], part.num_values);
     uint32_t source = field.base + static_cast<uint32_t>(slot.column);
-    const uint32_t width = static_cast<uint32_t>(part.width);
-    if (slot.kind == kSingle) {
-      const int64_t* rows = part.single + slot.index * part.batch_size;
-      for (int64_t b = 0; b < part.batch_size; b++, source += width) {
-        const uint64_t row = rows[b];
-        if (row >= num_rows) return kRowOutOfBounds;
-        visit(row, source, row != 0 && (row & mask) == task.residue);
-      }
-      continue;
-    }
-    const int64_t* offsets = part.offsets + slot.index * part.batch_size;
-    for (int64_t b = 0; b < part.batch_size; b++, source += width) {
-      const int64_t from = offsets[b], to = offsets[b + 1];
-      if (from < 0 || from > to || to > part.num_values) return kBadOffsets;
+    for (int64_t b = 0; b < part.batch_size; b++, source += static_cast<uint32_t>(part.width)) {
+      const int64_t from = single ? b : offsets[b], to = single ? b + 1 : offsets[b + 1];
+      if (from < 0 || from > to || to > end) return kBadOffsets;  // so there are never more than count_lookups
       for (int64_t p = from; p < to; p++) {
-        const uint64_t row = part.values[p];
+        const uint64_t row = rows[p];
         if (row >= num_rows) return kRowOutOfBounds;
         visit(row, source, row != 0 && (row & mask) == task.residue);
       }
@@ -385,7 +324,7 @@ uint64_t* radix_sort(uint64_t* keys, uint64_t* scratch, int64_t count, int low, 
 
 // Fills task.keys with the task's lookups, sorted by row. Rows of a task agree in the residue's bits.
 int64_t sort_task(Task& task) {
-  int64_t count = task.num_lookups;
+  int64_t count = task.table.num_lookups;
   if (task.modulus > 1) {
     count = 0;
     const int64_t status = for_each_lookup(task, [&](uint64_t, uint32_t, bool mine) { count += mine; });
@@ -405,22 +344,14 @@ int64_t sort_task(Task& task) {
   task.count = count;
   int shift = 0, bits = 1;
   while ((1u << shift) < task.modulus) shift++;
-  while ((task.num_rows - 1) >> (bits + shift)) bits++;
+  while ((task.table.num_rows - 1) >> (bits + shift)) bits++;
   const int passes = (bits + kMaxDigit - 1) / kMaxDigit, digit = (bits + passes - 1) / passes, low = 32 + shift;
   const auto sort = passes == 1 ? radix_sort<1> : passes == 2 ? radix_sort<2> : radix_sort<kMaxPasses>;
   if (sort(keys, task.scratch.data(), count, low, digit) != keys) task.keys.swap(task.scratch);
+  task.num_unique = 0;
+  uint64_t last = 0;  // padding, which no key has
+  for (int64_t i = 0; i < count; i++, last = task.keys[i - 1] >> 32) task.num_unique += task.keys[i] >> 32 != last;
   return kOk;
-}
-
-int64_t count_unique(const Task& task) {
-  int64_t unique = 0;
-  uint32_t last = 0;  // padding, which no key has
-  for (int64_t i = 0; i < task.count; i++) {
-    const uint32_t row = static_cast<uint32_t>(task.keys[i] >> 32);
-    unique += row != last;
-    last = row;
-  }
-  return unique;
 }
 
 // ---------------------------------------------------------------- walk: sum runs of equal rows, apply the rule
@@ -429,7 +360,7 @@ int64_t count_unique(const Task& task) {
 struct Gradients {
   const Workspace& work;
   const float* first;
-  explicit Gradients(const Workspace& from) : work(from), first(from.parts.size() == 1 ? from.parts[0].grad : nullptr) {}
+  explicit Gradients(const Workspace& w) : work(w), first(w.parts.size() == 1 ? w.parts[0].grad : nullptr) {}
   inline const float* at(uint32_t source) const {
     if (first) return first + source;
     size_t part = work.parts.size() - 1;
@@ -495,7 +426,7 @@ inline void apply_row(float* weight, const State& state, int64_t row, const floa
     grad = scaled;
   }
   float factor = -rule.learning_rate;
-  if (rule.kind == 2) {
+  if (rule.kind == kAdam) {
     float *a = state.first + row * size, *v = state.second + row * size;
     for (int64_t d = 0; d < size; d++) {
       a[d] += (1.0f - rule.beta1) * (grad[d] - a[d]);
@@ -504,7 +435,7 @@ inline void apply_row(float* weight, const State& state, int64_t row, const floa
     }
     return;
   }
-  if (rule.kind == 1) {
+  if (rule.kind == kRowwiseAdagrad) {
     const float accumulated = state.first[row] + mean_square<D>(grad, dim);
     state.first[row] = accumulated;
     factor /= std::sqrt(accumulated) + rule.eps;
@@ -518,8 +449,8 @@ template <int D>
 inline void touch_row(float* weight, const State& state, int64_t row, int64_t dim, const Rule& rule) {
   const int64_t size = D ? D : dim;
   prefetch_row<D>(weight + row * size, dim);
-  if (rule.kind == 1) __builtin_prefetch(state.first + row);
-  if (rule.kind == 2) {
+  if (rule.kind == kRowwiseAdagrad) __builtin_prefetch(state.first + row);
+  if (rule.kind == kAdam) {
     prefetch_row<D>(state.first + row * size, dim);
     prefetch_row<D>(state.second + row * size, dim);
   }
@@ -529,7 +460,7 @@ template <int D>
 int64_t update(Workspace& work, float* weight, const State& state, int64_t dim, const Rule& rule, int num_threads) {
   const Gradients gradients(work);
   std::atomic<int64_t> status{kOk};
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
   {
     std::vector<float> sum(2 * dim);
 #pragma omp for schedule(dynamic, 1)
@@ -540,7 +471,7 @@ int64_t update(Workspace& work, float* weight, const State& state, int64_t dim, 
         status.store(result);
         continue;
       }
-      const int64_t first = task.first_row;
+      const int64_t first = task.table.first_row;
       walk<D>(
           task, gradients, dim, sum.data(), [&](int64_t row) { touch_row<D>(weight, state, first + row, dim, rule); },
           [&](int64_t row, const float* grad) {
@@ -555,7 +486,7 @@ template <int D>
 void sum_rows(Workspace& work, int64_t dim, int64_t* rows, float* sums, int num_threads) {
   const int64_t size = D ? D : dim;
   const Gradients gradients(work);
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
   {
     std::vector<float> sum(dim);
 #pragma omp for schedule(dynamic, 1)
@@ -565,7 +496,7 @@ void sum_rows(Workspace& work, int64_t dim, int64_t* rows, float* sums, int num_
       walk<D>(
           task, gradients, dim, sum.data(), [](int64_t) {},
           [&](int64_t row, const float* grad) {
-            rows[next] = task.first_row + row;
+            rows[next] = task.table.first_row + row;
             std::memcpy(sums + next * size, grad, size * sizeof(float));
             next++;
           });
@@ -592,14 +523,14 @@ void apply(float* weight, const State& state, int64_t dim, const int64_t* rows, 
 
 // ---------------------------------------------------------------- the C interface
 
-#define FOR_DIM(dim, call)    \
-  switch (dim) {              \
-    case 8: return call(8);   \
-    case 16: return call(16); \
-    case 32: return call(32); \
-    case 64: return call(64); \
-    case 128: return call(128); \
-    default: return call(0);  \
+#define FOR_DIM(dim, call)                                                                     \
+  switch (dim) {                                                                               \
+    case 8: return call(8);                                                                    \
+    case 16: return call(16);                                                                  \
+    case 32: return call(32);                                                                  \
+    case 64: return call(64);                                                                  \
+    case 128: return call(128);                                                                \
+    default: return call(0);                                                                   \
   }
 
 extern "C" {
@@ -615,11 +546,8 @@ int64_t ziggurat_lookup(const float* weight, const Part* part, int64_t dim, void
   FOR_DIM(dim, LOOKUP)
 }
 
-// out (B, T), which may be the same memory as a float32 grad.
-int64_t ziggurat_prepare(const Part* part, int64_t dim, const void* grad, int64_t grad_is_bfloat16, float* out,
-                         int64_t num_threads) {
-  if (grad_is_bfloat16) return prepare(*part, dim, static_cast<const uint16_t*>(grad), out, int(num_threads));
-  return prepare(*part, dim, static_cast<const float*>(grad), out, int(num_threads));
+int64_t ziggurat_divide_means(const Part* part, int64_t dim, const float* grad, float* out, int64_t num_threads) {
+  return divide_means(*part, dim, grad, out, int(num_threads));
 }
 
 // Sum and apply. The parts' gradients have less than 2^32 numbers together, the tables less than 2^31 rows.
@@ -643,7 +571,6 @@ int64_t ziggurat_sort(void* workspace, const Part* parts, int64_t num_parts, int
   for (int64_t t = 0; t < work.num_tasks; t++) {
     const int64_t result = sort_task(work.tasks[t]);
     if (result != kOk) status.store(result);
-    else work.tasks[t].num_unique = count_unique(work.tasks[t]);
   }
   if (status.load() != kOk) return status.load();
   int64_t total = 0;

@@ -261,7 +261,7 @@ def synthetic_lookups(layout: LookupLayout, *, shape: BatchShape, generator: tor
         return (num_rows ** torch.rand(count, generator=generator)).long().clamp_(max=num_rows - 1)
 
     size = shape.batch_size
-    single = torch.zeros(max((slot.index + 1 for slot in layout.single), default=0), size, dtype=torch.int64)
+    single = torch.zeros(layout.num_single, size, dtype=torch.int64)
     for slot in layout.single:
         single[slot.index] = draw(size, slot.num_rows)
     by_index = {slot.index: slot for slot in layout.jagged}

@@ -93,18 +93,15 @@ class CppKernel:
         self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
     ) -> Float[Tensor, "B T"]:
         """See `LookupKernel.prepare`."""
-        grad = grad.contiguous()
-        if grad.dtype == torch.float32 and not any(layout.has_mean for layout in layouts):
-            return grad
-        if grad.dtype not in (torch.float32, torch.bfloat16) or dtype != torch.float32:
+        if dtype != torch.float32 or not any(layout.has_mean for layout in layouts):
             return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
-        prepared = torch.empty(grad.shape)
+        whole = grad.to(dtype).contiguous()
+        prepared = torch.empty_like(whole) if whole.data_ptr() == grad.data_ptr() else whole
         for layout in layouts:
-            status = self._library.ziggurat_prepare(
+            status = self._library.ziggurat_divide_means(
                 ctypes.byref(_part(layout, lookups)),
                 layout.dim,
-                grad.data_ptr(),
-                grad.dtype == torch.bfloat16,
+                whole.data_ptr(),
                 prepared.data_ptr(),
                 torch.get_num_threads(),
             )
@@ -165,20 +162,25 @@ class CppKernel:
 
 
 def _part(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
-    size = lookups.batch_size
-    if lookups.offsets.numel() <= layout.num_jagged * size or lookups.single.shape[1] != size:
+    size, single, offsets = lookups.batch_size, lookups.single, lookups.offsets
+    if (
+        single.shape[0] < layout.num_single
+        or single.shape[1] != size
+        or offsets.numel() <= layout.num_jagged * size
+        or not single.dtype == lookups.values.dtype == offsets.dtype == torch.int64
+    ):
         raise DataError(
-            expected=f"rows of shape (S, {size}) and more than {layout.num_jagged * size} offsets",
-            found=f"{tuple(lookups.single.shape)} and {lookups.offsets.numel()}",
-            where="batch.single, batch.jagged.offsets",
+            expected=f"int64 rows of shape ({layout.num_single}, {size}) and {layout.num_jagged * size + 1} offsets",
+            found=f"{single.dtype} rows of shape {tuple(single.shape)} and {offsets.numel()} offsets",
+            where="batch.single, batch.jagged",
             ways_out="check batches made by hand with ziggurat.features.batch.validate_batch",
         )
     return CPart(
         layout.packed.data_ptr(),
         len(layout.slots),
-        lookups.single.data_ptr(),
+        single.data_ptr(),
         lookups.values.data_ptr(),
-        lookups.offsets.data_ptr(),
+        offsets.data_ptr(),
         lookups.values.numel(),
         size,
         layout.width,

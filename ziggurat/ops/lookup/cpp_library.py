@@ -68,7 +68,7 @@ _PROTOTYPES = {
     "ziggurat_workspace_new": (c_void_p, []),
     "ziggurat_workspace_delete": (None, [c_void_p]),
     "ziggurat_lookup": (c_int64, [c_void_p, POINTER(CPart), c_int64, c_void_p, c_int64, c_int64]),
-    "ziggurat_prepare": (c_int64, [POINTER(CPart), c_int64, c_void_p, c_int64, c_void_p, c_int64]),
+    "ziggurat_divide_means": (c_int64, [POINTER(CPart), c_int64, c_void_p, c_void_p, c_int64]),
     "ziggurat_update": (
         c_int64,
         [c_void_p, POINTER(CPart), c_int64, c_void_p, c_void_p, c_void_p, c_int64, POINTER(CRule), c_int64],

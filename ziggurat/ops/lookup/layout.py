@@ -22,8 +22,9 @@ Rows in a `Lookups` are local to their table (row 0 is padding, see `ziggurat.fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -64,7 +65,7 @@ class FieldSlot:
     column: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LookupLayout:
     """All fields that read from one storage.
 
@@ -77,34 +78,40 @@ class LookupLayout:
     dim: int
     width: int
     slots: tuple[FieldSlot, ...]
-    packed: Int64[Tensor, "F 5"] = field(init=False, repr=False, compare=False)  # the slots, for compiled kernels
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def packed(self) -> Int64[Tensor, "F 5"]:
+        """The slots as numbers (kind, index, first row, rows, column), for compiled kernels."""
         kinds = list(FieldKind)
         rows = [[kinds.index(slot.kind), slot.index, slot.first_row, slot.num_rows, slot.column] for slot in self.slots]
-        object.__setattr__(self, "packed", torch.tensor(rows, dtype=torch.int64).view(-1, 5))
+        return torch.tensor(rows, dtype=torch.int64).view(-1, 5)
 
-    @property
+    @cached_property
     def single(self) -> tuple[FieldSlot, ...]:
         """The fields with one row a sample."""
         return tuple(slot for slot in self.slots if slot.kind is FieldKind.SINGLE)
 
-    @property
+    @cached_property
     def jagged(self) -> tuple[FieldSlot, ...]:
         """The pooled fields."""
         return tuple(slot for slot in self.slots if slot.kind is not FieldKind.SINGLE)
 
-    @property
+    @cached_property
     def has_mean(self) -> bool:
         """True if a field is mean-pooled."""
         return any(slot.kind is FieldKind.MEAN for slot in self.slots)
 
-    @property
+    @cached_property
+    def num_single(self) -> int:
+        """Single fields that a `Lookups` must have at least."""
+        return max((slot.index + 1 for slot in self.single), default=0)
+
+    @cached_property
     def num_jagged(self) -> int:
         """Jagged fields that a `Lookups` must have at least."""
         return max((slot.index + 1 for slot in self.jagged), default=0)
 
-    @property
+    @cached_property
     def is_dense_block(self) -> bool:
         """True if the fields fill the whole output, in order: it is then a (B, F, D) tensor."""
         return self.width == len(self.slots) * self.dim and all(
