@@ -64,6 +64,7 @@ def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
         path = cache_folder() / "synthetic" / f"{digest}_{config.dataset.rows}.parquet"
         if not path.exists():
             progress.say(f"generating {config.dataset.rows:,} synthetic rows")
+            path.parent.mkdir(parents=True, exist_ok=True)
             teacher.write_parquet(path, rows=config.dataset.rows)
         return dataclasses.replace(config.data, train=(str(path),))
     if name:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ziggurat.data.ledger import Ledger, expected_sum
+from ziggurat.data.ledger import verify_ledgers
 from ziggurat.errors import CheckpointError
 from ziggurat.recipes.execute import load_config, prepare_run
 from ziggurat.training.checkpoint import CheckpointStore
@@ -35,7 +35,5 @@ def verify_run(folder: str | Path) -> Verdict:
             good = False
             lines.append(f"checkpoint {step:,}: DAMAGED\n{error}")
     train = prepare_run(config).train
-    row_sum = sum(expected_sum(train.read_group(index)["row:"].to_numpy()) for index in range(len(train.group_sizes)))
-    with Ledger(run.ledger) as ledger:
-        report = ledger.verify(num_rows=train.num_rows, row_sum=row_sum % 2**64)
+    report = verify_ledgers([run.ledger], num_rows=train.num_rows, row_sum=train.row_sum)
     return Verdict(lines=lines + report.lines(), good=good and report.good)
