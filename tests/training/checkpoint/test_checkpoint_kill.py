@@ -94,6 +94,7 @@ def _killed_at_random_times(folder: Path, *, kills: int) -> None:
         receiver, sender = FORKSERVER.Pipe(duplex=False)
         process = FORKSERVER.Process(target=_save_for_ever, args=(str(folder), sender))
         process.start()
+        sender.close()
         assert receiver.recv() == last
         time.sleep(randomness.uniform(0, 0.2))
         process.kill()

@@ -354,7 +354,7 @@ def test_sharded_tensors_of_uneven_rows(tmp_path: Path) -> None:
     assert np.array_equal(CheckpointStore(tmp_path).load().tensors["table"].numpy(), whole)
 
 
-def _through_torch(rank: int, folder: str) -> dict[str, float]:
+def _through_torch(rank: int, folder: str) -> dict:
     mesh = init_device_mesh("cpu", (2,))
     whole = torch.arange(12.0).view(6, 2)
     weight = DTensor.from_local(local_part(whole, mesh, [Shard(0)]), mesh, [Shard(0)], run_check=False)

@@ -322,6 +322,37 @@ def test_leftovers_are_removed_and_reported(tmp_path: Path, caplog: pytest.LogCa
     assert CheckpointStore(tmp_path).leftovers == ()
 
 
+def _peak_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _measure_memory(folder: str, mode: SaveMode, sender) -> None:
+    size = 128 << 20
+    tensors = {f"table {index}": torch.ones(size // 16 // 4, 4) for index in range(4)}
+    into = {"table 0": torch.zeros(size // 16 // 4, 4)}
+    with CheckpointStore(folder, config=CheckpointConfig(mode=mode)) as store:
+        store.save(0, tensors={"small": torch.ones(9)}, state={})
+        store.wait()
+        before = _peak_bytes()
+        store.save(1, tensors=tensors, state={})
+    saved = _peak_bytes()
+    store.load(1, into=into, match=Match.SUBSET)
+    sender.send(((saved - before) / size, (_peak_bytes() - saved) / size))
+
+
+@pytest.mark.parametrize(("mode", "copies"), [(SaveMode.SYNC, 0), (SaveMode.ASYNC, 1)])
+def test_memory_is_one_copy_at_most(tmp_path: Path, mode: SaveMode, copies: int) -> None:
+    receiver, sender = FORKSERVER.Pipe(duplex=False)
+    process = FORKSERVER.Process(target=_measure_memory, args=(str(tmp_path), mode, sender))
+    process.start()
+    sender.close()
+    saving, loading = receiver.recv()
+    process.join()
+    assert copies - 0.2 < saving < copies + 0.25
+    assert loading < 0.25
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", SaveMode)
 def test_tensors_on_a_device(tmp_path: Path, mode: SaveMode) -> None:
@@ -334,7 +365,7 @@ def test_tensors_on_a_device(tmp_path: Path, mode: SaveMode) -> None:
     with CheckpointStore(tmp_path, config=CheckpointConfig(mode=mode)) as store:
         store.save(1, tensors=tensors, state={})
         for tensor in tensors.values():
-            tensor.untyped_storage().fill_(0)
+            torch.empty(0, dtype=torch.uint8, device="cuda").set_(tensor.untyped_storage()).zero_()
     assert_same(store.load().tensors, expected)
     into = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda") for name, tensor in expected.items()}
     store.load(into=into)

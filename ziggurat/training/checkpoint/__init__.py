@@ -16,7 +16,7 @@
 Why this format: docs/decisions/0003-checkpoint-format.md. The layout on disk: `manifest.py` and `retention.py`.
 """
 
-from ziggurat.training.checkpoint.errors import JSON as JSON
+from ziggurat.config import JSON as JSON
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError as DamagedCheckpointError
 from ziggurat.training.checkpoint.restore import Match as Match
 from ziggurat.training.checkpoint.rng import rng_state as rng_state

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
-
-JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
 _WAYS_OUT = {
     errno.ENOSPC: ("free space on this disk, or lower `keep`", "choose a checkpoint folder on a larger disk"),

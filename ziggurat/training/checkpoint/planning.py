@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
-from ziggurat.training.checkpoint.errors import JSON
 from ziggurat.training.checkpoint.files import CODE_DTYPES, DTYPE_CODES, FileRecord
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner
 from ziggurat.training.checkpoint.storage import Written

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
-from ziggurat.training.checkpoint.errors import JSON, error_from_json, error_to_json
+from ziggurat.training.checkpoint.errors import error_from_json, error_to_json
+
+# How long a rank waits for one that still writes. One that died is noticed at once, by its connection.
+_TIMEOUT = timedelta(hours=2)
 
 
 class RankGroup:
@@ -34,7 +39,8 @@ class RankGroup:
             self.rank, self.world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
         if self.world_size > 1:
             ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
-            group = dist.new_group(ranks, backend="gloo", use_local_synchronization=ranks is not None)
+            local = ranks is not None
+            group = dist.new_group(ranks, backend="gloo", timeout=_TIMEOUT, use_local_synchronization=local)
             assert isinstance(group, dist.ProcessGroup), "not a rank of the group"
             self._group = group
 

@@ -27,6 +27,7 @@ class Match(StrEnum):
 
 def check_into(
     stored: Mapping[str, StoredTensor],
+    *,
     into: Mapping[str, Tensor],
     everywhere: Collection[str],
     match: Match,

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 from ziggurat.errors import CheckpointError
 
 
-def rng_state() -> dict[str, Tensor]:
+def rng_state() -> dict[str, UInt8[Tensor, "N"]]:
     """The states of all generators: `cpu`, and `cuda:0` … where there are CUDA devices. uint8 tensors on the host."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -23,7 +24,7 @@ def rng_state() -> dict[str, Tensor]:
     return states
 
 
-def set_rng_state(states: Mapping[str, Tensor]) -> None:
+def set_rng_state(states: Mapping[str, UInt8[Tensor, "N"]]) -> None:
     """Restore what `rng_state` returned.
 
     Raises:

@@ -9,6 +9,7 @@ close()    however it ended: nothing partial stays, and the folder is free
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint import retention
-from ziggurat.training.checkpoint.errors import JSON
 from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
 from ziggurat.training.checkpoint.rank_group import RankGroup
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner, check_tensors, encode_state
@@ -79,8 +80,9 @@ class Saving:
         """Remove what was not published, and unlock the folder. Harmless to repeat."""
         if self._lock.is_held:
             retention.remove_quietly(retention.partial_folder(self._final))
-            if not self._final.exists():
-                retention.remove_pin(self._folder, self.step)
+            if self._pinned and not self._final.exists():
+                with suppress(CheckpointError):  # else it goes at the next start
+                    retention.remove_pin(self._folder, self.step)
             self._lock.release()
 
     def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> JSON:

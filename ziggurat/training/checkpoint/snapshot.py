@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
-from ziggurat.training.checkpoint.errors import JSON
 from ziggurat.training.checkpoint.files import DTYPE_CODES
 
 _RESERVED_NAMES = ("", "__metadata__")

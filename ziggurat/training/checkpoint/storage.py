@@ -40,8 +40,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
-from ziggurat.training.checkpoint.errors import JSON, damaged
+from ziggurat.training.checkpoint.errors import damaged
 from ziggurat.training.checkpoint.files import (
     BLOCK_BYTES,
     DTYPE_CODES,

@@ -28,9 +28,10 @@ from types import TracebackType
 import torch.distributed as dist
 from torch import Tensor
 
+from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import retention
-from ziggurat.training.checkpoint.errors import JSON, DamagedCheckpointError
+from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 from ziggurat.training.checkpoint.rank_group import RankGroup
 from ziggurat.training.checkpoint.restore import Match, check_into, fresh_tensors, read_tensors
 from ziggurat.training.checkpoint.saving import Saving
@@ -204,7 +205,8 @@ class CheckpointStore:
                 tensors = into
                 names = self._ranks.agree(lambda: list(into))
                 everywhere = {name for some in names for name in some}
-                self._ranks.agree(partial(check_into, stored, into, everywhere, match, reader.folder))
+                fits = partial(check_into, stored, into=into, everywhere=everywhere, match=match, folder=reader.folder)
+                self._ranks.agree(fits)
             self._ranks.agree(partial(read_tensors, reader, tensors))
             self._replaceable.add(candidate)
             return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))
