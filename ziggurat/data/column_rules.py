@@ -243,7 +243,7 @@ def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
     filled = "" if facts.null_share == 0 else f"; missing ones count as {missing:g}"
     warnings = _odd_cells(facts)
     if len(values) < len(facts.present):
-        warnings = (*warnings, f"{facts.name}: infinite values are bad rows")
+        warnings = (*warnings, f"{facts.name!r}: infinite values are bad rows")
     return FeatureGuess(
         Dense(name=facts.name, transform=transform, missing=missing),
         f"{why}, {shape}; {step}{filled}",
@@ -255,4 +255,4 @@ def _odd_cells(facts: ColumnFacts) -> tuple[str, ...]:
     if not facts.odd_cells:
         return ()
     cells = ", ".join(repr(cell) for cell in facts.odd_cells)
-    return (f"{facts.name}: {cells} are no numbers: leave such cells empty, or their rows are bad rows",)
+    return (f"{facts.name!r}: {cells} are no numbers: leave such cells empty, or their rows are bad rows",)

@@ -227,7 +227,7 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
         f"Guessed from {file.name}: {'about ' if estimated else ''}{num_rows:,} rows, {num_sampled:,} of them read. "
         "Above each block stands its reason; correct what is wrong."
     )
-    explanations = {"": " ".join([head, *(f"{warning[:1].upper()}{warning[1:]}." for warning in warnings)])}
+    explanations = {"": " ".join([head, *(f"Note: {warning}." for warning in warnings)])}
     explanations |= {line.column: line.explanation for line in lines}
     return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled)
 
@@ -289,12 +289,12 @@ def _refuse_leaks(
             why = "a rating is an outcome, like the label, and known only afterwards"
         elif auc >= SUSPECT_AUC:
             why = f"it alone orders {label.name!r} with AUC {auc:.3f}: was it known beforehand?"
-            warnings.append(f"{name}: {why}")
+            warnings.append(f"{name!r}: {why}")
             guesses[name] = replace(guess, reason=f"{guess.reason}; {why}")
             continue
         else:
             continue
-        warnings.append(f"{name} was left out: {why}")
+        warnings.append(f"{name!r} was left out: {why}")
         guesses[name] = FeatureGuess(None, why)
     return warnings
 
