@@ -3,14 +3,15 @@
 Which kernel is fastest depends on the processor (FBGEMM's CPU kernel is good with AVX-512 and slow without), the
 number of threads, the dims, the batch size and the list lengths; no table of rules stays right. So `auto` runs each
 kernel that is exact for the setting on a synthetic batch of the real shape: lookup, then update, on scratch tables of
-at most 2^22 numbers each dim, with rows drawn from a Zipf law as ids in logs are. The fastest median wins.
+at most 2^22 numbers each dim, with rows drawn from a Zipf law as ids in logs are. The smallest of five times counts:
+other work on the machine can only add to a time.
 
 Measurements differ from run to run, and kernels agree only up to rounding, so a first answer is kept in the cache
 folder and given again for the same machine, versions, threads and shape: the same run repeats bit for bit. Delete the
 file to measure anew. Batches too small to matter are not measured: C++ if it can be built, else torch.
 
     lookups · dim < 2^15   no measurement
-    otherwise              3 + 1 repeats a kernel, a few milliseconds each; importing FBGEMM takes most of a second
+    otherwise              1 + 5 rounds, a few milliseconds a kernel each; importing FBGEMM takes most of a second
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ from ziggurat.ops.lookup.reference import TorchKernel
 
 _SMALL = 2**15
 _SCRATCH_NUMBERS = 2**22
-_REPEATS = 3
+_REPEATS = 5
 _MAKERS: tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...] = (
     (KernelChoice.CPP, CppKernel),
     (KernelChoice.TORCH, TorchKernel),
@@ -76,7 +76,7 @@ class ChosenKernel:
     Args:
         kernel: the kernel.
         reason: in words, for the start-up report.
-        times_s: median seconds of lookup and update of those that were measured, by name.
+        times_s: smallest seconds of lookup and update of those that were measured, by name.
         not_eligible: why others were not, by name.
     """
 
@@ -193,7 +193,7 @@ def _measured(path: Path, setting: KernelSetting, shape: BatchShape) -> ChosenKe
 
 
 def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: BatchShape) -> dict[str, float]:
-    """Median seconds of lookup and update on scratch tables, for each kernel by name; kernels take turns."""
+    """Smallest seconds of lookup and update on scratch tables, for each kernel by name; kernels take turns."""
     generator = torch.Generator().manual_seed(0)
     problems = [
         _Problem.make(layout, rule=setting.rule, shape=shape, generator=generator)
@@ -207,7 +207,7 @@ def measure(kernels: list[LookupKernel], *, setting: KernelSetting, shape: Batch
             for problem in problems:
                 problem.run(kernel)
             seconds[kernel.choice.value].append(time.perf_counter() - start)
-    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    return {name: min(values[1:]) for name, values in seconds.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
