@@ -43,9 +43,9 @@ class RoundsConfig:
         gap_s: pause between turns, so that spinning threads of the last one are asleep.
     """
 
-    rounds: int = 15
-    turn_s: float = 0.8
-    warmup_s: float = 2.0
+    rounds: int = 11
+    turn_s: float = 0.7
+    warmup_s: float = 1.5
     threads: int = 2
     gap_s: float = 0.05
 
