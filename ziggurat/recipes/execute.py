@@ -20,6 +20,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.datasets import fetch
 from ziggurat.data.prepare import DataConfig, PreparedData, prepare
 from ziggurat.data.synthetic import SyntheticTeacher
+from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
 from ziggurat.models import build_model
 from ziggurat.recipes.run_config import RunConfig
@@ -121,6 +122,7 @@ def train_run(
     run = RunFolder(Path(folder))
     prepared = prepare_run(config, progress=progress)
     model = build_model(config.model, prepared.inputs, seed=config.training.seed)
+    model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
     trainer = Trainer(
         model,
         config=config.training,
