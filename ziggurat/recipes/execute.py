@@ -166,5 +166,5 @@ def _final_evaluations(trainer: Trainer, prepared: PreparedData) -> dict[str, Ev
 def load_config(path: str | Path) -> RunConfig:
     """The configuration of a run, from its folder or from a config.json."""
     path = Path(path)
-    file = path / "config.json" if path.is_dir() else path
+    file = path if path.suffix == ".json" else path / "config.json"
     return from_json(RunConfig, read_json(file), where=str(file))
