@@ -73,14 +73,15 @@ def _tensors(step: int) -> dict[str, torch.Tensor]:
     return {"table": torch.full((200_000, 4), float(step)), "count": torch.tensor(step)}
 
 
-def _save_for_ever(folder: str, ready) -> None:
+def _save_for_ever(folder: str, progress) -> None:
     torch.set_num_threads(1)
     store = CheckpointStore(folder, config=CheckpointConfig(keep=2))
     step = store.load().step
-    ready.send(step)
+    progress.send(step)
     while True:
         step += 1
         store.save(step, tensors=_tensors(step), state={"step": step})
+        progress.send(step)  # which is being written now, in the background
 
 
 def _killed_at_random_times(folder: Path, *, kills: int) -> None:
@@ -96,7 +97,9 @@ def _killed_at_random_times(folder: Path, *, kills: int) -> None:
         process.start()
         sender.close()
         assert receiver.recv() == last
-        time.sleep(randomness.uniform(0, 0.2))
+        for _ in range(randomness.randrange(4)):
+            receiver.recv()
+        time.sleep(randomness.uniform(0, 0.02))
         process.kill()
         process.join()
         store = CheckpointStore(folder)
@@ -109,8 +112,8 @@ def _killed_at_random_times(folder: Path, *, kills: int) -> None:
         for step in store.steps():
             store.verify(step)
         last = checkpoint.step
-    assert in_the_middle >= kills // 3
-    assert last > 0
+    assert in_the_middle >= kills // 4
+    assert last >= kills // 4
 
 
 def test_killed_ten_times(tmp_path: Path) -> None:
