@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Entry:
     name: str
     module: str
     workload: Workload = field(default_factory=Workload)
-    settings: dict[str, object] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     samples_per_step: float = 0.0
     env: dict[str, str] = field(default_factory=dict)
     group: str = ""

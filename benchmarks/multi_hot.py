@@ -27,7 +27,7 @@ def run(*, quick: bool = False) -> Report:
         command="ziggurat bench multi_hot",
     )
     report.notes.append(probe.reason)
-    for workload in [Workload(multi_hot=True, dim=dim) for dim in (16, 64)][: 1 if quick else 2]:
+    for workload in [Workload(multi_hot=True, dim=dim, num_batches=16) for dim in (16, 64)][: 1 if quick else 2]:
         ours, fp32 = compile_cache("ours"), {"precision": "fp32", "compile": "off"}
         entries = [
             Entry(name=FULL, module=OURS, workload=workload, env=ours),

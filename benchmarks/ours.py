@@ -48,9 +48,7 @@ class OurContestant:
         self.model = build(workload, kernel=KernelChoice(str(settings.get("kernel", KernelChoice.AUTO))))
         self.train_step = TrainStep(self.model, training_config(workload, settings))
         self.model.train(self.mode != "score")
-        self.batches = [
-            [to_batch(raw, workload, labels=labels) for labels in raw.label_sets] for raw in make_batches(workload)
-        ]
+        self.batches = [with_label_sets(raw, workload) for raw in make_batches(workload)]
         if self.mode == "dense":
             pooled = [self.model.embeddings(each[0]).detach() for each in self.batches[:8]]
             self.model.embeddings = FixedPooled(pooled)  # type: ignore[assignment]
@@ -154,6 +152,13 @@ def to_batch(raw: RawBatch, workload: Workload, *, labels: np.ndarray) -> Batch:
         labels=torch.from_numpy(labels).unsqueeze(1),
         row_ids=torch.arange(size),
     )
+
+
+def with_label_sets(raw: RawBatch, workload: Workload) -> list[Batch]:
+    """The batch with each of its label sets; everything else is shared."""
+    first = to_batch(raw, workload, labels=raw.label_sets[0])
+    others = [replace(first, labels=torch.from_numpy(labels).unsqueeze(1)) for labels in raw.label_sets[1:]]
+    return [first, *others]
 
 
 def build(workload: Workload, *, kernel: KernelChoice) -> RankingModel:

@@ -24,7 +24,7 @@ def run(*, quick: bool = False) -> Report:
         claim="End to end from shuffled, checksummed Parquet with the whole training loop, against batches in memory.",
         command="ziggurat bench parquet",
     )
-    for workload in [Workload(), Workload(dim=64), Workload(multi_hot=True)][: 1 if quick else 3]:
+    for workload in [Workload(), Workload(dim=64), Workload(multi_hot=True, num_batches=16)][: 1 if quick else 3]:
         folder = str(encoded_rows(workload))
         cache = compile_cache("ours")
         entries = [

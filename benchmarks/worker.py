@@ -142,14 +142,18 @@ def serve(build: Callable[[Workload, dict[str, object]], Contestant | LoopContes
                     contestant.loop(Turns(pipes, first_steps=first_steps, built=reply))
                     return
                 clock = Clock()
-                contestant.run(first_steps)
+                _run(contestant, first_steps)
                 reply["first_step_s"] = clock.reply(0.0)["seconds"]
             elif command["op"] == "losses":
                 assert isinstance(contestant, RecordsLosses)
                 reply = {"losses": contestant.losses(int(command["steps"]))}
             else:
                 clock = Clock()
-                reply = clock.reply(contestant.run(int(command["steps"])))
+                reply = clock.reply(_run(contestant, int(command["steps"])))
         except Exception as error:  # the harness decides whether a contestant may be missing
             reply = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         pipes.reply(reply)
+
+
+def _run(contestant: Contestant, steps: int) -> float:
+    return contestant.run(steps) if steps else 0.0
