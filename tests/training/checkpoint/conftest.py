@@ -12,7 +12,7 @@ import pytest
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Importing torch's checkpoint and tensor parts takes seconds; once in the server, not once in every rank."""
     here = Path(__file__).parent
-    if session.config.option.collectonly or not any(item.path.parent == here for item in session.items):
+    if session.config.option.collectonly or not any(item.path.parent == here for item in getattr(session, "items", ())):
         return
     modules = ["torch", "torch._dynamo", "torch.distributed.tensor", "pytest", "ziggurat.testing.ranks"]
     multiprocessing.get_context("forkserver").set_forkserver_preload([*modules, "ziggurat.training.checkpoint"])
