@@ -24,6 +24,7 @@ from ziggurat.data.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.cells import canonical_text, time_values
 from ziggurat.data.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw import RawChunk, RawSource
+from ziggurat.data.vocabulary import Ids
 from ziggurat.errors import BoundsError, CheckpointError, DataError, SchemaError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.schema import (
@@ -280,9 +281,9 @@ def test_large_vocabulary_is_found_again():
     schema = Schema(features=(Categorical(name="a"),))
     preprocessing = _fit(schema, pl.DataFrame({"a": ids}))
     vocabulary = preprocessing.vocabularies["a"]
-    assert vocabulary.rows(vocabulary.ids).tolist() == list(range(3, 200_003))
+    assert vocabulary.rows(Ids.of(vocabulary.ids)).tolist() == list(range(3, 200_003))
     unseen = pl.Series([f"no{i}" for i in range(200_000)])
-    assert set(vocabulary.rows(unseen).tolist()) == {1}
+    assert set(vocabulary.rows(Ids.of(unseen)).tolist()) == {1}
 
 
 def test_empty_vocabulary():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziggurat.features.hashing import hash_ids, hash_texts
+from ziggurat.features.hashing import aligned_words, hash_ids, hash_spans, hash_texts, load_words
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -54,18 +54,21 @@ def test_frozen_vectors():
     assert {text: int(hash_ids(np.array([text]))[0]) for text in FROZEN} == FROZEN
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=30))
 def test_texts_equal_reference(texts: list[bytes]):
     offsets, data = _arrow(texts)
     assert hash_texts(offsets, data=data).tolist() == [_reference(text) for text in texts]
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([b"", b"68fd1e64", b"80e26c9b"]), max_size=30), st.integers(0, 3))
 def test_eight_byte_path_equals_reference(texts: list[bytes], skip: int):
     offsets, data = _arrow([b"x" * skip, *texts])
     assert hash_texts(offsets[1:], data=data).tolist() == [_reference(text) for text in texts]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30))
 def test_integers_hash_as_their_text(values: list[int]):
     numbers = np.array(values, dtype=np.int64)
@@ -102,6 +105,19 @@ def test_one_huge_text():
     assert hashes[2] == _reference(b"b")
 
 
+@settings(deadline=None)
+@given(st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(0, 20)), max_size=10))
+def test_spans_anywhere_in_a_buffer(data: bytes, cuts: list[tuple[int, int]]):
+    spans = [(start, min(length, len(data) - start)) for start, length in cuts if start < len(data)]
+    starts = np.array([start for start, _ in spans], dtype=np.int32)
+    lengths = np.array([length for _, length in spans], dtype=np.int32)
+    words = aligned_words(data)
+    expected = [_reference(data[start : start + length]) for start, length in spans]
+    assert hash_spans(starts, lengths=lengths, words=words).tolist() == expected
+    loaded = [int.from_bytes(data[start : start + 8], "little") for start, _ in spans]
+    assert load_words(words, starts).tolist() == loaded
+
+
 def test_empty_input():
     assert hash_ids(np.array([], dtype=np.int64)).shape == (0,)
     assert hash_ids(np.array([], dtype=object)).shape == (0,)
@@ -113,7 +129,7 @@ def test_other_types_are_refused(bad: np.ndarray):
         hash_ids(bad)
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 1000))
 def test_spreads_evenly_over_rows(num_rows: int):
     counts = np.bincount((hash_ids(np.arange(20_000)) % np.uint64(num_rows)).astype(np.int64), minlength=num_rows)

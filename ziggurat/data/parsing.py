@@ -26,8 +26,9 @@ from ziggurat.data.cells import (
     read_numbers,
     read_vectors,
 )
-from ziggurat.data.raw import RawChunk, missing_column
-from ziggurat.data.vocabulary import hash_series
+from ziggurat.data.raw import RawChunk
+from ziggurat.data.raw_names import missing_column
+from ziggurat.data.vocabulary import Ids
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
@@ -57,10 +58,10 @@ class ParsedChunk:
     Args:
         chunk: the rows that are left.
         numbers: (N,) float64 of dense features, NaN where missing.
-        ids: canonical texts of categorical features, null where missing; not those of identity tables.
+        ids: ids of categorical features, but not those of identity tables.
         rows: (N,) int32 rows of categorical features with identity tables.
-        lists: lists of multi-hot and sequence features, cut to their max_length; values are texts, or Int32 rows
-            for identity tables.
+        lists: lists of multi-hot and sequence features, cut to their max_length; values are canonical texts, or Int32
+            rows for identity tables.
         vectors: (N, dim) float32.
         labels: (N,) float32 by label name.
         weights: (N,) float32, or None.
@@ -71,7 +72,7 @@ class ParsedChunk:
 
     chunk: RawChunk
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    ids: dict[str, pl.Series] = field(default_factory=dict)
+    ids: dict[str, Ids] = field(default_factory=dict)
     rows: dict[str, np.ndarray] = field(default_factory=dict)
     lists: dict[str, IdLists] = field(default_factory=dict)
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
@@ -112,12 +113,16 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
     id_columns = [column_of(feature) for feature in schema.features if isinstance(feature, Categorical)]
     texts = canonical_strings(chunk.frame, [*id_columns, schema.group])
     for feature in schema.features:
-        series = _column(chunk, column_of(feature))
+        column = column_of(feature)
+        if isinstance(feature, Categorical) and _is_hashed(schema, feature) and column in chunk.spans:
+            parsed.ids[feature.name] = Ids.of(chunk.spans[column])
+            continue
+        series = _column(chunk, column)
         role = f"{feature.kind} feature {feature.name!r}"
         if isinstance(feature, Dense):
             parsed.numbers[feature.name] = read_numbers(series, faults=faults, role=role)
         elif isinstance(feature, Categorical):
-            series = texts.get(column_of(feature), series)
+            series = texts.get(column, series)
             _parse_categorical(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
         elif isinstance(feature, Vector):
             parsed.vectors[feature.name] = read_vectors(series, dim=feature.dim, faults=faults, role=role)
@@ -129,18 +134,22 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         if schema.weight:
             parsed.weights = _parse_weights(_column(chunk, schema.weight), faults)
     if schema.group:
-        if schema.group in chunk.frame.columns or with_labels:
-            series = texts.get(schema.group, _column(chunk, schema.group))
-            parsed.groups = _parse_groups(series, faults)
+        if schema.group in chunk.columns or with_labels:
+            parsed.groups = _parse_groups(schema.group, chunk, texts, faults)
         else:
             parsed.groups = np.zeros(chunk.num_rows, dtype=np.int64)
     return parsed
 
 
 def _column(chunk: RawChunk, name: str) -> pl.Series:
-    if name not in chunk.frame.columns:
-        raise missing_column(chunk.path, name, chunk.frame.columns)
-    return chunk.frame[name]
+    if name not in chunk.columns:
+        raise missing_column(chunk.path, name, chunk.columns)
+    return chunk.column(name)
+
+
+def _is_hashed(schema: Schema, feature: Categorical) -> bool:
+    """Whether a feature needs no more than the hashes of its ids."""
+    return schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
 
 
 def _parse_categorical(
@@ -149,7 +158,7 @@ def _parse_categorical(
     role = f"categorical feature {feature.name!r}"
     ids = read_ids(series, faults=faults, role=role)
     if table.encoding is not Encoding.IDENTITY:
-        parsed.ids[feature.name] = ids
+        parsed.ids[feature.name] = Ids.of(ids)
         return
     owner = np.arange(len(ids))
     parsed.rows[feature.name], moved = identity_rows(ids, owner=owner, table=table, feature=feature, faults=faults)
@@ -270,8 +279,11 @@ def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
     return np.nan_to_num(values).astype(np.float32)
 
 
-def _parse_groups(series: pl.Series, faults: Faults) -> np.ndarray:
+def _parse_groups(name: str, chunk: RawChunk, texts: dict[str, pl.Series], faults: Faults) -> np.ndarray:
     """Groups as hashes of their ids; missing ones are group 0."""
-    ids = read_ids(series, faults=faults, role="the group")
-    groups = hash_series(ids).view(np.int64)
-    return np.where(ids.is_null().to_numpy(), 0, groups) if ids.null_count() else groups
+    if name in chunk.spans:
+        ids = Ids.of(chunk.spans[name])
+    else:
+        ids = Ids.of(read_ids(texts.get(name, _column(chunk, name)), faults=faults, role="the group"))
+    groups = ids.keys.view(np.int64)
+    return groups if ids.missing is None else np.where(ids.missing, 0, groups)

@@ -42,7 +42,7 @@ from ziggurat.data.records import (
     label_column,
     table_to_batch,
 )
-from ziggurat.data.vocabulary import Vocabulary, VocabularyCounter, hash_series
+from ziggurat.data.vocabulary import Ids, Vocabulary, VocabularyCounter
 from ziggurat.errors import SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
@@ -91,6 +91,18 @@ def numeric_columns(schema: Schema, *, with_labels: bool = True) -> tuple[str, .
         dense |= {column_of(label) for label in schema.labels} | ({schema.weight} - {""})
     others = {column_of(item) for item in schema.features if not isinstance(item, Dense)}
     return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
+
+
+def id_columns(schema: Schema) -> tuple[str, ...]:
+    """Columns that the schema only hashes or looks up: what `RawSource.frames(ids=…)` wants."""
+    hashed: set[str] = {schema.group} - {""}
+    others: set[str] = {schema.weight, schema.session, schema.time} | {column_of(label) for label in schema.labels}
+    for feature in schema.features:
+        is_hashed = isinstance(feature, Categorical) and (
+            schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
+        )
+        (hashed if is_hashed else others).add(column_of(feature))
+    return tuple(sorted(hashed - others))
 
 
 class Preprocessing:
@@ -240,7 +252,7 @@ class Preprocessing:
         else:
             lists = parsed.lists[name]
             is_encoded = lists.values.dtype == pl.Int32
-            rows = lists.values.to_numpy() if is_encoded else self._rows(table_of(feature), lists.values)
+            rows = lists.values.to_numpy() if is_encoded else self._rows(table_of(feature), Ids.of(lists.values))
         counters.ids += len(rows)
         counters.missing += int((rows == MISSING_ROW).sum())
         counters.unknown += int((rows == UNKNOWN_ROW).sum())
@@ -254,20 +266,20 @@ class Preprocessing:
     def _dense_rows(self, feature: Dense, values: np.ndarray) -> np.ndarray:
         if feature.transform is NumericTransform.QUANTILE_BUCKETS:
             return to_bucket_rows(values, self.numbers[feature.name])
-        return self._rows(feature.name, _bucket_ids(values))
+        return self._rows(feature.name, Ids.of(_bucket_texts(values)))
 
-    def _rows(self, table_name: str, ids: pl.Series) -> np.ndarray:
-        """(N,) int32 rows of canonical texts, by vocabulary or hashing."""
+    def _rows(self, table_name: str, ids: Ids) -> np.ndarray:
+        """(N,) int32 rows of ids, by vocabulary or hashing."""
         if table_name in self.vocabularies:
             return self.vocabularies[table_name].rows(ids)
         num_rows = self.schema.table(table_name).num_rows
-        rows = (hash_series(ids) % np.uint64(num_rows)).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
-        if ids.null_count():
-            rows[ids.is_null().to_numpy()] = MISSING_ROW
+        rows = (ids.keys % np.uint64(num_rows)).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
+        if ids.missing is not None:
+            rows[ids.missing] = MISSING_ROW
         return rows
 
 
-def _bucket_ids(values: np.ndarray) -> pl.Series:
+def _bucket_texts(values: np.ndarray) -> pl.Series:
     buckets = pl.Series(criteo_buckets(values)).cast(pl.String)
     missing = np.isnan(values)
     return buckets.set(pl.Series(missing), None) if missing.any() else buckets
@@ -291,11 +303,11 @@ def _count(schema: Schema, parsed: ParsedChunk, counters: dict[str, VocabularyCo
         if counter is None:
             continue
         if isinstance(feature, Dense):
-            counter.add(_bucket_ids(parsed.numbers[feature.name]))
+            counter.add(Ids.of(_bucket_texts(parsed.numbers[feature.name])))
         elif isinstance(feature, Categorical):
             counter.add(parsed.ids[feature.name])
         else:
-            counter.add(parsed.lists[feature.name].values)
+            counter.add(Ids.of(parsed.lists[feature.name].values))
 
 
 def _check_tables(schema: Schema) -> None:

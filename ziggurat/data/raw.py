@@ -16,10 +16,8 @@ from 1 as an editor shows them.
 
 from __future__ import annotations
 
-import difflib
-import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -29,9 +27,11 @@ import polars as pl
 
 from ziggurat.data.bad_rows import BadRows, place
 from ziggurat.data.parquet_source import ParquetFile
+from ziggurat.data.raw_names import expand_path, missing_column
+from ziggurat.data.spans import TextSpans
 from ziggurat.data.text_blocks import ByteStream, TextOptions
-from ziggurat.data.text_source import TextFile, open_text, read_text
-from ziggurat.errors import ConfigError, MissingFileError, SchemaError
+from ziggurat.data.text_source import TextFile, TextPiece, open_text, read_text
+from ziggurat.errors import ConfigError, MissingFileError
 
 DEFAULT_CHUNK_ROWS = 131_072
 _DELIMITERS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
@@ -61,6 +61,7 @@ class RawChunk:
         start: global number of that row, over all files in order.
         rows: (N,) 0-based file row of each row where some were left out, or None when they are consecutive.
         lines: (N,) 1-based line of each row in a text file, or None.
+        spans: columns of ids that were left as bytes of a text file (`ids` of `RawSource.frames`); not in `frame`.
     """
 
     frame: pl.DataFrame
@@ -69,6 +70,7 @@ class RawChunk:
     start: int = 0
     rows: np.ndarray | None = field(default=None, repr=False)
     lines: np.ndarray | None = field(default=None, repr=False)
+    spans: Mapping[str, TextSpans] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(frame: pl.DataFrame, *, name: str = "frame", start: int = 0) -> RawChunk:
@@ -77,8 +79,21 @@ class RawChunk:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the frame."""
-        return self.frame.height
+        """Rows of the chunk."""
+        return next((len(column) for column in self.spans.values()), self.frame.height)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns."""
+        return [*self.frame.columns, *self.spans]
+
+    def column(self, name: str) -> pl.Series:
+        """One column; text is made of spans. KeyError if there is none."""
+        if name in self.spans:
+            return self.spans[name].series(name)
+        if name not in self.frame.columns:
+            raise KeyError(name)
+        return self.frame[name]
 
     @property
     def file_rows(self) -> np.ndarray:
@@ -103,7 +118,8 @@ class RawChunk:
         rows = self.file_rows[keep]
         return replace(
             self,
-            frame=self.frame.filter(pl.Series(keep)),
+            frame=self.frame.filter(pl.Series(keep)) if self.frame.width else self.frame,
+            spans={name: column.take(keep) for name, column in self.spans.items()},
             first_row=int(rows[0]) if len(rows) else self.first_row,
             start=int(rows[0]) + self.start - self.first_row if len(rows) else self.start,
             rows=rows,
@@ -134,7 +150,8 @@ class RawSource:
         text: TextOptions | None = None,
     ) -> None:
         named = [paths] if isinstance(paths, str | Path) else list(paths)
-        self.paths: tuple[Path, ...] = tuple(file for path in named for file in _expand(Path(path)))
+        files = [expand_path(Path(path), suffixes=_SUFFIXES) for path in named]
+        self.paths: tuple[Path, ...] = tuple(file for found in files for file in found)
         self.format = format
         self.bad_rows = bad_rows or BadRows()
         self.text = text or TextOptions()
@@ -180,6 +197,7 @@ class RawSource:
         *,
         columns: Sequence[str] | None = None,
         numbers: Sequence[str] = (),
+        ids: Sequence[str] = (),
         chunk_rows: int = DEFAULT_CHUNK_ROWS,
     ) -> Iterator[RawChunk]:
         """The rows of all files in order.
@@ -187,7 +205,8 @@ class RawSource:
         Args:
             columns: those wanted, in this order; None takes all columns of each file.
             numbers: those that will only be read as numbers; text files then give Float64 where they can.
-            chunk_rows: rows of every chunk but a file's last ones. What a row becomes does not depend on it.
+            ids: those that will only be hashed or looked up; text files then give spans where they can.
+            chunk_rows: most rows of a chunk. What a row becomes does not depend on it.
 
         Yields:
             Chunks with at least one row.
@@ -202,7 +221,8 @@ class RawSource:
             if self._format_of(path) is FileFormat.PARQUET:
                 start = yield from self._parquet_chunks(path, columns, chunk_rows, start)
             else:
-                start = yield from self._text_chunks(path, columns, frozenset(numbers), chunk_rows, start)
+                hints = (frozenset(numbers), frozenset(ids))
+                start = yield from self._text_chunks(path, columns, hints, chunk_rows, start)
 
     def _parquet_chunks(
         self, path: Path, columns: Sequence[str] | None, chunk_rows: int, start: int
@@ -219,15 +239,25 @@ class RawSource:
             file.close()
 
     def _text_chunks(
-        self, path: Path, columns: Sequence[str] | None, numbers: frozenset[str], chunk_rows: int, start: int
+        self,
+        path: Path,
+        columns: Sequence[str] | None,
+        hints: tuple[frozenset[str], frozenset[str]],
+        chunk_rows: int,
+        start: int,
     ) -> Iterator[RawChunk]:
         file = self._open_text(path)
         wanted = _check_columns(path, file.columns, columns)
         gather = _Gather(path=path, start=start, chunk_rows=chunk_rows)
         num_rows = 0
-        for piece in read_text(file, columns=wanted, numbers=numbers, bad_rows=self.bad_rows):
+        numbers, ids = hints
+        for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows):
             num_rows = piece.next_row
-            yield from gather.add(piece.frame, piece.rows, piece.lines)
+            if piece.spans:
+                yield from gather.rest()
+                yield from gather.cut(piece)
+            else:
+                yield from gather.add(piece.frame, piece.rows, piece.lines)
         yield from gather.rest()
         return start + num_rows
 
@@ -287,6 +317,20 @@ class _Gather:
             if self.num_rows == self.chunk_rows:
                 yield from self.rest()
 
+    def cut(self, piece: TextPiece) -> Iterator[RawChunk]:
+        """The chunks of a piece with spans, which stay with the bytes of their block."""
+        for position in range(0, len(piece.rows), self.chunk_rows):
+            part = slice(position, position + self.chunk_rows)
+            first_row = int(piece.rows[position])
+            yield RawChunk(
+                frame=piece.frame[part],
+                path=self.path,
+                first_row=first_row,
+                start=self.start + first_row,
+                lines=piece.lines[part],
+                spans={name: column.take(part) for name, column in piece.spans.items()},
+            )
+
     def rest(self) -> Iterator[RawChunk]:
         """Everything taken and not given yet, as one chunk."""
         if not self.frames:
@@ -306,26 +350,6 @@ class _Gather:
         yield chunk
 
 
-def nearest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Up to three known names that look like `name`, nearest first; upper and lower case count as alike."""
-    lowered = {item.lower(): item for item in reversed(known)}
-    close = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=0.6)
-    return tuple(lowered[item] for item in close)
-
-
-def missing_column(path: Path, name: str, known: Sequence[str]) -> SchemaError:
-    """The error for a column that a file has not, with the nearest names it has."""
-    near = nearest_names(name, known)
-    listed = ", ".join(known[:30]) + (", …" if len(known) > 30 else "")
-    hint = (f"rename it, or set column = {near[0]!r} in the schema: that is the nearest name",) if near else ()
-    return SchemaError(
-        expected=f"a column {name!r}",
-        found=f"columns {listed}",
-        where=str(path),
-        ways_out=(*hint, "add the column to the file", "take the feature out of the schema"),
-    )
-
-
 def _check_columns(path: Path, known: tuple[str, ...], wanted: Sequence[str] | None) -> tuple[str, ...]:
     if wanted is None:
         return known
@@ -333,27 +357,3 @@ def _check_columns(path: Path, known: tuple[str, ...], wanted: Sequence[str] | N
         if name not in known:
             raise missing_column(path, name, known)
     return tuple(dict.fromkeys(wanted))
-
-
-def _expand(path: Path) -> list[Path]:
-    """The files that a path, glob or folder stands for."""
-    if path.is_dir():
-        inside = [file for file in path.iterdir() if file.is_file() and _SUFFIXES.keys() & set(file.suffixes)]
-        found = [file for file in inside if not file.name.startswith((".", "_"))]
-    elif path.exists():
-        return [path]
-    else:
-        found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
-    if not found:
-        raise MissingFileError(
-            expected="a data file, a folder with data files, or a glob that matches some",
-            found="nothing there",
-            where=str(path),
-            ways_out=("correct the path", "look at it with ls"),
-        )
-    return sorted(found, key=_natural)
-
-
-def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
-    parts = re.split(r"(\d+)", str(path))
-    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)

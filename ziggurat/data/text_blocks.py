@@ -3,7 +3,7 @@
 Problem: a text parser that is handed a whole file answers "found more fields than defined" and stops there: no line
 number, no way to go on, and the whole file in memory. A parser in Python knows the line but is fifty times slower.
 
-Idea: read 16 MiB at a time, cut behind the last complete record, and let `text_records.py` check the block's
+Idea: read 8 MiB at a time, cut behind the last complete record, and let `text_records.py` check the block's
 structure with a few vectorised passes before polars parses it. Line numbers are exact because every line feed is
 counted; memory is bounded by the block; plain and gzip files give the same blocks, so the same rows in the same order.
 
@@ -47,7 +47,7 @@ class TextOptions:
     quote: str = '"'
     max_record_bytes: int = 1 << 20
     null_values: tuple[str, ...] = ()
-    block_bytes: int = 16 << 20
+    block_bytes: int = 8 << 20
 
     def __post_init__(self) -> None:
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
@@ -58,9 +58,9 @@ class TextOptions:
                     where=f"text options, {name}",
                     ways_out="rewrite the file with a single-character delimiter, or as Parquet",
                 )
-        if not 0 < self.max_record_bytes <= self.block_bytes:
+        if not 0 < self.max_record_bytes <= self.block_bytes <= 1 << 29:
             raise ConfigError(
-                expected="0 < max_record_bytes <= block_bytes",
+                expected="0 < max_record_bytes <= block_bytes <= 2^29",
                 found=f"max_record_bytes={self.max_record_bytes}, block_bytes={self.block_bytes}",
                 where="text options",
                 ways_out="leave the defaults",

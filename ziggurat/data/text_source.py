@@ -1,8 +1,9 @@
-"""CSV, TSV and Criteo files as frames of text (or numbers, where asked), block by block.
+"""CSV, TSV and Criteo files as frames of text (or numbers and spans, where asked), block by block.
 
 Every value of a text file is *text*; the schema says what it means. Columns that are only read as numbers can be
-parsed as such on the way (`numbers`), which saves making the text; a block in which one of them is not a plain finite
-number is parsed as text instead, so that errors can quote the file exactly.
+parsed as such on the way (`numbers`), and columns of ids that are only hashed can stay where they are (`ids`, see
+`spans.py`): that saves making the text. A block in which a number is not plain and finite, or an id not canonical, is
+parsed as text instead, so that values never depend on it and errors can quote the file exactly.
 
 polars parses; `text_structure.py` has proved before that every record has the right number of fields. Should polars
 refuse a record all the same, the block is halved until the one record to blame is found. The next block is read (and
@@ -26,6 +27,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from ziggurat.data.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.spans import TextColumns, TextSpans
 from ziggurat.data.text_blocks import ByteStream, TextOptions, cut_behind_last_line
 from ziggurat.data.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
@@ -50,9 +52,10 @@ class TextFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TextPiece:
-    """The good rows of one block: frame, 0-based row in the file and 1-based line of each."""
+    """The good rows of one block: frame, columns left as spans, 0-based row in the file and 1-based line of each."""
 
     frame: pl.DataFrame
+    spans: dict[str, TextSpans]
     rows: np.ndarray
     lines: np.ndarray
     next_row: int  # rows of the file up to here, bad ones included
@@ -104,7 +107,7 @@ def open_text(path: Path, *, options: TextOptions, delimiter: str, criteo: bool)
 
 
 def read_text(
-    file: TextFile, *, columns: Sequence[str], numbers: frozenset[str], bad_rows: BadRows
+    file: TextFile, *, columns: Sequence[str], numbers: frozenset[str], ids: frozenset[str], bad_rows: BadRows
 ) -> Iterator[TextPiece]:
     """The rows of a file, block by block.
 
@@ -112,12 +115,13 @@ def read_text(
         file: from `open_text`.
         columns: those wanted, in this order.
         numbers: those parsed as Float64 wherever a whole block of them is made of plain finite numbers.
+        ids: those left as spans wherever a whole block of them is made of canonical ids (see cells.py).
         bad_rows: where faulty records go.
 
     Raises:
         DataError: a bad row (policy ERROR), or a damaged file.
     """
-    parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, bad_rows=bad_rows)
+    parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows)
     with ByteStream(file.path) as stream, ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
         stream.read(file.header_bytes)
         block_bytes = file.options.block_bytes
@@ -145,6 +149,7 @@ class _Parser:
     file: TextFile
     columns: tuple[str, ...]
     numbers: frozenset[str]
+    ids: frozenset[str]
     bad_rows: BadRows
     next_row: int = 0
     next_line: int = field(default=0)  # 0-based
@@ -156,16 +161,21 @@ class _Parser:
     def parse(self, data: bytes, *, is_last: bool) -> tuple[TextPiece, int]:
         """The piece of a block of whole lines, and the number of bytes used."""
         records = find_records(data, self.file.layout, is_last=is_last)
-        frame, keep = self._frame(data, records)
+        spans: dict[str, TextSpans] = {}
+        if records.separators is not None and not self.file.options.null_values:
+            frame, spans = self._simple_frame(data, records.separators)
+            keep = np.arange(len(records.ends))
+        else:
+            frame, keep = self._frame(data, records)
         rows, lines = self.next_row + keep, self.next_line + 1 + records.lines[keep]
         self.next_row += len(records.ends)
         self.next_line += records.num_lines
-        return TextPiece(frame=frame, rows=rows, lines=lines, next_row=self.next_row), records.consumed
+        return TextPiece(frame=frame, spans=spans, rows=rows, lines=lines, next_row=self.next_row), records.consumed
 
     def empty_piece(self) -> TextPiece:
         """No rows."""
         nothing = np.empty(0, dtype=np.int64)
-        return TextPiece(frame=self._empty(), rows=nothing, lines=nothing, next_row=self.next_row)
+        return TextPiece(frame=self._empty(), spans={}, rows=nothing, lines=nothing, next_row=self.next_row)
 
     def skip_rest_of_long_record(self, buffer: bytes, *, is_last: bool) -> bytes:
         """Drop the start of a record that is already too long and has no end in sight; report it once."""
@@ -183,6 +193,27 @@ class _Parser:
             self.next_row += 1
             return b""
         return buffer
+
+    def _simple_frame(self, data: bytes, separators: np.ndarray) -> tuple[pl.DataFrame, dict[str, TextSpans]]:
+        """A clean block: integers parsed and ids left as spans here, everything else parsed by polars."""
+        fields = TextColumns.of(data, separators=separators, num_fields=self.file.layout.num_fields)
+        spans: dict[str, TextSpans] = {}
+        series: dict[str, pl.Series] = {}
+        for name in self.columns:
+            column = fields.column(self.file.columns.index(name))
+            if name in self.ids and column.is_canonical():
+                spans[name] = column
+            elif name in self.numbers and (numbers := column.integers()) is not None:
+                series[name] = pl.Series(name, numbers)
+        rest = [name for name in self.columns if name not in spans and name not in series]
+        if rest:
+            frame = self._read(
+                data, num_rows=separators.size // self.file.layout.num_fields, has_quotes=False, columns=rest
+            )
+            if frame is None:
+                frame = pl.DataFrame([fields.column(self.file.columns.index(name)).series(name) for name in rest])
+            series |= {name: frame[name] for name in rest}
+        return pl.DataFrame([series[name] for name in self.columns if name in series]), spans
 
     def _frame(self, data: bytes, records: Records) -> tuple[pl.DataFrame, np.ndarray]:
         """The good records as a frame, and their numbers in the block."""
@@ -222,22 +253,28 @@ class _Parser:
             frames.append(self._empty())
             used.append(keep[:0])
 
-    def _read(self, text: bytes, *, num_rows: int, has_quotes: bool) -> pl.DataFrame | None:
+    def _read(
+        self, text: bytes, *, num_rows: int, has_quotes: bool, columns: Sequence[str] = ()
+    ) -> pl.DataFrame | None:
         """Parse records; None if polars refuses them or finds another number."""
         if num_rows == 0:
             return self._empty()
-        for numbers in (self.numbers, frozenset()) if self.numbers else (frozenset(),):
+        columns = columns or self.columns
+        asked = self.numbers & frozenset(columns)
+        for numbers in (asked, frozenset()) if asked else (frozenset(),):
             try:
-                frame = self._polars(text, numbers=numbers, has_quotes=has_quotes)
+                frame = self._polars(text, columns=columns, numbers=numbers, has_quotes=has_quotes)
             except PolarsError:
                 continue
             if frame.height == num_rows and not _has_infinity(frame):
                 return frame
         return None
 
-    def _polars(self, text: bytes, *, numbers: frozenset[str], has_quotes: bool) -> pl.DataFrame:
+    def _polars(
+        self, text: bytes, *, columns: Sequence[str], numbers: frozenset[str], has_quotes: bool
+    ) -> pl.DataFrame:
         layout, names = self.file.layout, self.file.columns
-        wanted = [names.index(name) for name in self.columns]
+        wanted = [names.index(name) for name in columns]
         frame = pl.read_csv(
             text,
             has_header=False,

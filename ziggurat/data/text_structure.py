@@ -62,6 +62,7 @@ class Records:
         faults: records that cannot be right, in order.
         rewritten: records with a quote in the middle of an unquoted field, which the parser does not take, by number:
             the same record with that field quoted.
+        separators: (R · num_fields,) where the separators are, in a block without quotes and faults; else None.
     """
 
     starts: np.ndarray
@@ -72,6 +73,7 @@ class Records:
     has_quotes: bool
     faults: list[Fault] = field(default_factory=list)
     rewritten: dict[int, bytes] = field(default_factory=dict)
+    separators: np.ndarray | None = None
 
 
 def find_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Records:
@@ -87,32 +89,40 @@ def find_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Records:
     else:
         records = _plain_records(data, layout)
     _check_bytes(data, records, layout)
+    if records.faults:
+        records.separators = None
     records.faults.sort(key=lambda fault: fault.record)
     return records
 
 
-def _positions(data: np.ndarray, *values: int) -> np.ndarray:
-    """Where any of the byte values occurs."""
+def _positions(data: np.ndarray, *values: int) -> tuple[np.ndarray, int]:
+    """Where any of the byte values occurs, and how often the first of them does."""
     parts = []
+    num_first = 0
     for start in range(0, len(data), _SCAN_BYTES):
         piece = data[start : start + _SCAN_BYTES]
         hits = piece == values[0]
+        num_first += int(np.count_nonzero(hits))
         for value in values[1:]:
             hits |= piece == value
-        parts.append(np.flatnonzero(hits) + start)
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        places = np.flatnonzero(hits).astype(np.int32)  # blocks are far below 2 GiB
+        places += np.int32(start)
+        parts.append(places)
+    return (np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), num_first
 
 
 def _plain_records(data: bytes, layout: TextLayout) -> Records:
     """Records of a block without quotes: its lines."""
     array = np.frombuffer(data, dtype=np.uint8)
-    separators = _positions(array, _LINE_FEED, layout.delimiter[0])
+    separators, num_lines = _positions(array, _LINE_FEED, layout.delimiter[0])
     candidates = separators[layout.num_fields - 1 :: layout.num_fields]
     clean = layout.num_fields > 1 and len(separators) % layout.num_fields == 0  # in one column, look for blank lines
-    clean = clean and data.count(b"\n") == len(candidates) and bool((array[candidates] == _LINE_FEED).all())
+    clean = clean and num_lines == len(candidates) and bool((array[candidates] == _LINE_FEED).all())
     ends = candidates if clean else separators[array[separators] == _LINE_FEED]
-    records = _records(ends + 1, num_lines=len(ends), consumed=len(data), has_quotes=False)
-    if not clean:
+    records = _records(ends + 1, num_lines=num_lines, consumed=len(data), has_quotes=False)
+    if clean:
+        records.separators = separators
+    else:
         _check_field_counts(data, records, separators, layout)
     return records
 
@@ -120,7 +130,7 @@ def _plain_records(data: bytes, layout: TextLayout) -> Records:
 def _quoted_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Records | None:
     """Records of a block whose quotes are well-formed; None if they are not."""
     array = np.frombuffer(data, dtype=np.uint8)
-    quotes = _positions(array, layout.quote[0])
+    quotes, _ = _positions(array, layout.quote[0])
     before = array[np.maximum(quotes - 1, 0)]
     after = array[np.minimum(quotes + 1, len(array) - 1)]
     marks = np.frombuffer(layout.quote + layout.delimiter + b"\n\r", dtype=np.uint8)
@@ -128,7 +138,7 @@ def _quoted_records(data: bytes, layout: TextLayout, *, is_last: bool) -> Record
     closing_right = np.isin(after[1::2], marks)
     if not (opening_right.all() and closing_right.all()):
         return None
-    separators = _positions(array, _LINE_FEED, layout.delimiter[0])
+    separators, _ = _positions(array, _LINE_FEED, layout.delimiter[0])
     line_feeds = separators[array[separators] == _LINE_FEED]
     separators = separators[np.searchsorted(quotes, separators) % 2 == 0]
     ends = separators[array[separators] == _LINE_FEED] + 1
@@ -193,7 +203,7 @@ def _check_bytes(data: bytes, records: Records, layout: TextLayout) -> None:
         for record in np.flatnonzero(sizes > layout.max_record_bytes).tolist():
             added[record] = (BadReason.TOO_LONG, reason)
     if b"\0" in data:
-        positions = _positions(np.frombuffer(data, dtype=np.uint8), 0)
+        positions, _ = _positions(np.frombuffer(data, dtype=np.uint8), 0)
         for record in np.unique(np.searchsorted(records.ends, positions, side="right")).tolist():
             if record < len(sizes):
                 added.setdefault(record, (BadReason.NUL_BYTE, "text without NUL bytes"))

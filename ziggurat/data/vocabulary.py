@@ -1,36 +1,60 @@
-"""Vocabularies: from ids to rows and back, fitted by counting, looked up with a flat hash index.
+"""Vocabularies: from ids to rows and back; counted and looked up by hash, in bulk.
 
 Order: row 3 is the most frequent id of the training data, row 4 the next; ids seen equally often are in the order of
 their UTF-8 bytes. So the rows do not depend on the order of the data, and hot rows lie together.
 
-Lookup: the index is a sorted array with gaps. An id's 64-bit hash (`features/hashing.py`) names its home slot by its
-top bits; keys are laid out in order of hash, each at its home or behind the key before:
+Ids are told apart by their stable 64-bit hash (`features/hashing.py`) in a `KeyTable`; their text is taken only when a
+new one comes, to be saved. Two training ids of one hash count as one (for 10⁷ ids: one chance in 370,000); an id never
+seen before finds a row that is not its own with probability 10⁷ / 2⁶⁴.
 
-    slot(key_i) = max(home_i, slot(key_{i−1}) + 1)          one running maximum builds the whole index
-    home  0   1   2   3   4   5   6   7
-          ·  k1  k2  k3   ·   ·  k4   ·                     load 1/2; a lookup probes until key or gap: 1.5 on average
-
-All ids of a column probe together, so that a column costs a few vectorised passes. Two training ids of one hash (for
-10⁷ ids: one chance in 370,000) share the row of the more frequent one; an id never seen finds a row that is not its
-own with probability 10⁷ / 2⁶⁴.
-
-Cost: counting 40 ns an id; lookup 25 ns an id on one core, 24 bytes an id in the vocabulary besides its text.
+Cost: counting 40 ns an id, lookup 25 ns on one core; memory 24 to 48 bytes an id besides its text.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from ziggurat.data.key_table import KeyTable
+from ziggurat.data.spans import TextSpans
 from ziggurat.features.hashing import hash_texts
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, UNKNOWN_ROW
 
-_COMPACT_ROWS = 1 << 20  # partial counts are merged when this many have gathered (or as many as were merged before)
-_EMPTY_KEY = np.uint64(0)
+
+@dataclass(frozen=True, kw_only=True)
+class Ids:
+    """Ids of a column, ready to be counted or looked up.
+
+    Args:
+        keys: (N,) uint64 stable hashes of the canonical texts; they mean nothing where an id is missing.
+        missing: (N,) mask, or None if none is missing.
+        texts: where the texts come from, should they be needed.
+    """
+
+    keys: np.ndarray
+    missing: np.ndarray | None
+    texts: pl.Series | TextSpans
+
+    @staticmethod
+    def of(texts: pl.Series | TextSpans) -> Ids:
+        """From canonical texts (null where missing), or canonical spans."""
+        if isinstance(texts, TextSpans):
+            return Ids(keys=texts.hashes(), missing=texts.missing(), texts=texts)
+        missing = texts.is_null().to_numpy() if texts.null_count() else None
+        return Ids(keys=hash_series(texts), missing=missing, texts=texts)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def texts_at(self, indices: np.ndarray) -> pl.Series:
+        """The texts of some ids."""
+        if isinstance(self.texts, TextSpans):
+            return self.texts.take(indices).series()
+        return self.texts.gather(indices)
 
 
 def hash_series(texts: pl.Series) -> np.ndarray:
@@ -59,7 +83,8 @@ class Vocabulary:
         assert len(ids) == len(counts)
         self.ids = ids
         self.counts = counts.cast(pl.Int64)
-        self._index: _Index | None = None
+        self._table: KeyTable | None = None
+        self._row_of_key = np.empty(0, dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,13 +94,17 @@ class Vocabulary:
         """Rows of the table, the reserved ones included."""
         return len(self.ids) + NUM_RESERVED_ROWS
 
-    def rows(self, texts: pl.Series) -> np.ndarray:
-        """(N,) int32 rows of canonical texts: 1 for ids that are not in the vocabulary, 2 for nulls."""
-        if self._index is None:
-            self._index = _Index.build(hash_series(self.ids))
-        rows = self._index.rows(hash_series(texts))
-        if texts.null_count():
-            rows[texts.is_null().to_numpy()] = MISSING_ROW
+    def rows(self, ids: Ids) -> np.ndarray:
+        """(N,) int32 rows of ids: 1 for those that are not in the vocabulary, 2 for missing ones."""
+        if self._table is None:
+            table = KeyTable()
+            _, places = table.add(hash_series(self.ids))
+            # One entry more, for number -1: an id that is not there.
+            self._row_of_key = np.append(places + NUM_RESERVED_ROWS, UNKNOWN_ROW).astype(np.int32)
+            self._table = table
+        rows = self._row_of_key[self._table.find(ids.keys)]
+        if ids.missing is not None:
+            rows[ids.missing] = MISSING_ROW
         return rows
 
     def digest(self) -> str:
@@ -88,78 +117,36 @@ class Vocabulary:
         return content.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Index:
-    """Keys in order of hash, with gaps; see the module."""
-
-    keys: np.ndarray
-    values: np.ndarray
-    shift: np.uint64
-
-    @staticmethod
-    def build(hashes: np.ndarray) -> _Index:
-        keys, first = np.unique(_nonzero(hashes), return_index=True)  # of equal keys the most frequent id stays
-        bits = max(4, int(2 * len(keys)).bit_length())
-        shift = np.uint64(64 - bits)
-        order = np.arange(len(keys))
-        slots = np.maximum.accumulate((keys >> shift).astype(np.int64) - order) + order if len(keys) else order
-        size = max(1 << bits, int(slots[-1]) + 1 if len(keys) else 0) + 1  # the last slot is always a gap
-        table = np.full(size, _EMPTY_KEY)
-        table[slots] = keys
-        values = np.full(size, UNKNOWN_ROW, dtype=np.int32)
-        values[slots] = first + NUM_RESERVED_ROWS
-        return _Index(keys=table, values=values, shift=shift)
-
-    def rows(self, hashes: np.ndarray) -> np.ndarray:
-        hashes = _nonzero(hashes)
-        slots = (hashes >> self.shift).astype(np.int64)
-        rows = np.full(len(hashes), UNKNOWN_ROW, dtype=np.int32)
-        found = self.keys[slots]
-        hit = found == hashes
-        rows[hit] = self.values[slots[hit]]
-        # Keys are sorted along the slots, so a larger key (or a gap) ends the search.
-        waiting = np.flatnonzero(~hit & (found != _EMPTY_KEY) & (found < hashes))
-        while len(waiting):
-            slots[waiting] += 1
-            at = slots[waiting]
-            wanted = hashes[waiting]
-            found = self.keys[at]
-            hit = found == wanted
-            rows[waiting[hit]] = self.values[at[hit]]
-            waiting = waiting[~hit & (found != _EMPTY_KEY) & (found < wanted)]
-        return rows
-
-
-def _nonzero(hashes: np.ndarray) -> np.ndarray:
-    """Hashes with 0, which marks gaps, moved to 1."""
-    return np.maximum(hashes, np.uint64(1))
-
-
-@dataclass
 class VocabularyCounter:
     """Counts ids over chunks; memory grows with the number of different ids."""
 
-    _parts: list[pl.DataFrame] = field(default_factory=list)
-    _merged_rows: int = 0
-    _part_rows: int = 0
+    def __init__(self) -> None:
+        self._table = KeyTable()
+        self._counts = np.zeros(0, dtype=np.int64)
+        self._texts: list[pl.Series] = [pl.Series(dtype=pl.String)]
 
-    def add(self, texts: pl.Series) -> None:
-        """Count canonical texts; nulls are left out."""
-        part = texts.alias("id").value_counts(sort=False, name="count")
-        self._parts.append(part)
-        self._part_rows += part.height
-        if self._part_rows > max(_COMPACT_ROWS, self._merged_rows):
-            self._parts = [self._compact()]
-            self._merged_rows, self._part_rows = self._parts[0].height, 0
+    def add(self, ids: Ids) -> None:
+        """Count ids; missing ones are left out."""
+        present = None if ids.missing is None else np.flatnonzero(~ids.missing)
+        keys = ids.keys if present is None else ids.keys[present]
+        numbers, places = self._table.add(keys)
+        if len(places):
+            self._texts.append(ids.texts_at(places if present is None else present[places]))
+        if len(self._table) > len(self._counts):
+            grown = np.zeros(max(len(self._table), 2 * len(self._counts)), dtype=np.int64)
+            grown[: len(self._counts)] = self._counts
+            self._counts = grown
+        if len(self._table) <= 4 * len(numbers):
+            counts = np.bincount(numbers, minlength=len(self._table))
+            self._counts[: len(counts)] += counts
+        else:
+            np.add.at(self._counts, numbers, 1)
 
     def finish(self, *, min_count: int, max_rows: int) -> Vocabulary:
         """The vocabulary: ids seen at least `min_count` times, at most `max_rows` of them (0: all)."""
-        kept = self._compact().lazy().filter(pl.col("id").is_not_null() & (pl.col("count") >= min_count))
+        texts = pl.concat([part.alias("id") for part in self._texts])
+        counted = pl.DataFrame([texts, pl.Series("count", self._counts[: len(self._table)])])
+        kept = counted.lazy().filter(pl.col("count") >= min_count)
         kept = kept.sort(["count", "id"], descending=[True, False])
         kept = (kept.head(max_rows) if max_rows else kept).collect()
         return Vocabulary(kept["id"].rechunk(), kept["count"].rechunk())
-
-    def _compact(self) -> pl.DataFrame:
-        empty = pl.LazyFrame(schema={"id": pl.String, "count": pl.Int64})
-        parts = [part.lazy().select("id", pl.col("count").cast(pl.Int64)) for part in self._parts]
-        return pl.concat([empty, *parts]).group_by("id").agg(pl.col("count").sum()).collect()

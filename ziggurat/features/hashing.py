@@ -26,7 +26,7 @@ Cost: about 10 ns an id of up to eight bytes on one core; memory is bounded by w
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64, Shaped, UInt8, UInt64
+from jaxtyping import Int64, Integer, Shaped, UInt8, UInt64
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -60,7 +60,7 @@ def hash_ids(ids: Shaped[np.ndarray, "N"]) -> UInt64[np.ndarray, "N"]:
 
 
 def hash_texts(offsets: Int64[np.ndarray, "N+1"], *, data: UInt8[np.ndarray, "M"]) -> UInt64[np.ndarray, "N"]:
-    """The stable hash of N texts that lie one after the other in `data` (Arrow's layout, no copy needed).
+    """The stable hash of N texts that lie one after the other in `data` (Arrow's layout).
 
     Args:
         offsets: (N + 1,) rising positions in `data`; text i is `data[offsets[i] : offsets[i + 1]]`.
@@ -69,13 +69,64 @@ def hash_texts(offsets: Int64[np.ndarray, "N+1"], *, data: UInt8[np.ndarray, "M"
     Returns:
         (N,) hashes.
     """
-    num_ids = len(offsets) - 1
-    hashes = np.empty(num_ids, dtype=np.uint64)
-    for start in range(0, num_ids, _BLOCK_IDS):
-        stop = min(start + _BLOCK_IDS, num_ids)
-        cuts = np.asarray(offsets[start : stop + 1], dtype=np.int64)
-        hashes[start:stop] = _hash_block(cuts - cuts[0], data[cuts[0] : cuts[-1]])
+    cuts = np.asarray(offsets, dtype=np.int64)
+    words = aligned_words(data[cuts[0] : cuts[-1]])
+    return hash_spans(cuts[:-1] - cuts[0], lengths=np.diff(cuts), words=words)
+
+
+def hash_spans(
+    starts: Integer[np.ndarray, "N"], *, lengths: Integer[np.ndarray, "N"], words: UInt64[np.ndarray, "W"]
+) -> UInt64[np.ndarray, "N"]:
+    """The stable hash of N texts that lie anywhere in one buffer.
+
+    Args:
+        starts: (N,) first byte of each text.
+        lengths: (N,) bytes of each text.
+        words: the buffer, from `aligned_words`.
+
+    Returns:
+        (N,) hashes.
+    """
+    hashes = np.empty(len(starts), dtype=np.uint64)
+    for start in range(0, len(starts), _BLOCK_IDS):
+        block = slice(start, start + _BLOCK_IDS)
+        hashes[block] = _hash_block(starts[block], lengths[block], words)
     return hashes
+
+
+def hash_words(words: UInt64[np.ndarray, "N"], *, lengths: Integer[np.ndarray, "N"]) -> UInt64[np.ndarray, "N"]:
+    """The stable hash of N texts of at most eight bytes.
+
+    Args:
+        words: (N,) the bytes of each text as a little-endian word; what follows the text in it is ignored.
+        lengths: (N,) bytes of each text, 0 to 8.
+
+    Returns:
+        (N,) hashes.
+    """
+    mixed = mix(_masked(words, lengths) ^ _position_keys(1)[0])
+    if not bool(lengths.all()):
+        mixed[lengths == 0] = 0
+    return _finish(mixed, lengths)
+
+
+def aligned_words(data: bytes | UInt8[np.ndarray, "M"]) -> UInt64[np.ndarray, "W"]:
+    """A buffer of bytes as little-endian 64-bit words, with zeros behind its end: what `load_words` reads from."""
+    array = np.frombuffer(data, dtype=np.uint8) if isinstance(data, bytes) else data
+    words = np.zeros(len(array) // 8 + 2, dtype="<u8")
+    words.view(np.uint8)[: len(array)] = array
+    return words.astype(np.uint64, copy=False)
+
+
+def load_words(words: UInt64[np.ndarray, "W"], first_byte: Integer[np.ndarray, "N"]) -> UInt64[np.ndarray, "N"]:
+    """The eight bytes from `first_byte` on, as little-endian words, out of two aligned words each."""
+    index = first_byte >> 3
+    shift = ((first_byte & 7) << 3).astype(np.uint64)
+    low = words[index] >> shift
+    high = words[index + 1] << (np.uint64(63) - shift)
+    high <<= np.uint64(1)  # in two steps: a shift by 64 is not defined
+    low |= high
+    return low
 
 
 def mix(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
@@ -88,30 +139,29 @@ def mix(values: UInt64[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
     return mixed
 
 
-def _hash_block(offsets: np.ndarray, data: np.ndarray) -> np.ndarray:
-    lengths = np.diff(offsets)
-    full = lengths == 8
-    num_full = int(np.count_nonzero(full))
-    if num_full and num_full * 8 == len(data):  # every text has 8 bytes or none: the bytes already are the words
-        words = np.frombuffer(data.tobytes(), dtype="<u8").astype(np.uint64, copy=False)
-        sums = np.zeros(len(lengths), dtype=np.uint64)
-        sums[full] = mix(words ^ _position_keys(1)[0])
-        return _finish(sums, lengths)
-    num_words = (lengths + 7) >> 3
+def _hash_block(starts: np.ndarray, lengths: np.ndarray, words: np.ndarray) -> np.ndarray:
+    longest = int(lengths.max()) if len(lengths) else 0
+    if longest <= 8:  # one word at most: no need to sum
+        return hash_words(load_words(words, starts), lengths=lengths)
+    num_words = (lengths.astype(np.int64) + 7) >> 3
     ends = np.cumsum(num_words)
-    total = int(ends[-1]) if len(ends) else 0
-    sums = np.zeros(len(lengths), dtype=np.uint64)
-    if total == 0:
-        return _finish(sums, lengths)
-    starts = ends - num_words
-    position = np.arange(total) - np.repeat(starts, num_words)
-    first_byte = np.repeat(offsets[:-1], num_words) + 8 * position
+    firsts = ends - num_words
+    position = np.arange(int(ends[-1])) - np.repeat(firsts, num_words)
+    first_byte = np.repeat(starts, num_words) + 8 * position
     num_bytes = np.minimum(np.repeat(lengths, num_words) - 8 * position, 8)
-    words = _load_words(data, first_byte, num_bytes)
-    mixed = mix(words ^ _position_keys(int(num_words.max()))[position])
+    mixed = mix(_masked(load_words(words, first_byte), num_bytes) ^ _position_keys(int(num_words.max()))[position])
+    sums = np.zeros(len(lengths), dtype=np.uint64)
     nonempty = num_words > 0
-    sums[nonempty] = np.add.reduceat(mixed, starts[nonempty])
+    sums[nonempty] = np.add.reduceat(mixed, firsts[nonempty])
     return _finish(sums, lengths)
+
+
+def _masked(loaded: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+    """Words with the bytes behind the first `num_bytes` (0 to 8) set to zero."""
+    if bool((num_bytes == 8).all()):
+        return loaded
+    unused_bits = (64 - 8 * np.maximum(num_bytes, 1)).astype(np.uint64)  # a shift by 64 is not defined
+    return loaded & (np.uint64(0xFFFFFFFFFFFFFFFF) >> unused_bits)
 
 
 def _hash_fixed_width(texts: np.ndarray) -> np.ndarray:
@@ -125,19 +175,6 @@ def _hash_fixed_width(texts: np.ndarray) -> np.ndarray:
     mixed = mix(words ^ _position_keys(num_words))
     used = np.arange(num_words) * 8 < lengths[:, None]
     return _finish(np.where(used, mixed, np.uint64(0)).sum(axis=1, dtype=np.uint64), lengths)
-
-
-def _load_words(data: np.ndarray, first_byte: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
-    """Little-endian words of 1 to 8 bytes that start anywhere, out of two aligned ones each."""
-    aligned = np.zeros(len(data) // 8 + 2, dtype="<u8")
-    aligned.view(np.uint8)[: len(data)] = data
-    index = first_byte >> 3
-    shift = ((first_byte & 7) << 3).astype(np.uint64)
-    low = aligned[index].astype(np.uint64, copy=False) >> shift
-    high = (aligned[index + 1].astype(np.uint64, copy=False) << (np.uint64(63) - shift)) << np.uint64(1)
-    unused_bits = (64 - 8 * num_bytes).astype(np.uint64)
-    keep = np.uint64(0xFFFFFFFFFFFFFFFF) >> unused_bits
-    return (low | high) & keep
 
 
 def _position_keys(num_words: int) -> np.ndarray:

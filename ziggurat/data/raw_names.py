@@ -1,0 +1,68 @@
+"""Names of files and columns: what a glob stands for, in natural order, and what a misspelt column may have meant.
+
+Files with numbers in their names are read in the order of the numbers (day_2 before day_10). A column that is missing
+is an error that names the nearest one there is, upper and lower case counting as alike: `UserId` for `user_id`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ziggurat.errors import MissingFileError, SchemaError
+
+
+def nearest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Up to three known names that look like `name`, nearest first; upper and lower case count as alike."""
+    lowered = {item.lower(): item for item in reversed(known)}
+    close = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=0.6)
+    return tuple(lowered[item] for item in close)
+
+
+def missing_column(path: Path, name: str, known: Sequence[str]) -> SchemaError:
+    """The error for a column that a file has not, with the nearest names it has."""
+    near = nearest_names(name, known)
+    listed = ", ".join(known[:30]) + (", …" if len(known) > 30 else "")
+    hint = (f"rename it, or set column = {near[0]!r} in the schema: that is the nearest name",) if near else ()
+    return SchemaError(
+        expected=f"a column {name!r}",
+        found=f"columns {listed}",
+        where=str(path),
+        ways_out=(*hint, "add the column to the file", "take the feature out of the schema"),
+    )
+
+
+def expand_path(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
+    """The files that a path, glob or folder stands for.
+
+    Args:
+        path: a file, a folder, or a glob.
+        suffixes: a folder stands for the files in it with one of these; hidden ones are left out.
+
+    Raises:
+        MissingFileError: nothing there.
+    """
+    known = set(suffixes)
+    if path.is_dir():
+        inside = [file for file in path.iterdir() if file.is_file() and known & set(file.suffixes)]
+        found = [file for file in inside if not file.name.startswith((".", "_"))]
+    elif path.exists():
+        return [path]
+    else:
+        found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
+    if not found:
+        raise MissingFileError(
+            expected="a data file, a folder with data files, or a glob that matches some",
+            found="nothing there",
+            where=str(path),
+            ways_out=("correct the path", "look at it with ls"),
+        )
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
+    parts = re.split(r"(\d+)", str(path))
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)
