@@ -53,6 +53,8 @@ class PlainModel(nn.Module):
         self.tables = nn.ModuleList(
             nn.EmbeddingBag(workload.num_rows, dim, mode="sum", sparse=True) for _ in workload.lengths
         )
+        for table in self.tables.parameters():
+            nn.init.uniform_(table, -(workload.num_rows**-0.5), workload.num_rows**-0.5)  # as the others start
         self.bottom = mlp((workload.num_dense, *workload.bottom_mlp), last_relu=True)
         width = num_fields * dim
         if self.kind is ModelKind.DLRM:
