@@ -78,11 +78,12 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
     fastest = "bf16" if results["ours: recommended"].info["precision"] == "bf16" else "fp32"
     best = limit_samples_per_s(results, workload, fastest)
     fp32 = limit_samples_per_s(results, workload, "fp32")
-    ours, name = "ours: recommended", workload.name
+    ours = "ours: recommended"
+    name = f"{workload.model.value}_d{workload.dim}"  # model and shape; peer and setting follow
     is_dlrm = workload.model is ModelKind.DLRM
     found = [
         compare(
-            f"{name}: recommended vs TorchRec FP32 eager",
+            f"{name}_torchrec_default",
             results,
             ours=ours,
             peer="TorchRec: FP32 eager",
@@ -90,7 +91,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
             limit=best,
         ),
         compare(
-            f"{name}: both FP32 eager",
+            f"{name}_torchrec_fp32_eager",
             results,
             ours="ours: FP32 eager",
             peer="TorchRec: FP32 eager",
@@ -98,7 +99,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
             limit=fp32,
         ),
         compare(
-            f"{name}: recommended vs plain torch",
+            f"{name}_plain_torch_default",
             results,
             ours=ours,
             peer="plain torch",
@@ -109,7 +110,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
     if compiles(workload):
         found.append(
             compare(
-                f"{name}: both FP32 compiled",
+                f"{name}_torchrec_fp32_compiled",
                 results,
                 ours="ours: FP32 compiled",
                 peer="TorchRec: FP32 compiled",
@@ -119,7 +120,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
     if bf16:
         found.append(
             compare(
-                f"{name}: both BF16 compiled",
+                f"{name}_torchrec_bf16_compiled",
                 results,
                 ours="ours: BF16 compiled",
                 peer="TorchRec: BF16 compiled",
