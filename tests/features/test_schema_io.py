@@ -82,7 +82,7 @@ def schemas(draw: st.DrawFn) -> Schema:
     return Schema(features=tuple(features), labels=tuple(labels), tables=tuple(tables), **roles)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(schemas(), st.dictionaries(maybe, st.text(st.characters(codec="utf-8"), max_size=300), max_size=4))
 def test_round_trip_is_exact_whatever_the_names_and_comments(schema: Schema, comments: dict[str, str]):
     comments |= {schema.columns[0]: "first line\n[[feature]]\nname = 'not a feature'"}

@@ -106,9 +106,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str) -> np.ndarray:
     if dtype == pl.String:
         numbers = _numbers_in_text(series, faults)
     elif dtype.is_numeric() or dtype == pl.Boolean:
-        numbers = series.cast(pl.Float64).to_numpy()
-        if series.null_count():
-            numbers = np.where(series.is_null().to_numpy(), np.nan, numbers)
+        numbers = series.cast(pl.Float64).to_numpy()  # null becomes NaN
     else:
         raise wrong_type(series, faults.chunk, role=role, expected="numbers")
     too_large = np.abs(numbers) > LARGEST_FLOAT32

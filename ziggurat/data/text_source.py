@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from polars.exceptions import PolarsError
 
 from ziggurat.data.bad_rows import BadReason, BadRow, BadRows
@@ -204,7 +205,7 @@ class _Parser:
             if name in self.ids and column.is_canonical():
                 spans[name] = column
             elif name in self.numbers and (numbers := column.integers()) is not None:
-                series[name] = pl.Series(name, numbers)
+                series[name] = pl.Series(name, pa.array(numbers, from_pandas=True))  # NaN becomes null
         rest = [name for name in self.columns if name not in spans and name not in series]
         if rest:
             frame = self._read(
