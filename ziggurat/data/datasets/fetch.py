@@ -37,11 +37,6 @@ from ziggurat.errors import DataError, MissingDependencyError, MissingFileError
 ROWS_PER_GROUP = 131_072
 
 
-def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Where fetched data lives: `cache` if given, else $ZIGGURAT_CACHE, else ~/.cache/ziggurat."""
-    return Path(cache or os.environ.get("ZIGGURAT_CACHE") or Path.home() / ".cache" / "ziggurat").expanduser()
-
-
 def sha256_of(data: bytes | Path) -> str:
     """Hex sha256 of bytes, or of a file read in pieces of 1 MiB."""
     if isinstance(data, bytes):

@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from ziggurat.cache import cache_folder
 from ziggurat.data.datasets.fetch import (
-    cache_folder,
     is_complete,
     open_archive,
     read_member,

