@@ -98,7 +98,8 @@ class Reference:
                 if feature.transform in (NumericTransform.STANDARDISE, NumericTransform.LOG1P_STANDARDISE):
                     mean, sd = self.moments[feature.name]
                     value = (value - mean) / sd
-                out[feature.name] = value
+                largest = float(np.finfo(np.float32).max)
+                out[feature.name] = max(-largest, min(largest, value))  # a tiny sd may throw a value out of float32
             elif isinstance(feature, Vector):
                 given = row[column_of(feature)]
                 out[feature.name] = [0.0] * feature.dim if given is None else list(given)
