@@ -52,7 +52,7 @@ __all__ = ["SyntheticConfig", "SyntheticTeacher", "criteo_shaped", "learnable"]
 def learnable(*, seed: int = 0) -> SyntheticConfig:
     """Few ids, each seen often, and pairs only: 4 dense and 8 categorical features with 150 ids in all, in 2 groups.
 
-    The best AUC is 0.851. Measured with embedding dim 16 and MLPs of one or two hundred units: plain DLRM and DCNv2 under
+    The best AUC is 0.851. Measured with embedding dim 16 and MLPs of up to 200 units: plain DLRM and DCNv2 under
     Adam come within 0.0012 of it after three passes over one million rows; this package's DLRM with row-wise Adagrad
     (table_learning_rate 0.05) within 0.0010 after two passes over 1.7 million. The tables must start near 0.1 and learn
     faster than the rest, or training stays long at the saddle around zero. Third order terms are left out because
