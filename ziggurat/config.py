@@ -214,7 +214,7 @@ def _unknown(path: str, name: str, names: list[str], where: str) -> ConfigError:
         expected="one of " + ", ".join(names),
         found=f"{name!r}",
         where=f"{where}, setting {path!r}",
-        ways_out=[*ways, "see all settings with `ziggurat train RECIPE --help`"],
+        ways_out=[*ways, "see all settings with `ziggurat train RECIPE --settings`"],
     )
 
 

@@ -92,7 +92,7 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     inspect.add_argument("file", help="Parquet, CSV or TSV (also .gz)")
     inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
     fetch = actions.add_parser("fetch", help="get a public data set into the cache, checked by checksum")
-    fetch.add_argument("name", help="movielens-1m, frappe, criteo")
+    fetch.add_argument("name", help="movielens-1m, frappe, criteo-kaggle, criteo-1tb, criteo-x4")
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 

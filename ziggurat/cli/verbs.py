@@ -115,6 +115,8 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     for line in lines:
         table.add_row(*line)
     console.print(table)
+    for warning in inspection.warnings:
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     if options.write_schema:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
         console.print(f"schema written to {options.write_schema}; read it, correct it, then:", soft_wrap=True)
