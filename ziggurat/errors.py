@@ -45,6 +45,14 @@ class ConfigError(ZigguratError, ValueError):
     """A setting has an unknown name, a wrong type or an impossible value."""
 
 
+class PlanError(ZigguratError, ValueError):
+    """A plan contradicts itself, the model, the machines, or another rank's plan."""
+
+
+class TopologyError(ZigguratError, RuntimeError):
+    """The ranks of a job do not form what was asked for, or one of them is gone; names ranks."""
+
+
 class SchemaError(ZigguratError, ValueError):
     """A schema contradicts itself, or the data does not have the columns and types that the schema names."""
 

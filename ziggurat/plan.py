@@ -1,0 +1,239 @@
+"""Plan: which features form a tower, and where every table lives. Plain data, written by people or by `planning/`.
+
+    towers.json    {"towers": [["user", "age"], ["item", "genres"]], "strategy": "coherent", "seed": 0}
+    plan.json      {"world_size": 4, "tower_size": 2, "towers": {…},
+                    "tables": [{"table": "user", "placement": "table_wise", "ranks": [1]}, …]}
+
+A plan is immutable and computed without a process group; `parallel/` executes it and never searches. The order of
+towers, and of the features inside a tower, is part of a model's meaning (it is the order of the columns that the
+layers above a tower module see), so it is kept as written, wherever the tables go.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import PlanError
+
+
+class Placement(StrEnum):
+    """How one table is spread over ranks."""
+
+    TABLE_WISE = "table_wise"  # whole, on one rank
+    COLUMN_WISE = "column_wise"  # columns cut into equal parts, one a rank
+    ROW_WISE = "row_wise"  # rows cut into equal blocks, one a rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Towers:
+    """Features grouped into towers (the paper's TP result: Luo et al., arXiv 2403.00877).
+
+    Args:
+        towers: names of the features of each tower, in order; features are those with an embedding.
+        strategy: where the grouping comes from, for people ("coherent", "by hand", …).
+        seed: of the partitioner.
+    """
+
+    towers: tuple[tuple[str, ...], ...]
+    strategy: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = Counter(name for tower in self.towers for name in tower)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        if not self.towers or not all(self.towers) or twice:
+            raise PlanError(
+                expected="at least one tower, a feature or more in each, every feature once",
+                found=f"features in two places: {', '.join(twice)}" if twice else f"{[len(t) for t in self.towers]}",
+                where="towers",
+                ways_out="`ziggurat towers partition RUN` writes a valid file",
+            )
+
+    def __len__(self) -> int:
+        return len(self.towers)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """All features, tower after tower."""
+        return tuple(name for tower in self.towers for name in tower)
+
+    def check(self, tables: Mapping[str, str]) -> None:
+        """Check against a model's features.
+
+        Args:
+            tables: the table that each feature looks up, for every feature with an embedding.
+
+        Raises:
+            PlanError: a feature is missing or unknown, or features that share a table are in different towers.
+        """
+        missing, unknown = sorted(tables.keys() - set(self.features)), sorted(set(self.features) - tables.keys())
+        if missing or unknown:
+            raise PlanError(
+                expected="every feature with an embedding in exactly one tower",
+                found=f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}",
+                where="towers",
+                ways_out=("add or remove these names in the file", "partition again: `ziggurat towers partition RUN`"),
+            )
+        home: dict[str, int] = {}
+        for index, tower in enumerate(self.towers):
+            for name in tower:
+                if home.setdefault(tables[name], index) != index:
+                    raise PlanError(
+                        expected="features that share a table in one tower",
+                        found=f"table {tables[name]!r} in towers {home[tables[name]]} and {index}",
+                        where=f"towers, feature {name!r}",
+                        ways_out=("move the feature to the other tower", "give it a table of its own in the schema"),
+                    )
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON."""
+        Path(path).write_text(json.dumps(to_json(self), indent=2) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Towers:
+        """Read what `save` wrote, or a file written by hand.
+
+        Raises:
+            PlanError: not readable as towers.
+        """
+        return from_json(Towers, _read(path), where=str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlacement:
+    """Where one table goes.
+
+    Args:
+        table: its name.
+        placement: how it is cut.
+        ranks: who holds the parts, in the order of the rows or columns.
+    """
+
+    table: str
+    placement: Placement = Placement.TABLE_WISE
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Placement of all tables, and the towers if there are any.
+
+    Args:
+        world_size: ranks that the plan is for.
+        tables: one entry a table.
+        towers: which features form a tower; None: a flat model.
+        tower_size: S, consecutive ranks that hold the same towers together. S must divide the world, and the
+            world_size / S groups must share the towers evenly; 0: as few ranks a tower as that allows.
+    """
+
+    world_size: int
+    tables: tuple[TablePlacement, ...]
+    towers: Towers | None = None
+    tower_size: int = 0
+
+    def __post_init__(self) -> None:
+        counts = Counter(entry.table for entry in self.tables)
+        twice = sorted(name for name, count in counts.items() if count > 1)
+        _expect(not twice, "each table once", f"twice: {', '.join(twice)}", "plan")
+        for entry in self.tables:
+            fits = len(set(entry.ranks)) == len(entry.ranks) and all(0 <= r < self.world_size for r in entry.ranks)
+            fits = fits and (len(entry.ranks) == 1 if entry.placement is Placement.TABLE_WISE else bool(entry.ranks))
+            _expect(
+                fits,
+                f"different ranks from 0 to {self.world_size - 1}, exactly one for {Placement.TABLE_WISE.value}",
+                f"ranks {list(entry.ranks)}, {entry.placement.value}",
+                f"plan, table {entry.table!r}",
+            )
+        if self.towers is not None:
+            size, num_towers = self.tower_size, len(self.towers)
+            _expect(
+                size >= 0
+                and (size == 0 or (self.world_size % size == 0 and num_towers % (self.world_size // size) == 0)),
+                f"tower_size S that divides {self.world_size} ranks, and {self.world_size} / S groups that share "
+                f"{num_towers} towers evenly; possible here: {possible_tower_sizes(self.world_size, num_towers)}",
+                f"S = {size}",
+                "plan, tower_size",
+            )
+
+    @property
+    def ranks_a_group(self) -> int:
+        """S: consecutive ranks that hold the same towers; the whole world for a flat plan."""
+        if self.towers is None:
+            return self.world_size
+        return self.tower_size or possible_tower_sizes(self.world_size, len(self.towers))[0]
+
+    def tower_ranks(self, tower: int) -> range:
+        """The consecutive ranks that hold a tower."""
+        assert self.towers is not None
+        size = self.ranks_a_group
+        group = tower * (self.world_size // size) // len(self.towers)
+        return range(group * size, (group + 1) * size)
+
+    def check(self, *, tables: Mapping[str, str], world_size: int, names: Sequence[str]) -> None:
+        """Check against a model and a job.
+
+        Args:
+            tables: the table of each feature.
+            world_size: ranks of the job.
+            names: all tables of the model.
+
+        Raises:
+            PlanError: another number of ranks, tables missing, unknown, or outside of their tower.
+        """
+        _expect(
+            world_size == self.world_size,
+            f"a job of {self.world_size} ranks",
+            f"{world_size} ranks",
+            "plan, world_size",
+        )
+        placed = {entry.table: entry for entry in self.tables}
+        missing, unknown = sorted(set(names) - placed.keys()), sorted(placed.keys() - set(names))
+        found = f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}"
+        _expect(not missing and not unknown, "every table of the model exactly once", found, "plan, tables")
+        if self.towers is None:
+            return
+        self.towers.check(tables)
+        for index, tower in enumerate(self.towers.towers):
+            for name in tower:
+                ranks = placed[tables[name]].ranks
+                _expect(
+                    set(ranks) <= set(self.tower_ranks(index)),
+                    f"ranks {list(self.tower_ranks(index))}, which hold tower {index}",
+                    f"ranks {list(ranks)}",
+                    f"plan, table {tables[name]!r} of feature {name!r}",
+                )
+
+    def save(self, path: str | Path) -> None:
+        """Write as JSON."""
+        Path(path).write_text(json.dumps(to_json(self), indent=2) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read what `save` wrote, or a file written by hand."""
+        return from_json(Plan, _read(path), where=str(path))
+
+
+def possible_tower_sizes(world_size: int, num_towers: int) -> list[int]:
+    """Every S for which groups of S consecutive ranks share the towers evenly, smallest first; never empty."""
+    sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
+    return [size for size in sizes if num_towers % (world_size // size) == 0]
+
+
+def _read(path: str | Path) -> object:
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise PlanError(
+            expected="a JSON file", found=str(error), where=str(path), ways_out="check the path and the file's syntax"
+        ) from error
+
+
+def _expect(fits: bool, expected: str, found: str, where: str) -> None:
+    if not fits:
+        raise PlanError(expected=expected, found=found, where=where, ways_out="correct the plan, or plan again")

@@ -1,0 +1,1 @@
+"""Computes plans; never touches a process group. A plan is data (`ziggurat.plan`)."""
