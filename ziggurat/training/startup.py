@@ -81,6 +81,7 @@ def startup_report(step: TrainStep, *, data: dict[str, str]) -> StartupReport:
         "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {table_bytes / 2**20:,.1f} MiB",
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
         "torch.compile": config.compile.value,
+        "memory": step.memory,
         "batch": f"{config.loader.batch_size:,} rows",
     }
     return StartupReport(

@@ -26,6 +26,7 @@ from ziggurat.embeddings import TableOptimizer
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
+from ziggurat.ops.allocator import keep_freed_memory
 from ziggurat.ops.matmul_rate import matmul_gflop_per_s
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.losses import loss_of
@@ -64,6 +65,8 @@ class TrainStep:
     Args:
         model: on its device.
         config: training settings; `precision` AUTO is resolved here (see `precision` and `precision_reason`).
+
+    On the CPU the process keeps freed memory from here on (see `ziggurat.ops.allocator`; `memory` says what was done).
     """
 
     def __init__(self, model: RankingModel, config: TrainingConfig) -> None:
@@ -71,6 +74,7 @@ class TrainStep:
         self.config = config
         self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
+        self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())
         self.dense_optimizer = _dense_optimizer(self._dense, config) if self._dense else None
