@@ -14,6 +14,7 @@ import torch
 
 from tests.ops.lookup_problems import kernel_or_skip, make_layout
 from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.ops import cpp_build
 from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, cpp_library
 from ziggurat.ops.lookup.choose import BatchShape, choose_kernel, kernel_diagnosis
 
@@ -71,7 +72,7 @@ def test_a_kernel_that_is_not_exact_is_refused() -> None:
 
 def test_missing_kernels_are_reported_not_fatal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
-    monkeypatch.setattr(cpp_library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cpp_build.shutil, "which", lambda name: None)
     cpp_library.load_library.cache_clear()
     try:
         chosen = choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path)

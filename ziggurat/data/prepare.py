@@ -41,7 +41,7 @@ from ziggurat.data.prepared import (
     open_prepared,
     write_prepared,
 )
-from ziggurat.data.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.preprocessing import Preprocessing, id_columns, numeric_columns
 from ziggurat.data.raw import FileFormat, RawChunk, RawSource
 from ziggurat.data.splits import SPLITS, SplitBy, SplitConfig, Splitter, fit_splitter, split_column
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
@@ -323,9 +323,10 @@ class _Build:
         hints = [source.num_rows_hint() for source in sources if source is not None]
         total = None if None in hints else sum(hint for hint in hints if hint is not None)
         numbers = [name for name in numeric_columns(self._schema) if name != self._split_column]
+        ids = [name for name in id_columns(self._schema) if name != self._split_column]
         done = 0
         for chunk, source in in_background(
-            _chunks(sources, columns or self._columns, numbers), depth=2, name="ziggurat-read"
+            _chunks(sources, columns or self._columns, numbers=numbers, ids=ids), depth=2, name="ziggurat-read"
         ):
             self._progress(phase, done, total)
             yield chunk, source
@@ -351,15 +352,14 @@ class _Build:
 
 
 def _chunks(
-    sources: Sequence[RawSource | None], columns: Sequence[str], numbers: Sequence[str]
+    sources: Sequence[RawSource | None], columns: Sequence[str], *, numbers: Sequence[str], ids: Sequence[str]
 ) -> Iterator[tuple[RawChunk, int]]:
     offset = 0
     for index, source in enumerate(sources):
         if source is None:
             continue
         end = offset
-        wanted = [name for name in numbers if name in columns]
-        for chunk in source.frames(columns=columns, numbers=wanted):
+        for chunk in source.frames(columns=columns, numbers=numbers, ids=ids):
             shifted = replace(chunk, start=chunk.start + offset)
             end = int(np.max(shifted.global_rows)) + 1
             yield shifted, index

@@ -148,7 +148,7 @@ class Preprocessing:
         vocabularies: dict[str, Vocabulary] = {}
         for name, counter in counters.items():
             table = schema.table(name)
-            vocabularies[name] = counter.finish(min_count=table.min_count, max_rows=table.max_rows)
+            vocabularies[name], _ = counter.finish(min_count=table.min_count, max_rows=table.max_rows)
         return Preprocessing(schema, vocabularies=vocabularies, numbers=fitter.finish())
 
     def encode(self, chunk: RawChunk, *, bad_rows: BadRows | None = None, with_labels: bool = True) -> pa.Table:

@@ -28,10 +28,11 @@ import pyarrow as pa
 from polars.exceptions import PolarsError
 
 from ziggurat.data.bad_rows import BadReason, BadRow, BadRows
-from ziggurat.data.spans import TextColumns, TextSpans
+from ziggurat.data.spans import TextSpans
 from ziggurat.data.text_blocks import ByteStream, TextOptions, cut_behind_last_line
 from ziggurat.data.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
+from ziggurat.ops.text.kernel import FieldKind, Fields, TextKernel, text_kernel
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -152,19 +153,25 @@ class _Parser:
     numbers: frozenset[str]
     ids: frozenset[str]
     bad_rows: BadRows
+    kernel: TextKernel = field(default_factory=text_kernel)
     next_row: int = 0
     next_line: int = field(default=0)  # 0-based
     skipping: bool = False
+    kinds: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.next_line = self.file.header_lines
+        self.kinds = np.full(len(self.file.columns), FieldKind.OTHER, dtype=np.uint8)
+        for index, name in enumerate(self.file.columns):
+            if name in self.columns and name in self.ids | self.numbers:
+                self.kinds[index] = FieldKind.ID if name in self.ids else FieldKind.NUMBER
 
     def parse(self, data: bytes, *, is_last: bool) -> tuple[TextPiece, int]:
         """The piece of a block of whole lines, and the number of bytes used."""
-        records = find_records(data, self.file.layout, is_last=is_last)
+        records = find_records(data, self.file.layout, is_last=is_last, kernel=self.kernel, kinds=self.kinds)
         spans: dict[str, TextSpans] = {}
-        if records.separators is not None and not self.file.options.null_values:
-            frame, spans = self._simple_frame(data, records.separators)
+        if records.fields is not None and not self.file.options.null_values:
+            frame, spans = self._simple_frame(data, records.fields)
             keep = np.arange(len(records.ends))
         else:
             frame, keep = self._frame(data, records)
@@ -195,26 +202,31 @@ class _Parser:
             return b""
         return buffer
 
-    def _simple_frame(self, data: bytes, separators: np.ndarray) -> tuple[pl.DataFrame, dict[str, TextSpans]]:
+    def _simple_frame(self, data: bytes, fields: Fields) -> tuple[pl.DataFrame, dict[str, TextSpans]]:
         """A clean block: integers parsed and ids left as spans here, everything else parsed by polars."""
-        fields = TextColumns.of(data, separators=separators, num_fields=self.file.layout.num_fields)
         spans: dict[str, TextSpans] = {}
         series: dict[str, pl.Series] = {}
+        rest: list[str] = []
         for name in self.columns:
-            column = fields.column(self.file.columns.index(name))
-            if name in self.ids and column.is_canonical():
-                spans[name] = column
-            elif name in self.numbers and (numbers := column.integers()) is not None:
+            index = self.file.columns.index(name)
+            kind = self.kinds[index] if fields.simple[index] else FieldKind.OTHER
+            if kind == FieldKind.ID:
+                spans[name] = self._spans(data, fields, name)
+            elif kind == FieldKind.NUMBER:
+                numbers = fields.values[index].view(np.float64)
                 series[name] = pl.Series(name, pa.array(numbers, from_pandas=True))  # NaN becomes null
-        rest = [name for name in self.columns if name not in spans and name not in series]
+            else:
+                rest.append(name)
         if rest:
-            frame = self._read(
-                data, num_rows=separators.size // self.file.layout.num_fields, has_quotes=False, columns=rest
-            )
+            frame = self._read(data, num_rows=fields.starts.shape[1], has_quotes=False, columns=rest)
             if frame is None:
-                frame = pl.DataFrame([fields.column(self.file.columns.index(name)).series(name) for name in rest])
+                frame = pl.DataFrame([self._spans(data, fields, name).series(name) for name in rest])
             series |= {name: frame[name] for name in rest}
         return pl.DataFrame([series[name] for name in self.columns if name in series]), spans
+
+    def _spans(self, data: bytes, fields: Fields, name: str) -> TextSpans:
+        index = self.file.columns.index(name)
+        return TextSpans(data, self.kernel, fields.starts[index], fields.lengths[index], fields.values[index])
 
     def _frame(self, data: bytes, records: Records) -> tuple[pl.DataFrame, np.ndarray]:
         """The good records as a frame, and their numbers in the block."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from jaxtyping import Int32
 
 from ziggurat.data.key_table import KeyTable
 from ziggurat.data.spans import TextSpans
@@ -43,7 +44,7 @@ class Ids:
     def of(texts: pl.Series | TextSpans) -> Ids:
         """From canonical texts (null where missing), or canonical spans."""
         if isinstance(texts, TextSpans):
-            return Ids(keys=texts.hashes(), missing=texts.missing(), texts=texts)
+            return Ids(keys=texts.hashes, missing=texts.missing(), texts=texts)
         missing = texts.is_null().to_numpy() if texts.null_count() else None
         return Ids(keys=hash_series(texts), missing=missing, texts=texts)
 
@@ -122,31 +123,32 @@ class VocabularyCounter:
 
     def __init__(self) -> None:
         self._table = KeyTable()
-        self._counts = np.zeros(0, dtype=np.int64)
         self._texts: list[pl.Series] = [pl.Series(dtype=pl.String)]
 
-    def add(self, ids: Ids) -> None:
-        """Count ids; missing ones are left out."""
-        present = None if ids.missing is None else np.flatnonzero(~ids.missing)
-        keys = ids.keys if present is None else ids.keys[present]
-        numbers, places = self._table.add(keys)
-        if len(places):
-            self._texts.append(ids.texts_at(places if present is None else present[places]))
-        if len(self._table) > len(self._counts):
-            grown = np.zeros(max(len(self._table), 2 * len(self._counts)), dtype=np.int64)
-            grown[: len(self._counts)] = self._counts
-            self._counts = grown
-        if len(self._table) <= 4 * len(numbers):
-            counts = np.bincount(numbers, minlength=len(self._table))
-            self._counts[: len(counts)] += counts
-        else:
-            np.add.at(self._counts, numbers, 1)
+    def add(self, ids: Ids) -> Int32[np.ndarray, " N"]:
+        """Count ids; missing ones are left out.
 
-    def finish(self, *, min_count: int, max_rows: int) -> Vocabulary:
-        """The vocabulary: ids seen at least `min_count` times, at most `max_rows` of them (0: all)."""
+        Returns:
+            (N,) the number of each id, in the order in which different ids came; -1 where it is missing.
+        """
+        numbers, places = self._table.add(ids.keys, missing=ids.missing)
+        if len(places):
+            self._texts.append(ids.texts_at(places))
+        return numbers
+
+    def finish(self, *, min_count: int, max_rows: int) -> tuple[Vocabulary, Int32[np.ndarray, " K"]]:
+        """The ids seen at least `min_count` times, at most `max_rows` of them (0: all).
+
+        Returns:
+            The vocabulary, and the row of each number that `add` gave; the last one is the row of number -1.
+        """
         texts = pl.concat([part.alias("id") for part in self._texts])
-        counted = pl.DataFrame([texts, pl.Series("count", self._counts[: len(self._table)])])
+        numbers = pl.arange(len(texts), dtype=pl.Int32, eager=True).alias("number")
+        counted = pl.DataFrame([texts, pl.Series("count", self._table.counts), numbers])
         kept = counted.lazy().filter(pl.col("count") >= min_count)
         kept = kept.sort(["count", "id"], descending=[True, False])
         kept = (kept.head(max_rows) if max_rows else kept).collect()
-        return Vocabulary(kept["id"].rechunk(), kept["count"].rechunk())
+        row_of_number = np.full(len(texts) + 1, UNKNOWN_ROW, dtype=np.int32)
+        row_of_number[kept["number"].to_numpy()] = np.arange(len(kept), dtype=np.int32) + NUM_RESERVED_ROWS
+        row_of_number[-1] = MISSING_ROW
+        return Vocabulary(kept["id"].rechunk(), kept["count"].rechunk()), row_of_number

@@ -7,6 +7,8 @@ import torch
 from ziggurat.cache import cache_folder
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.matmul_rate import matmul_gflop_per_s
+from ziggurat.ops.text.kernel import text_kernel
+from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.training.startup import StartupReport, machine_lines, version_lines
 from ziggurat.training.step import MIN_BF16_SPEEDUP
 
@@ -27,5 +29,13 @@ def diagnose() -> StartupReport:
             "Versions": version_lines(),
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),
+            "Data kernels": text_kernel_lines(),
         }
     )
+
+
+def text_kernel_lines() -> dict[str, str]:
+    """Which kernel reads text and looks ids up here, and why not the fast one."""
+    kernel = text_kernel()
+    slower = "; preprocessing is several times slower" if isinstance(kernel, NumpyTextKernel) else ""
+    return {"text": f"{kernel.name}{slower}"}
