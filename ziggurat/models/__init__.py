@@ -25,3 +25,8 @@ from ziggurat.models.mlp import Init as Init
 from ziggurat.models.mlp import MLPConfig as MLPConfig
 from ziggurat.models.mlp import Normalization as Normalization
 from ziggurat.models.ranking_model import RankingModel as RankingModel
+from ziggurat.models.tower_modules import TowerModule as TowerModule
+from ziggurat.models.tower_modules import TowerModuleConfig as TowerModuleConfig
+from ziggurat.models.tower_modules import TowerModuleKind as TowerModuleKind
+from ziggurat.models.towers import TowerLayer as TowerLayer
+from ziggurat.models.towers import build_tower_module as build_tower_module

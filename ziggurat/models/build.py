@@ -1,7 +1,8 @@
 """From a config to a model: every ranking model by its `kind`, with weights that depend on the seed alone.
 
-Tables and dense network draw from separate streams of the seed, so the starting weights of the dense network depend
-neither on the kernel of the tables nor on how many rows they have. Torch's global random state is left as it was.
+Tables, towers and dense network draw from separate streams of the seed: the starting weights of the dense network
+depend neither on the kernel of the tables nor on how many rows they have, those of a tower not on the other towers.
+Torch's global random state is left as it was.
 """
 
 from __future__ import annotations
@@ -18,33 +19,39 @@ from ziggurat.models.dlrm import DLRM, DLRMConfig
 from ziggurat.models.dnn import DNN, DNNConfig
 from ziggurat.models.logistic_regression import LogisticRegression, LogisticRegressionConfig
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
+from ziggurat.plan import Towers
 
 ModelConfig = DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
 
 
-def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int) -> RankingModel:
+def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int, towers: Towers | None = None) -> RankingModel:
     """Build a model with fresh weights.
 
     Args:
         config: which model, and its settings.
         inputs: what a batch contains; must have at least one label and one feature.
         seed: the same seed gives the same weights, on every machine with the same torch.
+        towers: groups of features, each behind a module as `config.tower_module` says; None for a flat model.
 
     Raises:
         SchemaError: no label, or no feature.
-        ConfigError: settings that contradict each other or the inputs.
+        ConfigError: settings that contradict each other or the inputs; towers below a logistic regression.
+        PlanError: the towers do not fit the features.
     """
     _check_inputs(inputs)
+    check_towers(config, towers)
     embeddings = _build_tables(config, inputs, seed=seed)
+    layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         match config:
             case DLRMConfig():
-                return DLRM(config, inputs=inputs, embeddings=embeddings)
+                return DLRM(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case DCNv2Config():
-                return DCNv2(config, inputs=inputs, embeddings=embeddings)
+                return DCNv2(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case DNNConfig():
-                return DNN(config, inputs=inputs, embeddings=embeddings)
+                return DNN(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case LogisticRegressionConfig():
                 return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
 
@@ -65,6 +72,36 @@ def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int) -> Embed
             ways_out=("set model.embedding-dim", "leave model.embedding.dim alone"),
         )
     return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim), seed=seed)
+
+
+def check_towers(config: ModelConfig, towers: Towers | None) -> None:
+    """Refuse towers that have nowhere to go.
+
+    Raises:
+        ConfigError: the model is a logistic regression.
+    """
+    if towers is not None and isinstance(config, LogisticRegressionConfig):
+        raise ConfigError(
+            expected="a model with an interaction above the towers: dlrm, dcn_v2 or dnn",
+            found=f"{len(towers)} towers with model {config.kind!r}, whose embeddings are single numbers",
+            where="towers",
+            ways_out=("leave the towers out", "take another model"),
+        )
+
+
+def _build_towers(
+    config: ModelConfig, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: Towers | None, seed: int
+) -> TowerLayer | None:
+    if towers is None or isinstance(config, LogisticRegressionConfig):
+        return None
+    return TowerLayer(
+        config.tower_module,
+        inputs=inputs,
+        field_dims=embeddings.field_dims,
+        towers=towers,
+        dim=config.embedding_dim,
+        seed=seed,
+    )
 
 
 def _check_inputs(inputs: InputSpec) -> None:

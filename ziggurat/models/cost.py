@@ -1,4 +1,4 @@
-"""What a model costs: parameters, and the FLOPs of its dense network, forward and backward, exactly.
+"""What a model costs: parameters, and the FLOPs of its dense network and towers, forward and backward, exactly.
 
 Only matrix products count (as in `torch.utils.flop_counter`, with which a test compares): 2·in·out for a linear map
 and sample. Backward, each product has two: the gradient of the weight and the gradient of the input. Two exceptions
@@ -16,6 +16,7 @@ from torch import nn
 
 from ziggurat.models.cross import CrossNetMix, ExpertCores
 from ziggurat.models.dot import PairwiseDot
+from ziggurat.models.fieldwise import CountsFlops
 from ziggurat.models.ranking_model import RankingModel
 
 
@@ -46,7 +47,7 @@ class ParameterCount:
 
 
 def num_parameters(model: RankingModel) -> ParameterCount:
-    """Parameters in tables (rows × columns, reserved rows too) and in the dense network."""
+    """Parameters in tables (rows × columns, reserved rows too) and in the dense network, tower modules included."""
     dims = dict(zip((field.table for field in model.inputs.fields), model.embeddings.field_dims, strict=True))
     embedding = sum(model.inputs.table(table).num_rows * dim for table, dim in dims.items())
     dense = [p for name, p in model.named_parameters() if not name.startswith("embeddings.")]
@@ -54,7 +55,7 @@ def num_parameters(model: RankingModel) -> ParameterCount:
 
 
 def flops_per_sample(model: RankingModel) -> Flops:
-    """FLOPs of the matrix products of `model.interact` for one sample."""
+    """FLOPs of the matrix products of the towers and of `model.interact` for one sample."""
     without_input_gradient = {id(linear) for linear in model.linears_on_raw_inputs()}
     forward = backward = 0
     for module in model.modules():
@@ -67,6 +68,8 @@ def flops_per_sample(model: RankingModel) -> Flops:
             products = 1
         elif isinstance(module, ExpertCores):
             cost, products = 2 * module.num_experts * module.rank**2, 2
+        elif isinstance(module, CountsFlops):
+            cost, products = module.forward_flops, 2
         else:
             cost, products = 0, 0
         if isinstance(module, CrossNetMix):  # its gate runs once a layer; modules() shows it once

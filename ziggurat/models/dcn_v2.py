@@ -30,6 +30,8 @@ from ziggurat.models.flat_inputs import FlatInputs
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.models.towers import TowerLayer
 
 
 class Structure(StrEnum):
@@ -88,6 +90,7 @@ class DCNv2Config:
         heads: one deep network for all labels, or one each (the cross network is always shared).
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+        tower_module: what towers compute; unused unless the model has towers.
     """
 
     kind: Literal["dcn_v2"] = "dcn_v2"
@@ -100,6 +103,7 @@ class DCNv2Config:
     heads: HeadSharing = HeadSharing.SHARED
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    tower_module: TowerModuleConfig = field(default_factory=lambda: TowerModuleConfig(kind=TowerModuleKind.CROSS))
 
     def __post_init__(self) -> None:
         if self.structure is Structure.CROSS_ONLY and self.heads is HeadSharing.SEPARATE:
@@ -121,11 +125,22 @@ class DCNv2Config:
 class DCNv2(RankingModel):
     """See the module docstring."""
 
-    def __init__(self, config: DCNv2Config, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
-        super().__init__(inputs, embeddings=embeddings)
+    def __init__(
+        self,
+        config: DCNv2Config,
+        *,
+        inputs: InputSpec,
+        embeddings: EmbeddingTables,
+        towers: TowerLayer | None = None,
+    ) -> None:
+        super().__init__(inputs, embeddings=embeddings, towers=towers)
         self.config = config
         self.flat = FlatInputs(
-            inputs, embeddings=embeddings, dim=config.embedding_dim, numeric=config.numeric, bottom=config.bottom
+            inputs,
+            field_dims=self.field_dims,
+            dim=config.embedding_dim if towers is None else towers.dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
         )
         dim, num_labels = self.flat.output_dim, len(inputs.labels)
         self.cross = _build_cross(config.cross, dim=dim)
@@ -142,11 +157,11 @@ class DCNv2(RankingModel):
             width = dim + config.deep.hidden_dims[-1]
             outputs = [nn.Linear(width, num_labels // num_networks) for _ in range(num_networks)]
         self.outputs = nn.ModuleList(outputs)
-        initialise([child for child in self.children() if child is not embeddings], config.init)
+        initialise([child for child in self.children() if child not in (embeddings, towers)], config.init)
 
-    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Cross and deep network on x₀."""
-        flat_Bd = self.flat(dense_BN, pooled_BT, vectors)
+        flat_Bd = self.flat(dense_BN, fields_BX, vectors)
         crossed_Bd = self.cross(flat_Bd)
         if self.stacked is not None:
             return self.stacked(crossed_Bd)

@@ -8,7 +8,8 @@
 
 With `interaction = cat` the fields go to the top MLP as they are (FuxiCTR's `interaction_op="cat"`, the best choice of
 the BARS runs on sets without numbers). Sizes and activations follow the paper's code and TorchRec: every layer of the
-bottom MLP is activated, also its last to D; z itself joins the products on their way up.
+bottom MLP is activated, also its last to D; z itself joins the products on their way up. With towers, e_1 … are the
+fields that leave the tower modules, and D is theirs.
 
 Cost: the dot products take 2·F²·D FLOPs a sample, the first top layer 2·(D + F(F−1)/2)·h, usually the largest part.
 """
@@ -31,6 +32,8 @@ from ziggurat.models.fields import FieldAlignment
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.mlp import Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.tower_modules import TowerModuleConfig
+from ziggurat.models.towers import TowerLayer
 
 
 class Interaction(StrEnum):
@@ -53,6 +56,7 @@ class DLRMConfig:
         heads: one top MLP for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+        tower_module: what towers compute; unused unless the model has towers.
     """
 
     kind: Literal["dlrm"] = "dlrm"
@@ -64,18 +68,26 @@ class DLRMConfig:
     heads: HeadSharing = HeadSharing.SHARED
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
 
 
 class DLRM(RankingModel):
     """See the module docstring."""
 
-    def __init__(self, config: DLRMConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
-        super().__init__(inputs, embeddings=embeddings)
-        dim = config.embedding_dim
+    def __init__(
+        self,
+        config: DLRMConfig,
+        *,
+        inputs: InputSpec,
+        embeddings: EmbeddingTables,
+        towers: TowerLayer | None = None,
+    ) -> None:
+        super().__init__(inputs, embeddings=embeddings, towers=towers)
+        dim = config.embedding_dim if towers is None else towers.dim
         self.config = config
         self.dense_inputs = DenseInputs(inputs, dim=dim, numeric=config.numeric, bottom=config.bottom)
-        self.alignment = FieldAlignment(embeddings.field_dims, dim=dim)
-        num_fields = self.dense_inputs.num_numeric_fields + len(inputs.fields) + self.dense_inputs.num_vector_fields
+        self.alignment = FieldAlignment(self.field_dims, dim=dim)
+        num_fields = self.dense_inputs.num_numeric_fields + len(self.field_dims) + self.dense_inputs.num_vector_fields
         beside = self.dense_inputs.num_beside
         self.dot: PairwiseDot | None = None
         if config.interaction is Interaction.DOT:
@@ -94,18 +106,18 @@ class DLRM(RankingModel):
         self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.dense_inputs, self.alignment, self.top], config.init)
 
-    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """Bottom MLP, interaction, top MLP."""
         numbers_BX = self.dense_inputs.numbers(dense_BN)
         beside = [numbers_BX] if self.dense_inputs.num_beside else []
         numeric = [numbers_BX] if self.dense_inputs.num_numeric_fields else []
-        flat = [*numeric, *self.alignment(pooled_BT), *self.dense_inputs.vectors(vectors)]
+        flat = [*numeric, *self.alignment(fields_BX), *self.dense_inputs.vectors(vectors)]
         if self.dot is None:
             return self.top(torch.cat([*beside, *flat], dim=1))
         passed_on = numeric if self.dense_inputs.bottom is not None else []
         pairs = []
         if self.dot.num_pairs:
-            fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.config.embedding_dim))
+            fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.alignment.dim))
             pairs = [self.dot(fields_BFD)]
         return self.top(torch.cat([*beside, *passed_on, *pairs], dim=1))
 

@@ -22,6 +22,8 @@ from ziggurat.models.flat_inputs import FlatInputs
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.mlp import Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.tower_modules import TowerModuleConfig
+from ziggurat.models.towers import TowerLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class DNNConfig:
         heads: one network for all labels, or one each.
         init: starting weights of the dense network.
         embedding: tables: optimizer, kernel, starting weights.
+        tower_module: what towers compute; unused unless the model has towers.
     """
 
     kind: Literal["dnn"] = "dnn"
@@ -46,25 +49,37 @@ class DNNConfig:
     heads: HeadSharing = HeadSharing.SHARED
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
 
 
 class DNN(RankingModel):
     """See the module docstring."""
 
-    def __init__(self, config: DNNConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
-        super().__init__(inputs, embeddings=embeddings)
+    def __init__(
+        self,
+        config: DNNConfig,
+        *,
+        inputs: InputSpec,
+        embeddings: EmbeddingTables,
+        towers: TowerLayer | None = None,
+    ) -> None:
+        super().__init__(inputs, embeddings=embeddings, towers=towers)
         self.config = config
         self.flat = FlatInputs(
-            inputs, embeddings=embeddings, dim=config.embedding_dim, numeric=config.numeric, bottom=config.bottom
+            inputs,
+            field_dims=self.field_dims,
+            dim=config.embedding_dim if towers is None else towers.dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
         )
         self.heads = Heads(
             self.flat.output_dim, config=config.deep, num_labels=len(inputs.labels), sharing=config.heads
         )
         initialise([self.flat, self.heads], config.init)
 
-    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The MLP on x₀."""
-        return self.heads(self.flat(dense_BN, pooled_BT, vectors))
+        return self.heads(self.flat(dense_BN, fields_BX, vectors))
 
     def linears_on_raw_inputs(self) -> list[nn.Module]:
         """Those of the flat inputs, and, where x₀ is nothing but numbers, those that read x₀."""

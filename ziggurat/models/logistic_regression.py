@@ -51,9 +51,9 @@ class LogisticRegression(RankingModel):
         self.bias = nn.Parameter(torch.zeros(self.num_labels)) if self.linear is None else None
         initialise([self.linear] if self.linear is not None else [], config.init)
 
-    def interact(self, dense_BN: Tensor, pooled_BT: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The sum of all weights that a sample touches."""
-        logits_BL = pooled_BT.unflatten(1, (-1, self.num_labels)).sum(dim=1) if pooled_BT.shape[1] else None
+        logits_BL = fields_BX.unflatten(1, (-1, self.num_labels)).sum(dim=1) if fields_BX.shape[1] else None
         if self.linear is None:
             assert logits_BL is not None
             assert self.bias is not None

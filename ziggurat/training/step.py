@@ -1,8 +1,8 @@
 """One training step: forward, loss, backward, guard, clip, update. The trainer and the benchmarks run this very code.
 
-    lookup (FP32 tables) ─► interact (dense network, FP32 or BF16, eager or compiled) ─► loss (FP32)
-                                            │ backward
-    dense gradients ──┐                     ▼
+    lookup (FP32 tables) ─► towers, if any (eager) ─► interact (eager or compiled) ─► loss (FP32)
+                            └───────── FP32 or BF16 ─────────┘   │ backward
+    dense gradients ──┐                                          ▼
     table gradients ──┴─► all finite? ─► clip the global norm ─► dense optimizer, table optimizer
 
 Tables are not updated inside the backward pass: the backward records the gradient of each lookup, and the table
@@ -122,11 +122,10 @@ class TrainStep:
 
     def logits(self, batch: Batch) -> Tensor:
         """Forward pass in the step's precision; full batches run the compiled network, others the eager one."""
-        pooled = self.model.embeddings(batch)
         full = batch.batch_size == self.config.loader.batch_size
         interact = self._interact if full else self.model.interact
-        with self._autocast():
-            return interact(batch.dense, pooled, batch.vectors).float()
+        with self._autocast():  # of the tower modules too; `fields` leaves the lookup out
+            return interact(batch.dense, self.model.fields(batch), batch.vectors).float()
 
     def _forward_backward(self, batch: Batch) -> Tensor:
         loss = loss_of(self.logits(batch), batch.labels, batch.weights, inputs=self.model.inputs)

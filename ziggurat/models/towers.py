@@ -1,0 +1,217 @@
+"""Towers on one device: groups of features, each behind a module that makes them smaller (arXiv 2403.00877).
+
+    pooled (B, T) ─► columns of tower 0 ─► module 0 ─► (B, O_0) ─┐
+                  ─► columns of tower 1 ─► module 1 ─► (B, O_1) ─┴─► cat: (B, Σ O_t) ─► interaction
+
+The order of towers, and of features inside one, is part of the model: it is the order of what the interaction sees. On
+many hosts a tower lives on one of them, and its output is all that leaves it; `parallel/` computes the very same.
+
+A rank builds the modules of its own towers alone, so the weights of tower t depend on (seed, t) and on the tower's own
+features, never on how the others look: `build_tower_module` is the one place that makes them.
+
+With identity modules a tower model is the flat model with its fields in another order.
+
+Cost: that of the modules (see `tower_modules.py`), and one copy of the input where a tower's columns are not adjacent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.mlp import initialise
+from ziggurat.models.tower_modules import (
+    CrossTower,
+    FactorizationMachineTower,
+    FlattenedTower,
+    IdentityTower,
+    LinearTower,
+    TowerModule,
+    TowerModuleConfig,
+    TowerModuleKind,
+)
+from ziggurat.plan import Towers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerReport:
+    """One tower in figures.
+
+    Args:
+        tower: its number.
+        features: names, in order.
+        input_dim: numbers a sample that its tables give.
+        output_dim: numbers a sample that leave it.
+        compression_ratio: input_dim / output_dim.
+        num_parameters: weights of its module.
+    """
+
+    tower: int
+    features: tuple[str, ...]
+    input_dim: int
+    output_dim: int
+    compression_ratio: float
+    num_parameters: int
+
+    def text(self) -> str:
+        """One line for people."""
+        return (
+            f"{', '.join(self.features)}: {self.input_dim} numbers in, {self.output_dim} out, "
+            f"compression {self.compression_ratio:.2f}, {self.num_parameters:,} weights"
+        )
+
+
+def build_tower_module(
+    config: TowerModuleConfig, *, field_dims: Sequence[int], dim: int, tower: int, seed: int
+) -> TowerModule:
+    """The module of one tower with fresh weights, the same on every rank that builds it.
+
+    Args:
+        config: which module, and its settings.
+        field_dims: numbers of each field of this tower, in order.
+        dim: N, columns of the model's tables; D follows from it (see `TowerModuleConfig.output_dim`).
+        tower: its number among all towers.
+        seed: of the model.
+
+    Raises:
+        ConfigError: the compression does not fit N.
+    """
+    output_dim = config.output_dim(dim)
+    digest = hashlib.sha256(f"{seed}/tower {tower}".encode()).digest()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        match config.kind:
+            case TowerModuleKind.IDENTITY:
+                module = IdentityTower(field_dims)
+            case TowerModuleKind.LINEAR:
+                module = LinearTower(field_dims, dim=output_dim, config=config)
+            case TowerModuleKind.FLATTENED:
+                module = FlattenedTower(field_dims, dim=output_dim, config=config)
+            case TowerModuleKind.CROSS:
+                module = CrossTower(field_dims, dim=output_dim, config=config)
+            case TowerModuleKind.FM:
+                module = FactorizationMachineTower(field_dims, dim=output_dim, config=config)
+        initialise([module], config.init)
+    return module
+
+
+class TowerLayer(nn.Module):
+    """All towers of a model, on one device.
+
+    Args:
+        config: of the modules.
+        inputs: the features.
+        field_dims: numbers of each pooled field, in the order of `inputs.fields`.
+        towers: which features form a tower.
+        dim: N, columns of the model's tables.
+        seed: of the weights.
+
+    Attributes:
+        towers: as given.
+        modules_of_towers: one `TowerModule` a tower, in order.
+        field_dims: numbers of every output field, tower after tower.
+        dim: D, numbers of an output field (N with identity modules, whose fields may differ).
+
+    Raises:
+        PlanError: the towers do not fit the features.
+        ConfigError: the compression does not fit N.
+    """
+
+    def __init__(
+        self,
+        config: TowerModuleConfig,
+        *,
+        inputs: InputSpec,
+        field_dims: Sequence[int],
+        towers: Towers,
+        dim: int,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        towers.check({field.name: field.table for field in inputs.fields})
+        self.config = config
+        self.towers = towers
+        self.input_field_dims = tuple(field_dims)
+        self.input_dim = sum(field_dims)
+        self.dim = config.output_dim(dim)
+        self._columns = _columns(inputs, field_dims=field_dims, towers=towers)
+        self._slices = [_merged(columns) for columns in self._columns]
+        self.modules_of_towers = nn.ModuleList(
+            build_tower_module(config, field_dims=[len(each) for each in columns], dim=dim, tower=tower, seed=seed)
+            for tower, columns in enumerate(self._columns)
+        )
+        self.field_dims = tuple(size for tower in range(len(towers)) for size in self.module(tower).output_field_dims)
+        self.output_dim = sum(self.field_dims)
+
+    def forward(self, pooled_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B X"]:
+        """Outputs of all towers side by side, X = Σ O_t.
+
+        Args:
+            pooled_BT: pooled embeddings of all fields, in the order of `inputs.fields`.
+        """
+        outputs = [
+            module(_take(pooled_BT, slices))
+            for module, slices in zip(self.modules_of_towers, self._slices, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def module(self, tower: int) -> TowerModule:
+        """The module of one tower."""
+        module = self.modules_of_towers[tower]
+        assert isinstance(module, TowerModule)
+        return module
+
+    def columns(self, tower: int) -> tuple[range, ...]:
+        """Columns of the pooled (B, T) that a tower takes: one range a feature, in the order of its features."""
+        return self._columns[tower]
+
+    @property
+    def compression_ratio(self) -> float:
+        """Numbers in over numbers out of all towers together."""
+        return self.input_dim / self.output_dim
+
+    def report(self) -> tuple[TowerReport, ...]:
+        """Each tower in figures."""
+        return tuple(
+            TowerReport(
+                tower=tower,
+                features=features,
+                input_dim=self.module(tower).input_dim,
+                output_dim=self.module(tower).output_dim,
+                compression_ratio=self.module(tower).compression_ratio,
+                num_parameters=sum(weight.numel() for weight in self.module(tower).parameters()),
+            )
+            for tower, features in enumerate(self.towers.towers)
+        )
+
+
+def _columns(inputs: InputSpec, *, field_dims: Sequence[int], towers: Towers) -> list[tuple[range, ...]]:
+    ranges: dict[str, range] = {}
+    start = 0
+    for field, columns in zip(inputs.fields, field_dims, strict=True):
+        ranges[field.name] = range(start, start + columns)
+        start += columns
+    return [tuple(ranges[name] for name in tower) for tower in towers.towers]
+
+
+def _merged(columns: Sequence[range]) -> list[slice]:
+    """Adjacent ranges as one slice, so that a tower of neighbours needs no copy."""
+    slices: list[slice] = []
+    for each in columns:
+        if slices and slices[-1].stop == each.start:
+            slices[-1] = slice(slices[-1].start, each.stop)
+        else:
+            slices.append(slice(each.start, each.stop))
+    return slices
+
+
+def _take(pooled_BT: Tensor, slices: Sequence[slice]) -> Tensor:
+    if len(slices) == 1:
+        return pooled_BT[:, slices[0]]
+    return torch.cat([pooled_BT[:, each] for each in slices], dim=1)
