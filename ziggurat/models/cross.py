@@ -13,6 +13,8 @@ After l layers x holds polynomials of the inputs up to degree l + 1. A full-rank
 low-rank one 4·d·r, so rank pays below d/2 (TorchRec advises d/4). In the mixture the gates G are a softmax of a linear
 map shared by all layers, without bias (as in FuxiCTR's CrossNetMix); since the gates sum to 1, b_l stands outside the
 sum, and weighing the experts' r numbers before U turns E products of width r into one of width E·r.
+
+Full and low rank run as one operation with its own backward pass (`ziggurat.ops.cross`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.mlp import Init
+from ziggurat.ops.cross import cross_layers
 
 
 class CrossNet(nn.Module):
@@ -45,10 +48,8 @@ class CrossNet(nn.Module):
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
-        crossed_Bd = inputs_Bd
-        for layer in self.layers:
-            crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, layer(crossed_Bd))
-        return crossed_Bd
+        ups, biases = _weights(self.layers)
+        return cross_layers(inputs_Bd, downs=(), ups=ups, biases=biases)
 
 
 class LowRankCrossNet(nn.Module):
@@ -72,10 +73,15 @@ class LowRankCrossNet(nn.Module):
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
-        crossed_Bd = inputs_Bd
-        for down, up in zip(self.down, self.up, strict=True):
-            crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, up(down(crossed_Bd)))
-        return crossed_Bd
+        downs, _ = _weights(self.down)
+        ups, biases = _weights(self.up)
+        return cross_layers(inputs_Bd, downs=downs, ups=ups, biases=biases)
+
+
+def _weights(linears: nn.ModuleList) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices of linear maps, and the biases of those that have one."""
+    found = [linear for linear in linears if isinstance(linear, nn.Linear)]
+    return [linear.weight for linear in found], [linear.bias for linear in found if linear.bias is not None]
 
 
 class ExpertCores(nn.Module):
