@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from ziggurat.models import DLRMConfig as DLRMConfig
     from ziggurat.models import DNNConfig as DNNConfig
     from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
+    from ziggurat.models import TowerModuleConfig as TowerModuleConfig
+    from ziggurat.models import TowerModuleKind as TowerModuleKind
     from ziggurat.models import build_model as build_model
+    from ziggurat.plan import Towers as Towers
     from ziggurat.recipes.catalogue import recipe_named as recipe_named
     from ziggurat.recipes.execute import train_run as train_run
     from ziggurat.recipes.load_run import Run as Run
@@ -54,7 +57,16 @@ _HOMES = {
     "ziggurat.errors": ("ZigguratError",),
     "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
     "ziggurat.features.schema_io": ("read_schema", "write_schema"),
-    "ziggurat.models": ("DCNv2Config", "DLRMConfig", "DNNConfig", "LogisticRegressionConfig", "build_model"),
+    "ziggurat.models": (
+        "DCNv2Config",
+        "DLRMConfig",
+        "DNNConfig",
+        "LogisticRegressionConfig",
+        "TowerModuleConfig",
+        "TowerModuleKind",
+        "build_model",
+    ),
+    "ziggurat.plan": ("Towers",),
     "ziggurat.recipes.catalogue": ("recipe_named",),
     "ziggurat.recipes.execute": ("train_run",),
     "ziggurat.recipes.load_run": ("Run", "load_run"),

@@ -12,7 +12,7 @@ from ziggurat.cli.main import build_parser, main
 
 FROZEN = {
     "demo": {"--out"},
-    "train": {"--config", "--schema", "--out", "--resume", "--settings"},
+    "train": {"--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"},
     "evaluate": {"--bad-rows", "--step", "--json"},
     "predict": {"--bad-rows", "--step", "--out"},
     "data inspect": {"--write-schema"},

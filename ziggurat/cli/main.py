@@ -47,6 +47,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--config", metavar="FILE", help="config.json of a run: repeats it exactly")
     train.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
+    train.add_argument("--towers", metavar="FILE", help="towers.json: groups of features, each behind a tower module")
+    train.add_argument(
+        "--compression", metavar="X", help="N / D of the tower modules; short for --model.tower-module.compression"
+    )
     train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE)")
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     train.add_argument("--settings", action="store_true", help="list every setting with its value, and stop")

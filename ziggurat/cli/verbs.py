@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import runpy
 import sys
@@ -45,7 +46,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.progress import show_progress
 
     config, folder = _run_to_train(options)
-    config = override(config, _overrides(rest))
+    config = _with_towers(override(config, _overrides(rest)), options)
     if options.settings:
         table = Table("setting", "type", "value", box=box.SIMPLE)
         for path, kind, value in settings(config):
@@ -209,6 +210,34 @@ def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
 
         schema = read_schema(options.schema)
     return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
+
+
+def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
+    """The config with what `--towers` and `--compression` say."""
+    from ziggurat.models.build import check_towers
+    from ziggurat.plan import Towers
+
+    if options.towers:
+        towers = Towers.load(options.towers)
+        if options.resume and towers != config.towers:
+            raise ConfigError(
+                expected="the towers that the run was started with",
+                found=f"others, in {options.towers}",
+                where="command line, --towers with --resume",
+                ways_out=("leave --towers out", "start a new run with these towers: --out FOLDER"),
+            )
+        config = dataclasses.replace(config, towers=towers)
+    if options.compression is None:
+        return config
+    if config.towers is None:
+        raise ConfigError(
+            expected="towers to compress",
+            found="none",
+            where="command line, --compression",
+            ways_out=("add --towers FILE", "leave --compression out"),
+        )
+    check_towers(config.model, config.towers)
+    return override(config, {"model.tower-module.compression": options.compression})
 
 
 def _overrides(rest: list[str]) -> Mapping[str, str]:

@@ -117,11 +117,15 @@ def train_run(
         folder: where it is kept; see `RunFolder`.
         resume: go on from the newest intact checkpoint in `folder`.
         progress: where to show progress.
+
+    Raises:
+        ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
     """
+    config.check()
     progress = progress or NoProgress()
     run = RunFolder(Path(folder))
     prepared = prepare_run(config, progress=progress)
-    model = build_model(config.model, prepared.inputs, seed=config.training.seed)
+    model = build_model(config.model, prepared.inputs, seed=config.training.seed, towers=config.towers)
     model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
     trainer = Trainer(
         model,

@@ -131,7 +131,7 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Run:
     config = load_config(run.path)
     inputs = from_json(InputSpec, read_json(run.inputs), where=str(run.inputs))
     preprocessing = Preprocessing.load(run.preprocessing)
-    model = build_model(config.model, inputs, seed=config.training.seed)
+    model = build_model(config.model, inputs, seed=config.training.seed, towers=config.towers)
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     if not store.steps():
         raise MissingFileError(

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
-from ziggurat.models import flops_per_sample, num_parameters
+from ziggurat.models import RankingModel, flops_per_sample, num_parameters
+from ziggurat.models.dot import PairwiseDot
+from ziggurat.ops.dot import dot_kernel
+from ziggurat.training.config import Compile
 from ziggurat.training.step import TrainStep
 
 PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec")
@@ -80,18 +83,42 @@ def startup_report(step: TrainStep, *, data: dict[str, str]) -> StartupReport:
         f"{config.optimizer.value}",
         "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {table_bytes / 2**20:,.1f} MiB",
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
-        "torch.compile": config.compile.value,
+        "torch.compile": _compile_line(step),
         "memory": step.memory,
         "batch": f"{config.loader.batch_size:,} rows",
     }
+    if any(isinstance(module, PairwiseDot) for module in model.modules()):
+        training["pairwise dot products"] = dot_kernel()
     return StartupReport(
         sections={
             "Machine": machine_lines() | version_lines(),
             "Data": data,
             "Training": training,
+            **tower_section(model),
             "Embedding kernels": {str(name): str(value) for name, value in flat_lines(model.embeddings.report())},
         }
     )
+
+
+def tower_section(model: RankingModel) -> dict[str, dict[str, str]]:
+    """The section on towers: their module, and for each its features and compression; none for a flat model."""
+    if model.towers is None:
+        return {}
+    layer, config = model.towers, model.towers.config
+    numbers = f"{layer.input_dim} numbers in, {layer.output_dim} out"
+    lines = {
+        "grouping": f"{len(layer.towers)} towers, strategy {layer.towers.strategy or 'not named'}",
+        "module": f"{config.kind.value}, compression N / D = {config.compression:g}, c = {config.c}, p = {config.p}",
+        "all towers": f"{numbers}, compression {layer.compression_ratio:.2f}",
+    }
+    return {"Towers": lines | {f"tower {each.tower}": each.text() for each in layer.report()}}
+
+
+def _compile_line(step: TrainStep) -> str:
+    mode = step.config.compile
+    if mode is Compile.OFF or step.model.towers is None:
+        return mode.value
+    return f"{mode.value} (the interaction; tower modules run eagerly)"
 
 
 def flat_lines(value: Any, *, prefix: str = "") -> list[tuple[str, str]]:
