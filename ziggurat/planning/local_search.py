@@ -22,6 +22,7 @@ import numpy as np
 from ziggurat.planning.tower_items import Floats, Indexes, Limits
 
 _MAX_ROUNDS = 100
+_LEAST_GAIN = 1e-5  # a round that lowers the cost by a smaller share is the last
 _SMALL = 1e-9
 _NUM_NEIGHBOURS = 32
 
@@ -53,6 +54,7 @@ class Partition:
         self._counts = member.T @ counts
         self._num_items = member.sum(axis=0)
         self.held = member.T @ limits.loads
+        self._violation = limits.violation(self.held)
 
     @property
     def cost(self) -> float:
@@ -65,16 +67,19 @@ class Partition:
         return bool((self._num_items > 0).all()) and not self.limits.overflows(self.held)
 
     def polish(self) -> None:
-        """Lower the cost until no single move or swap does; limits that hold keep holding."""
+        """Lower the cost until a round gains nearly nothing; limits that hold keep holding."""
         for _ in range(_MAX_ROUNDS):
-            if not sum(self._improve(item) for item in range(len(self.assignment))):
+            before = self.cost
+            for item in range(len(self.assignment)):
+                self._improve(item)
+            if self.cost >= before * (1 - _LEAST_GAIN):
                 return
 
     def repair(self) -> None:
         """Reduce the violation of the limits, cheapest change first, until they hold or nothing helps."""
         self._fill_empty_towers()
         for _ in range(4 * len(self.assignment)):
-            violation = self.limits.violation(self.held)
+            violation = self._violation
             if violation.max() <= _SMALL:
                 return
             best: tuple[float, float, int, int, bool] | None = None
@@ -85,7 +90,7 @@ class Partition:
                 return
             self._apply(best[2], best[3], is_swap=best[4])
 
-    def _improve(self, item: int) -> bool:
+    def _improve(self, item: int) -> None:
         """Make the best allowed change of one item, if it lowers the cost."""
         move_costs, move_violations = self._price_moves(item)
         swap_costs, swap_violations = self._price_swaps(item)
@@ -93,10 +98,8 @@ class Partition:
         swap_costs[swap_violations > _SMALL] = np.inf
         move, swap = int(move_costs.argmin()), int(swap_costs.argmin())
         is_swap = bool(swap_costs[swap] < move_costs[move])
-        if min(move_costs[move], swap_costs[swap]) >= -_SMALL:
-            return False
-        self._apply(item, swap if is_swap else move, is_swap=is_swap)
-        return True
+        if min(move_costs[move], swap_costs[swap]) < -_SMALL:
+            self._apply(item, swap if is_swap else move, is_swap=is_swap)
 
     def _who_could_help(self, tower: int) -> Indexes:
         """Items to try: those of a tower that is too full, or the nearest ones to a tower that is too empty."""
@@ -124,7 +127,7 @@ class Partition:
         joined = (self._within + self._sums[item] + self._inner[item]) / (self._counts + count)
         before = self._within / np.maximum(self._counts, 1.0)
         costs = left - before[home] + joined - before
-        old = self.limits.violation(self.held)
+        old = self._violation
         violations = self.limits.violation(self.held[home] - load) - old[home]
         violations = violations + self.limits.violation(self.held + load) - old
         costs[home] = violations[home] = np.inf
@@ -141,7 +144,7 @@ class Partition:
         costs = (within[home] + here) / (counts[home] + change) - within[home] / counts[home]
         costs += (within[away] + there) / (counts[away] - change) - within[away] / counts[away]
         load = self.limits.loads - self.limits.loads[item]
-        old = self.limits.violation(self.held)
+        old = self._violation
         violations = self.limits.violation(self.held[home] + load) - old[home]
         violations += self.limits.violation(self.held[away] - load) - old[away]
         costs[away == home] = violations[away == home] = np.inf
@@ -162,6 +165,7 @@ class Partition:
             self._counts[place] += sign * self._item_counts[item]
             self._num_items[place] += sign
             self.held[place] += sign * self.limits.loads[item]
+            self._violation[place] = self.limits.violation(self.held[place])
         self.assignment[item] = tower
 
     def _fill_empty_towers(self) -> None:

@@ -10,8 +10,9 @@ other. *Naive* deals features out in turn, *sequential* cuts their order into bl
 partition by hand is a file of the same form (`ziggurat.plan.Towers`).
 
 The paper clusters in the plane alone (`Refine.NONE` does that). A plane cannot hold many groups that are equally far
-apart, so by default candidates also come from k-means in the space of the leading eigenvectors, as many as towers; all
-are then polished by moves and swaps on the objective itself (`local_search`), and the cheapest that fits is taken.
+apart, so by default candidates also come from k-means in the space of the leading eigenvectors, as many as towers; the
+cheaper half is then polished by moves and swaps on the objective itself (`local_search`), and the cheapest that fits is
+taken.
 
 Features that share a table are never split. Towers keep within (1 ± tolerance) of the mean count, or below
 (1 + tolerance) of the mean bytes or lookups; where that is impossible, within what balancing alone reaches
@@ -188,23 +189,25 @@ def partition_towers(
 
 
 def _search(distances: Tensor, *, plane: Plane, items: Items, limits: Limits, config: TowerPartitionConfig) -> Indexes:
-    """The cheapest candidate that fits."""
+    """The cheapest partition that fits, after polishing the cheapest half of the candidates."""
     membership = items.membership()
     between = membership.T @ distances.numpy() @ membership
     np.fill_diagonal(between, between.diagonal() / 2)
-    best: Partition | None = None
+    partitions = []
     for candidate in _candidates(distances, plane=plane, items=items, limits=limits, config=config):
         partition = Partition(
             candidate, distances=between, counts=items.counts, limits=limits, num_towers=config.num_towers
         )
         partition.repair()
-        if config.refine is Refine.SWAPS:
-            partition.polish()
-        if partition.fits and (best is None or partition.cost < best.cost - 1e-9):
-            best = partition
-    if best is None:
+        if partition.fits:
+            partitions.append(partition)
+    if not partitions:
         raise no_room(items, num_towers=config.num_towers, memory_limit_bytes=config.memory_limit_bytes)
-    return best.assignment
+    partitions.sort(key=lambda partition: partition.cost)
+    if config.refine is Refine.SWAPS:
+        for partition in partitions[: config.restarts]:
+            partition.polish()
+    return min(partitions, key=lambda partition: partition.cost).assignment
 
 
 def _candidates(
