@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ziggurat.cache import cache_folder
+from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.matmul_rate import matmul_gflop_per_s
 from ziggurat.ops.text.kernel import text_kernel
@@ -29,6 +30,7 @@ def diagnose() -> StartupReport:
             "Versions": version_lines(),
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),
+            "Dense kernels": {"pairwise dot products": dot_kernel()},
             "Data kernels": text_kernel_lines(),
         }
     )
