@@ -28,7 +28,7 @@ from ziggurat.data.cells import (
 )
 from ziggurat.data.raw import RawChunk
 from ziggurat.data.raw_names import missing_column
-from ziggurat.data.vocabulary import Ids
+from ziggurat.data.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
@@ -51,17 +51,25 @@ from ziggurat.features.schema import (
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParsedLists:
+    """Lists of ids: all values one after the other, and the (N,) length of each list."""
+
+    values: Ids | NumberedIds | Rows
+    lengths: np.ndarray
+
+
 @dataclass(kw_only=True)
 class ParsedChunk:
     """The usable rows of a chunk, by feature name.
 
     Args:
-        chunk: the rows that are left.
+        global_rows: (N,) int64 numbers of the rows that are left.
         numbers: (N,) float64 of dense features, NaN where missing.
-        ids: ids of categorical features, but not those of identity tables.
+        ids: ids of categorical features, but not those of identity tables; numbered ones also of dense features that
+            are looked up by their bucket.
         rows: (N,) int32 rows of categorical features with identity tables.
-        lists: lists of multi-hot and sequence features, cut to their max_length; values are canonical texts, or Int32
-            rows for identity tables.
+        lists: lists of multi-hot and sequence features, cut to their max_length.
         vectors: (N, dim) float32.
         labels: (N,) float32 by label name.
         weights: (N,) float32, or None.
@@ -70,17 +78,22 @@ class ParsedChunk:
         truncated: by feature, lists that were cut.
     """
 
-    chunk: RawChunk
+    global_rows: np.ndarray
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    ids: dict[str, Ids] = field(default_factory=dict)
+    ids: dict[str, Ids | NumberedIds] = field(default_factory=dict)
     rows: dict[str, np.ndarray] = field(default_factory=dict)
-    lists: dict[str, IdLists] = field(default_factory=dict)
+    lists: dict[str, ParsedLists] = field(default_factory=dict)
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
     out_of_range: dict[str, int] = field(default_factory=dict)
     truncated: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the chunk."""
+        return len(self.global_rows)
 
 
 def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labels: bool = True) -> ParsedChunk:
@@ -109,7 +122,7 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
 
 
 def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool) -> ParsedChunk:
-    parsed = ParsedChunk(chunk=chunk)
+    parsed = ParsedChunk(global_rows=chunk.global_rows)
     id_columns = [column_of(feature) for feature in schema.features if isinstance(feature, Categorical)]
     texts = canonical_strings(chunk.frame, [*id_columns, schema.group])
     for feature in schema.features:
@@ -177,8 +190,9 @@ def _parse_list(
         owner = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
         rows, moved = identity_rows(lists.values, owner=owner, table=table, feature=feature, faults=faults)
         parsed.out_of_range[feature.name] = moved
-        lists = IdLists(values=pl.Series(rows), lengths=lists.lengths)
-    parsed.lists[feature.name] = lists
+        parsed.lists[feature.name] = ParsedLists(values=Rows(rows), lengths=lists.lengths)
+    else:
+        parsed.lists[feature.name] = ParsedLists(values=Ids.of(lists.values), lengths=lists.lengths)
 
 
 def _cut_lists(lists: IdLists, *, max_length: int, keep_last: bool) -> IdLists:

@@ -28,10 +28,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from jaxtyping import Int32
 
 from ziggurat.config import to_json
 from ziggurat.data.bad_rows import BadRows
-from ziggurat.data.numeric import NumericFitter, NumericState, criteo_buckets, to_bucket_rows, to_floats
+from ziggurat.data.fitter import Fitter, bucket_ids
+from ziggurat.data.numeric import NumericState, to_bucket_rows, to_floats
 from ziggurat.data.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.raw import RawChunk
 from ziggurat.data.records import (
@@ -42,8 +44,7 @@ from ziggurat.data.records import (
     label_column,
     table_to_batch,
 )
-from ziggurat.data.vocabulary import Ids, Vocabulary, VocabularyCounter
-from ziggurat.errors import SchemaError
+from ziggurat.data.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
 from ziggurat.features.schema import (
@@ -61,8 +62,6 @@ from ziggurat.features.schema import (
     column_of,
     table_of,
 )
-
-_LARGEST_ROW = np.iinfo(np.int32).max
 
 
 @dataclass(kw_only=True)
@@ -137,19 +136,12 @@ class Preprocessing:
             SchemaError: a column is missing or of the wrong type.
             DataError: a bad row (policy ERROR).
         """
-        _check_tables(schema)
+        fitter = Fitter(schema)
         bad_rows = bad_rows or BadRows()
-        counters = {name: VocabularyCounter() for name in _vocabulary_tables(schema)}
-        fitter = NumericFitter(tuple(item for item in schema.features if isinstance(item, Dense)))
         for chunk in chunks:
-            parsed = parse_chunk(schema, chunk, bad_rows=bad_rows)
-            _count(schema, parsed, counters)
-            fitter.add(parsed.numbers, global_rows=parsed.chunk.global_rows)
-        vocabularies: dict[str, Vocabulary] = {}
-        for name, counter in counters.items():
-            table = schema.table(name)
-            vocabularies[name], _ = counter.finish(min_count=table.min_count, max_rows=table.max_rows)
-        return Preprocessing(schema, vocabularies=vocabularies, numbers=fitter.finish())
+            fitter.add(parse_chunk(schema, chunk, bad_rows=bad_rows))
+        fitted = fitter.finish()
+        return Preprocessing(schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers)
 
     def encode(self, chunk: RawChunk, *, bad_rows: BadRows | None = None, with_labels: bool = True) -> pa.Table:
         """Raw rows to encoded rows.
@@ -168,8 +160,25 @@ class Preprocessing:
             BoundsError: an id outside an identity table (policy ERROR); names feature and row.
         """
         parsed = parse_chunk(self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels)
+        return self.encode_parsed(parsed, with_labels=with_labels)
+
+    def encode_parsed(
+        self,
+        parsed: ParsedChunk,
+        *,
+        with_labels: bool = True,
+        row_of_number: Mapping[str, Int32[np.ndarray, " K"]] | None = None,
+    ) -> pa.Table:
+        """Parsed rows to encoded rows: the second half of `encode`.
+
+        Args:
+            parsed: from `parse_chunk`, or from `Fitter.add`.
+            with_labels: as in `encode`.
+            row_of_number: from `Fitter.finish`, for rows from `Fitter.add`.
+        """
+        rows_of = row_of_number or {}
         with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-            encoded = pool.map(lambda feature: self._encode_feature(feature, parsed), self.schema.features)
+            encoded = pool.map(lambda feature: self._encode_feature(feature, parsed, rows_of), self.schema.features)
             columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
         for name, labels in parsed.labels.items():
             columns[label_column(name)] = pa.array(labels)
@@ -177,7 +186,7 @@ class Preprocessing:
             columns[WEIGHT_COLUMN] = pa.array(parsed.weights)
         if parsed.groups is not None:
             columns[GROUP_COLUMN] = pa.array(parsed.groups)
-        columns[ROW_COLUMN] = pa.array(parsed.chunk.global_rows)
+        columns[ROW_COLUMN] = pa.array(parsed.global_rows)
         schema = encoded_schema(self.inputs, with_labels=with_labels)
         return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
@@ -230,14 +239,17 @@ class Preprocessing:
         return load_preprocessing(Path(folder))
 
     def _encode_feature(
-        self, feature: Dense | Categorical | MultiHot | Sequence | Vector, parsed: ParsedChunk
+        self,
+        feature: Dense | Categorical | MultiHot | Sequence | Vector,
+        parsed: ParsedChunk,
+        row_of_number: Mapping[str, np.ndarray],
     ) -> pa.Array:
         name, counters = feature.name, self.counters[feature.name]
         counters.out_of_range += parsed.out_of_range.get(name, 0)
         counters.truncated += parsed.truncated.get(name, 0)
         if isinstance(feature, Vector):
             flat = pa.array(parsed.vectors[name].reshape(-1))
-            counters.ids += parsed.chunk.num_rows
+            counters.ids += parsed.num_rows
             kind = pa.list_(pa.field("item", pa.float32(), nullable=False), feature.dim)
             return pa.FixedSizeListArray.from_arrays(flat, type=kind)
         if isinstance(feature, Dense) and not feature.transform.makes_rows:
@@ -245,31 +257,36 @@ class Preprocessing:
             counters.ids += len(values)
             counters.missing += int(np.isnan(values).sum())
             return pa.array(to_floats(values, feature, self.numbers[name]))
-        if isinstance(feature, Dense):
-            rows = self._dense_rows(feature, parsed.numbers[name])
-        elif isinstance(feature, Categorical):
-            rows = parsed.rows[name] if name in parsed.rows else self._rows(table_of(feature), parsed.ids[name])
+        if name in parsed.rows:
+            rows = parsed.rows[name]
+        elif isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS:
+            rows = to_bucket_rows(parsed.numbers[name], self.numbers[name])
         else:
-            lists = parsed.lists[name]
-            is_encoded = lists.values.dtype == pl.Int32
-            rows = lists.values.to_numpy() if is_encoded else self._rows(table_of(feature), Ids.of(lists.values))
+            if isinstance(feature, MultiHot | Sequence):
+                ids = parsed.lists[name].values
+            elif isinstance(feature, Dense) and name not in parsed.ids:
+                ids = bucket_ids(parsed.numbers[name])
+            else:
+                ids = parsed.ids[name]
+            rows = self._rows(table_of(feature), ids, row_of_number)
         counters.ids += len(rows)
         counters.missing += int((rows == MISSING_ROW).sum())
         counters.unknown += int((rows == UNKNOWN_ROW).sum())
         if isinstance(feature, MultiHot | Sequence):
-            offsets = np.zeros(parsed.chunk.num_rows + 1, dtype=np.int32)
+            offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
             np.cumsum(parsed.lists[name].lengths, out=offsets[1:])
             kind = pa.list_(pa.field("item", pa.int32(), nullable=False))
             return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows), type=kind)
         return pa.array(rows)
 
-    def _dense_rows(self, feature: Dense, values: np.ndarray) -> np.ndarray:
-        if feature.transform is NumericTransform.QUANTILE_BUCKETS:
-            return to_bucket_rows(values, self.numbers[feature.name])
-        return self._rows(feature.name, Ids.of(_bucket_texts(values)))
-
-    def _rows(self, table_name: str, ids: Ids) -> np.ndarray:
-        """(N,) int32 rows of ids, by vocabulary or hashing."""
+    def _rows(
+        self, table_name: str, ids: Ids | NumberedIds | Rows, row_of_number: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """(N,) int32 rows of ids, by number, vocabulary or hashing."""
+        if isinstance(ids, Rows):
+            return ids.rows
+        if isinstance(ids, NumberedIds):
+            return row_of_number[table_name][ids.numbers]
         if table_name in self.vocabularies:
             return self.vocabularies[table_name].rows(ids)
         num_rows = self.schema.table(table_name).num_rows
@@ -277,72 +294,6 @@ class Preprocessing:
         if ids.missing is not None:
             rows[ids.missing] = MISSING_ROW
         return rows
-
-
-def _bucket_texts(values: np.ndarray) -> pl.Series:
-    buckets = pl.Series(criteo_buckets(values)).cast(pl.String)
-    missing = np.isnan(values)
-    return buckets.set(pl.Series(missing), None) if missing.any() else buckets
-
-
-def _vocabulary_tables(schema: Schema) -> tuple[str, ...]:
-    """Tables with a vocabulary, in the order of first use."""
-    names: dict[str, None] = {}
-    for feature in schema.features:
-        name = table_of(feature)
-        by_buckets = isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS
-        if name and not by_buckets and schema.table(name).encoding is Encoding.VOCABULARY:
-            names[name] = None
-    return tuple(names)
-
-
-def _count(schema: Schema, parsed: ParsedChunk, counters: dict[str, VocabularyCounter]) -> None:
-    """Count the ids of a chunk, table by table."""
-    for feature in schema.features:
-        counter = counters.get(table_of(feature))
-        if counter is None:
-            continue
-        if isinstance(feature, Dense):
-            counter.add(Ids.of(_bucket_texts(parsed.numbers[feature.name])))
-        elif isinstance(feature, Categorical):
-            counter.add(parsed.ids[feature.name])
-        else:
-            counter.add(Ids.of(parsed.lists[feature.name].values))
-
-
-def _check_tables(schema: Schema) -> None:
-    """Refuse what the schema alone cannot see: tables that mix buckets with ids, or are too large for int32 rows."""
-    owners: dict[str, Dense] = {}
-    for feature in schema.features:
-        name = table_of(feature)
-        if isinstance(feature, Dense) and name:
-            owners[name] = feature
-    for feature in schema.features:
-        name = table_of(feature)
-        if name in owners and owners[name] is not feature:
-            raise SchemaError(
-                expected=f"table {name!r} to hold the buckets of feature {name!r} alone",
-                found=f"feature {feature.name!r} names it too",
-                where="schema, tables",
-                ways_out=f"give feature {feature.name!r} another table",
-            )
-        if not name:
-            continue
-        table = schema.table(name)
-        if name in owners and table.encoding is not Encoding.VOCABULARY:
-            raise SchemaError(
-                expected=f"encoding 'vocabulary' for the buckets of feature {name!r}",
-                found=f"encoding {table.encoding.value!r}",
-                where=f"schema, table {name!r}",
-                ways_out="take the encoding out of the table",
-            )
-        if table.num_rows > _LARGEST_ROW - NUM_RESERVED_ROWS:
-            raise SchemaError(
-                expected=f"num_rows <= {_LARGEST_ROW - NUM_RESERVED_ROWS} (rows are 32-bit)",
-                found=str(table.num_rows),
-                where=f"schema, table {name!r}",
-                ways_out="use fewer rows",
-            )
 
 
 def _inputs(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> InputSpec:

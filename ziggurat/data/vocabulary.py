@@ -33,12 +33,12 @@ class Ids:
     Args:
         keys: (N,) uint64 stable hashes of the canonical texts; they mean nothing where an id is missing.
         missing: (N,) mask, or None if none is missing.
-        texts: where the texts come from, should they be needed.
+        texts: where the texts come from, should they be needed; None where they never are.
     """
 
     keys: np.ndarray
     missing: np.ndarray | None
-    texts: pl.Series | TextSpans
+    texts: pl.Series | TextSpans | None
 
     @staticmethod
     def of(texts: pl.Series | TextSpans) -> Ids:
@@ -55,7 +55,28 @@ class Ids:
         """The texts of some ids."""
         if isinstance(self.texts, TextSpans):
             return self.texts.take(indices).series()
+        assert self.texts is not None
         return self.texts.gather(indices)
+
+
+@dataclass(frozen=True)
+class NumberedIds:
+    """Ids that a `VocabularyCounter` numbered: (N,) int32 numbers, -1 where one is missing."""
+
+    numbers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Ids whose rows need no vocabulary: (N,) int32 rows."""
+
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 def hash_series(texts: pl.Series) -> np.ndarray:
