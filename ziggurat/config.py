@@ -84,7 +84,7 @@ def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(_shown(item) for item in value)
+        return (" | " if any(isinstance(item, tuple) for item in value) else ",").join(_shown(item) for item in value)
     return value.value if isinstance(value, enum.Enum) else str(value)
 
 

@@ -49,6 +49,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     config = _with_towers(override(config, _overrides(rest)), options)
     if options.settings:
         table = Table("setting", "type", "value", box=box.SIMPLE)
+        table.columns[0].no_wrap = True
         for path, kind, value in settings(config):
             if not path.startswith("table-schema"):
                 table.add_row(f"--{path}", kind, value)
@@ -124,6 +125,40 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         console.print(
             f"  ziggurat train table_dlrm --data.train {options.file} --schema {options.write_schema}", soft_wrap=True
         )
+    return 0
+
+
+def towers(options: argparse.Namespace, rest: list[str]) -> int:
+    """`towers partition`: towers.json, a picture, and the table."""
+    from ziggurat.planning.tower_items import BalanceBy
+    from ziggurat.planning.tower_plots import write_picture
+    from ziggurat.planning.towers import TowerPartitionConfig, TowerStrategy
+    from ziggurat.recipes.partition import ProbeConfig, partition_run
+    from ziggurat.training.progress import show_progress
+
+    config = TowerPartitionConfig(
+        num_towers=options.towers,
+        strategy=TowerStrategy(options.strategy),
+        balance=BalanceBy(options.balance),
+        tolerance=options.tolerance,
+        memory_limit_bytes=options.memory_limit_bytes,
+        seed=options.seed,
+    )
+    probe = ProbeConfig(num_samples=options.samples, seed=options.seed)
+    partition = partition_run(options.run, config=config, probe=probe, progress=show_progress())
+    out = Path(options.out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partition.towers.save(out)
+    picture = write_picture(partition, out.with_suffix(".svg"))
+    report = partition.report()
+    head, *lines = report.table()
+    table = Table(*head, box=box.SIMPLE)
+    for line in lines:
+        table.add_row(*line)
+    console.print(table, markup=False)
+    for line in report.lines():
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"towers {out}\npicture {picture}", soft_wrap=True, highlight=False)
     return 0
 
 
