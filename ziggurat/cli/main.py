@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml
   ziggurat evaluate runs/movielens_dlrm ratings.parquet
   ziggurat predict runs/movielens_dlrm ratings.parquet --out scores.parquet
+  ziggurat towers partition runs/movielens_dlrm --towers 4
 """
 
 
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     predict.add_argument("--out", metavar="FILE", required=True, help="Parquet file: row, and one column a label")
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
+    _towers_verb(verb("towers", "group the features of a trained model into towers"))
 
     verb("recipes", "list the recipes with one line each")
     report = verb("report", "write report.html of a run again")
@@ -100,6 +102,50 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 
+def _towers_verb(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
+    summary = "group features by what a trained flat model learned about them, and write towers.json"
+    partition = actions.add_parser(
+        "partition",
+        help=summary,
+        description=summary,
+        epilog="Reads a sample of the run's training data with its best weights (seconds). Features that share a\n"
+        "table stay together. Writes FILE, which `ziggurat train RECIPE --towers FILE` takes and which can be\n"
+        "edited by hand, and beside it a picture (FILE with .svg): features in the plane, and the interactions.\n"
+        "Examples:\n"
+        "  ziggurat towers partition runs/first --towers 4\n"
+        "  ziggurat towers partition runs/first --towers 4 --balance bytes --memory-limit-bytes 40000000000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    partition.add_argument("run", help="folder of a trained run, flat, best a DLRM")
+    partition.add_argument("--towers", metavar="T", type=int, required=True, help="number of towers")
+    partition.add_argument(
+        "--strategy",
+        choices=("coherent", "diverse", "naive", "sequential"),
+        default="coherent",
+        help="what a tower holds: features that interact strongly, little, dealt out in turn, or blocks of neighbours "
+        "(default: %(default)s)",
+    )
+    partition.add_argument(
+        "--balance",
+        choices=("count", "bytes", "lookups"),
+        default="count",
+        help="what towers hold the same amount of: features, bytes of tables with optimizer state, or numbers read a "
+        "sample (default: %(default)s)",
+    )
+    partition.add_argument(
+        "--tolerance", metavar="X", type=float, default=0.1, help="share by which they may differ (default: 0.1)"
+    )
+    partition.add_argument(
+        "--memory-limit-bytes", metavar="N", type=int, default=0, help="most that the tables of a tower may take"
+    )
+    partition.add_argument("--seed", type=int, default=0, help="of the search and the sample (default: 0)")
+    partition.add_argument(
+        "--samples", metavar="N", type=int, default=65_536, help="training rows to read (default: %(default)s)"
+    )
+    partition.add_argument("--out", metavar="FILE", default="towers.json", help="default: %(default)s")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0 done, 1 checked and found wanting, 2 an error, 130 interrupted."""
     parser = build_parser()
@@ -130,6 +176,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "evaluate": verbs.evaluate,
         "predict": verbs.predict,
         "data": verbs.data,
+        "towers": verbs.towers,
         "recipes": verbs.recipes,
         "report": verbs.report,
         "verify": verbs.verify,

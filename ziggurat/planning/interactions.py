@@ -12,8 +12,10 @@ The absolute value counts repulsion as much as attraction. Independent random di
 
 All vectors must lie in *one* space of D numbers, since a cosine between different spaces means nothing. Tables of
 different widths are brought there first: by the model's own learned projections where it has them (DLRM), which is
-where its products are taken. A model without projections (DCNv2, DNN) learns which columns to combine in its weights,
-and no cosine sees that; `pad_fields` then fills up with zeros, which keeps the lengths and compares the first columns.
+where its products are taken. A model without products (DCNv2, DNN) learns which columns to combine in its weights, and
+no cosine sees that: on data with two planted groups, DLRM's embeddings gave 0.32 within and 0.20 across and the groups
+exactly, DCNv2's 0.21 and 0.20 and no groups. Probe a DLRM, whatever is trained afterwards. Where widths differ without
+projections, `pad_fields` fills up with zeros, which keeps the lengths and compares the first columns.
 
 A sample in which a vector is zero (an empty list) has no cosine and does not count for that feature's pairs; a pair
 that is never present together gets 0. Reference: the probe of the tower partitioner in Luo et al., "Disaggregated
