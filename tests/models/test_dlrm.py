@@ -163,3 +163,34 @@ def test_a_lone_field_under_dot_products_is_refused():
     with pytest.raises(ConfigError, match="two fields"):
         build(dataclasses.replace(SMALL, numeric=NumericInput.CONCAT), lone)
     assert build(SMALL, lone)(random_batch(lone, 2)).shape == (2, 1)  # with the bottom MLP's they are two
+
+
+def test_columns_of_zeros_before_the_top_change_nothing():
+    names = [f"c{index}" for index in range(17)]
+    inputs = InputSpec(
+        dense=("x",),
+        single=tuple(SingleSpec(name=name, table=name) for name in names),
+        tables=tuple(TableSpec(name=name, num_rows=9) for name in names),
+        labels=(LabelSpec(name="y"),),
+    )
+    model = build(SMALL, inputs)
+    width = 4 + 18 * 17 // 2
+    assert model.top_padding == -width % 8 == 3
+    assert model.state_dict()["top.networks.0.layers.0.weight"].shape == (5, width)
+    batch = random_batch(inputs, batch_size=6, seed=1)
+    results = {}
+    for padding in (3, 0):
+        model.top_padding = padding
+        model.zero_grad()
+        logits = model(batch)
+        logits.sum().backward()
+        results[padding] = logits, {name: value.grad for name, value in model.named_parameters()}
+    torch.testing.assert_close(results[3], results[0])
+
+
+def test_no_other_width_passes_for_padding():
+    model = build(SMALL, small_inputs())
+    first = model.top.first_linears[0]
+    assert isinstance(first, torch.nn.Linear)
+    with pytest.raises(AssertionError, match="columns for"):
+        model.top(torch.zeros(2, first.in_features + 1))

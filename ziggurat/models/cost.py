@@ -5,7 +5,8 @@ and sample. Backward, each product has two: the gradient of the weight and the g
 make "backward is twice forward" wrong by several percent for small models: a linear map on raw numbers needs no
 gradient of its input, and the pairwise dot product of `dot.py` uses the symmetry of X Xᵀ and pays once.
 
-Lookups, pooling, activations and norms are not matrix products; they are bound by memory and do not count.
+Columns of zeros that only align memory (`mlp.py`) are no work asked for and do not count. Lookups, pooling,
+activations and norms are not matrix products; they are bound by memory and do not count.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ziggurat.models.dense_inputs import DenseInputs, NumericInput
 from ziggurat.models.dot import PairwiseDot
 from ziggurat.models.fields import FieldAlignment
 from ziggurat.models.heads import Heads, HeadSharing
-from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.mlp import Init, MLPConfig, initialise, padding_columns
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
@@ -103,6 +103,7 @@ class DLRM(RankingModel):
             top_dim = beside + passed_on + self.dot.num_pairs
         else:
             top_dim = beside + num_fields * dim
+        self.top_padding = padding_columns(top_dim) if config.top.hidden_dims else 0
         self.top = Heads(top_dim, config=config.top, num_labels=len(inputs.labels), sharing=config.heads)
         initialise([self.dense_inputs, self.alignment, self.top], config.init)
 
@@ -119,7 +120,10 @@ class DLRM(RankingModel):
         if self.dot.num_pairs:
             fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.alignment.dim))
             pairs = [self.dot(fields_BFD)]
-        return self.top(torch.cat([*beside, *passed_on, *pairs], dim=1))
+        parts = [*beside, *passed_on, *pairs]
+        if self.top_padding:
+            parts.append(parts[-1].new_zeros(parts[-1].shape[0], self.top_padding))
+        return self.top(torch.cat(parts, dim=1))
 
     def linears_on_raw_inputs(self) -> list[nn.Module]:
         """Bottom MLP's first layer and projections of vectors; the top's first where only numbers come in."""
