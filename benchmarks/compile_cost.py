@@ -42,7 +42,7 @@ def run(*, quick: bool = False) -> Report:
         ratio = first[0] / first[1]
         report.cases.append(
             Case(
-                name=f"{workload.name}: first step, cached (ours) and cold (peer)",
+                name=f"{workload.case}_cold_cached",  # first step: ours from the cache, the peer cold
                 ours=first[1],
                 peer=first[0],
                 ratio=ratio,

@@ -54,6 +54,8 @@ def run(*, quick: bool = False) -> Report:
         limit = limit_samples_per_s(results, workload, "fp32")
         report.limits[group] = limit
         report.contestants += results.values()
-        report.cases.append(compare(group, results, ours=OURS, peer=PEER, goal=4.0, limit=limit))
+        report.cases.append(
+            compare(f"{workload.case}_fuxictr_batch_{size}", results, ours=OURS, peer=PEER, goal=4.0, limit=limit)
+        )
     report.notes.append("the limit is FP32's; with BF16 in hardware ours can pass it")
     return report

@@ -58,13 +58,13 @@ def run(*, quick: bool = False) -> Report:
         model=ModelKind.DLRM, teacher=True, num_batches=steps, learning_rate=1e-3, table_learning_rate=0.02
     )
     curves = {name: np.stack([train(name, replace(workload, seed=seed)) for seed in range(seeds)]) for name in SETTINGS}
-    for name in (RECOMMENDED, PEER):
+    for name, setting in ((RECOMMENDED, "default"), (PEER, "torchrec")):
         found = agreement(curves[name], curves[REFERENCE])
         last = slice(3 * curves[name].shape[1] // 4, None)
         mine, reference = curves[name][:, last].mean(), curves[REFERENCE][:, last].mean()
         report.cases.append(
             Case(
-                name=f"{name} vs {REFERENCE}: share of windows within noise",
+                name=f"{workload.case}_fp32_eager_{setting}",  # the ratio: share of windows within noise
                 ours=float(mine),
                 peer=float(reference),
                 ratio=found.share_within_noise,

@@ -43,9 +43,14 @@ def run(*, quick: bool = False) -> Report:
         report.limits[workload.name] = limit
         report.contestants += results.values()
         name = workload.name
-        pairs = [(FULL, "TorchRec: FP32 eager"), ("ours: FP32 eager", "TorchRec: FP32 eager"), (FULL, "plain torch")]
+        pairs = {
+            "torchrec_default": (FULL, "TorchRec: FP32 eager"),
+            "torchrec_fp32_eager": ("ours: FP32 eager", "TorchRec: FP32 eager"),
+            "plain_torch_default": (FULL, "plain torch"),
+        }
         report.cases += [
-            compare(f"{name}: {mine} vs {peer}", results, ours=mine, peer=peer, limit=limit) for mine, peer in pairs
+            compare(f"{workload.case}_{pair}", results, ours=mine, peer=peer, limit=limit)
+            for pair, (mine, peer) in pairs.items()
         ]
         share = 1.0 - paired_ratio(results[FULL], results[WITHOUT])["median"]
         report.notes.append(f"{name}: lookup and table update take {share:.0%} of our step")

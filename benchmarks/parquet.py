@@ -35,5 +35,5 @@ def run(*, quick: bool = False) -> Report:
         ]
         results = measure(entries, QUICK if quick else RoundsConfig())
         report.contestants += results.values()
-        report.cases.append(compare(f"{workload.name}: from Parquet", results, ours=DISK, peer=MEMORY, goal=0.95))
+        report.cases.append(compare(f"{workload.case}_memory_parquet", results, ours=DISK, peer=MEMORY, goal=0.95))
     return report

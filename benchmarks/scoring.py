@@ -35,7 +35,7 @@ def run(*, quick: bool = False) -> Report:
         report.contestants += results.values()
         goal = 1.2 if workload.model is ModelKind.DLRM else 0.0
         for peer in ("TorchRec", "plain torch"):
-            name = f"{workload.name}: scoring vs {peer}"
+            name = f"{workload.case}_{peer.lower().replace(' ', '_')}_scoring"
             report.cases.append(
                 compare(name, results, ours="ours", peer=peer, goal=goal if peer == "TorchRec" else 0.0, limit=limit)
             )

@@ -79,11 +79,10 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
     best = limit_samples_per_s(results, workload, fastest)
     fp32 = limit_samples_per_s(results, workload, "fp32")
     ours = "ours: recommended"
-    name = f"{workload.model.value}_d{workload.dim}"  # model and shape; peer and setting follow
     is_dlrm = workload.model is ModelKind.DLRM
     found = [
         compare(
-            f"{name}_torchrec_default",
+            f"{workload.case}_torchrec_default",
             results,
             ours=ours,
             peer="TorchRec: FP32 eager",
@@ -91,7 +90,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
             limit=best,
         ),
         compare(
-            f"{name}_torchrec_fp32_eager",
+            f"{workload.case}_torchrec_fp32_eager",
             results,
             ours="ours: FP32 eager",
             peer="TorchRec: FP32 eager",
@@ -99,7 +98,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
             limit=fp32,
         ),
         compare(
-            f"{name}_plain_torch_default",
+            f"{workload.case}_plain_torch_default",
             results,
             ours=ours,
             peer="plain torch",
@@ -110,7 +109,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
     if compiles(workload):
         found.append(
             compare(
-                f"{name}_torchrec_fp32_compiled",
+                f"{workload.case}_torchrec_fp32_compiled",
                 results,
                 ours="ours: FP32 compiled",
                 peer="TorchRec: FP32 compiled",
@@ -120,7 +119,7 @@ def cases(workload: Workload, results: dict[str, Measured], *, bf16: bool) -> li
     if bf16:
         found.append(
             compare(
-                f"{name}_torchrec_bf16_compiled",
+                f"{workload.case}_torchrec_bf16_compiled",
                 results,
                 ours="ours: BF16 compiled",
                 peer="TorchRec: BF16 compiled",

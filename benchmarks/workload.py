@@ -70,6 +70,12 @@ class Workload:
         return f"{model[self.model]} D={self.dim}{' multi-hot' if self.multi_hot else ''}"
 
     @property
+    def case(self) -> str:
+        """Start of the names of its cases, which go on with peer and setting: dlrm_d16_torchrec_default."""
+        model = "dlrm" if self.model is ModelKind.DLRM else "dcn_v2"
+        return f"{model}_d{self.dim}{'_multi_hot' if self.multi_hot else ''}"
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """Ids a sample of each feature."""
         return MLPERF_LIST_LENGTHS if self.multi_hot else (1,) * 26

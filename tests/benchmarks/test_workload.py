@@ -83,3 +83,8 @@ def test_plain_torch_computes_the_same_logits_as_ours(kind, multi_hot):
 
 def _dense(model: PlainModel) -> list[torch.nn.Parameter]:
     return [value for name, value in model.named_parameters() if not name.startswith("tables.")]
+
+
+def test_cases_are_named_by_model_and_shape():
+    assert Workload().case == "dlrm_d16"
+    assert Workload(model=ModelKind.FUXICTR_DCN_V2, dim=64, multi_hot=True).case == "dcn_v2_d64_multi_hot"
