@@ -49,11 +49,11 @@ def run(*, quick: bool = False) -> Report:
         command="ziggurat bench preprocess",
     )
     report.contestants += results.values()
-    report.cases.append(compare(f"Criteo TSV, {num_rows:,} rows", results, ours=OURS, peer=PEER, goal=1.0))
+    report.cases.append(compare(f"criteo_{num_rows}rows_polars_default", results, ours=OURS, peer=PEER, goal=1.0))
     memory = MAX_RSS_BYTES / ours.peak_rss_bytes
     report.cases.append(
         Case(
-            name=f"peak memory for {num_rows:,} rows, against 2 GiB",
+            name=f"criteo_{num_rows}rows_limit_peak_memory",
             ours=ours.peak_rss_bytes / 2**30,
             peer=MAX_RSS_BYTES / 2**30,
             ratio=memory,

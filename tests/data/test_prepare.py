@@ -28,6 +28,7 @@ from ziggurat.data.splits import SplitBy, SplitConfig
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MissingFileError, SchemaError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.schema import UNKNOWN_ROW, Categorical, Dense, Label, MultiHot, Schema
+from ziggurat.ops.text.kernel import text_kernel
 
 SCHEMA = Schema(
     features=(Dense(name="price"), Categorical(name="user"), MultiHot(name="tags")),
@@ -252,6 +253,7 @@ def test_summary_tells_what_is_worth_a_look(tmp_path, raw):
     assert lines[2] == "bad rows: none"
     assert lines[3] == "tables: 93 rows in 2: user 83, tags 10"
     assert "unknown in test: user 100.0%" in lines
+    assert f"text kernel: {text_kernel().name}" in lines
     assert not any("train" in line for line in lines[4:])
 
 

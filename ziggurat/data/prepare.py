@@ -50,10 +50,11 @@ from ziggurat.data.raw import FileFormat, RawChunk, RawSource
 from ziggurat.data.splits import SPLITS, SplitBy, SplitConfig, Splitter, fit_splitter, split_column
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
 from ziggurat.features.schema import Schema
+from ziggurat.ops.text.kernel import text_kernel
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
-_FORMAT = 1  # raise it when the same raw rows are encoded in another way: old caches are not reused
+_FORMAT = 2  # raise it when the same raw rows are encoded in another way: old caches are not reused
 _POLL_S = 0.2
 
 
@@ -251,6 +252,7 @@ class _Build:
                 quarantined=quarantined,
                 quarantine=str(self._bad_rows.folder) if quarantined else "",
                 raw_files=len(self._sources.paths),
+                text_kernel=text_kernel().name,
             )
             self._refuse_changed_files(fingerprint)
             write_prepared(temporary, fingerprint=fingerprint, preprocessing=encoders[0], summary=summary)

@@ -49,6 +49,7 @@ class PreparedSummary:
         quarantined: bad rows by reason.
         quarantine: folder with the bad rows, or "".
         raw_files: number of raw files.
+        text_kernel: what read text and looked ids up.
     """
 
     split: str
@@ -56,6 +57,7 @@ class PreparedSummary:
     quarantined: dict[str, int]
     quarantine: str
     raw_files: int
+    text_kernel: str
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -122,6 +124,7 @@ class PreparedData:
             total = sum(table.num_rows for table in largest)
             lines.append(f"tables: {total:,} rows in {len(largest)}: {shown}{more}")
         lines += [line for name, entry in splits.items() for line in _notable(name, entry)]
+        lines.append(f"text kernel: {summary.text_kernel}")
         lines.append(f"encoded: {self.folder}{' (reused)' if self.reused else ''}")
         if self.note:
             lines.append(f"note: {self.note}")

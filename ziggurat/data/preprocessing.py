@@ -63,6 +63,8 @@ from ziggurat.features.schema import (
     table_of,
 )
 
+_PARALLEL_ROWS = 65_536  # below, handing a feature to a thread costs more than encoding it
+
 
 @dataclass(kw_only=True)
 class FeatureCounters:
@@ -177,9 +179,14 @@ class Preprocessing:
             row_of_number: from `Fitter.finish`, for rows from `Fitter.add`.
         """
         rows_of = row_of_number or {}
-        with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
-            encoded = pool.map(lambda feature: self._encode_feature(feature, parsed, rows_of), self.schema.features)
-            columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
+        if parsed.num_rows < _PARALLEL_ROWS:
+            encoded = [self._encode_feature(feature, parsed, rows_of) for feature in self.schema.features]
+        else:
+            with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
+                encoded = list(
+                    pool.map(lambda feature: self._encode_feature(feature, parsed, rows_of), self.schema.features)
+                )
+        columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
         for name, labels in parsed.labels.items():
             columns[label_column(name)] = pa.array(labels)
         if parsed.weights is not None:

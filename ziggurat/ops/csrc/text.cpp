@@ -15,6 +15,9 @@
 #include <cstring>
 #include <limits>
 #include <vector>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -51,6 +54,18 @@ inline uint64_t equal_bytes(uint64_t word, uint64_t wanted) {
 
 // Which of the 64 bytes from `block` on are separators; none behind the end.
 inline uint64_t separators_in(const uint8_t* data, int64_t block, int64_t size, uint8_t delimiter) {
+#ifdef __AVX2__
+  if (block + 64 <= size) {
+    const __m256i fields = _mm256_set1_epi8(static_cast<char>(delimiter)), lines = _mm256_set1_epi8('\n');
+    uint64_t found[2];
+    for (int64_t half = 0; half < 2; ++half) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data + block + 32 * half));
+      const __m256i hits = _mm256_or_si256(_mm256_cmpeq_epi8(bytes, fields), _mm256_cmpeq_epi8(bytes, lines));
+      found[half] = static_cast<uint32_t>(_mm256_movemask_epi8(hits));
+    }
+    return found[0] | found[1] << 32;
+  }
+#endif
   constexpr uint64_t kOnes = 0x0101010101010101ull;
   uint64_t found = 0;
   for (int64_t i = 0; i < 8 && block + 8 * i < size; ++i) {
