@@ -70,10 +70,10 @@ class TableWeights(nn.Module):
     Args:
         tables: names, rows and dims.
         config: dims, initial distribution, and whether tables are parameters (`adam_dense`).
-        seed: of the initial weights.
+        seed: of the initial weights; None leaves them as they are in memory, for tables that are filled or cut next.
     """
 
-    def __init__(self, tables: tuple[TableSpec, ...], *, config: EmbeddingConfig, seed: int) -> None:
+    def __init__(self, tables: tuple[TableSpec, ...], *, config: EmbeddingConfig, seed: int | None) -> None:
         super().__init__()
         self.places = place_tables(tables, dim=config.dim)
         self._are_parameters = config.optimizer is TableOptimizerKind.ADAM_DENSE
@@ -85,8 +85,10 @@ class TableWeights(nn.Module):
             num_rows = sum(place.num_rows for place in self.places.values() if place.storage == index)
             self._storages.append(torch.empty(num_rows, dim))
             self.huge_pages.append(advise_huge_pages(self._storages[-1]))
-        for name in self.places:
-            initialise(self.view(name), name=name, config=config, seed=seed)
+        self.is_drawn = seed is not None
+        if seed is not None:
+            for name in self.places:
+                initialise(self.view(name), name=name, config=config, seed=seed)
         self._tie_parameters()
 
     @property

@@ -53,10 +53,11 @@ class EmbeddingTables(nn.Module):
     Args:
         inputs: fields, tables and their sizes.
         config: dims, rule, kernel, initial weights.
-        seed: of the initial weights; each table's depend on (seed, its name) alone.
+        seed: of the initial weights; each table's depend on (seed, its name) alone. None draws none and touches no
+            memory: for models whose tables a parallel run spreads over ranks.
     """
 
-    def __init__(self, inputs: InputSpec, config: EmbeddingConfig, *, seed: int = 0) -> None:
+    def __init__(self, inputs: InputSpec, config: EmbeddingConfig, *, seed: int | None = 0) -> None:
         super().__init__()
         self.inputs = inputs
         self.config = config
@@ -66,9 +67,9 @@ class EmbeddingTables(nn.Module):
         self._layouts = _layouts(inputs, self.tables)
         self._sequences: dict[str, tuple[FieldSlot, list[LookupLayout]]] = {}
         self._chosen: ChosenKernel | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
         if config.kernel is not KernelChoice.AUTO:
             self.choose_kernel(BatchShape())
-        self._anchor = torch.zeros((), requires_grad=True)
         self.recorded: list[list[GradientPart]] = [[] for _ in range(self.tables.num_storages)]
 
     def forward(self, batch: Batch, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B T"]:

@@ -35,6 +35,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# What every rank would import by itself otherwise: 3.5 s for pytest, 3 s for what torch loads late.
+_PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "pytest",
+    "ziggurat.testing.parity",
+    __name__,
+]
+
 
 class RankFailure(AssertionError):  # noqa: N818  # a failed test, not an error of the library
     """A rank raised, died or hung; the message says which, and holds its traceback."""
@@ -58,8 +71,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
         RankFailure: a rank raised, died or hung.
     """
     context = mp.get_context("forkserver")
-    # Without pytest in the list every rank would import it with the test's module: 3.5 s a test.
-    context.set_forkserver_preload(["torch", "torch.distributed", "pytest", __name__])
+    context.set_forkserver_preload(_PRELOAD)
     with tempfile.TemporaryDirectory(prefix="ziggurat-ranks-") as folder:
         pipes: list[Connection] = []
         processes: list[Any] = []

@@ -1,0 +1,234 @@
+"""BlockExchange: one hop of embeddings between the ranks of a group, forward and backward.
+
+A rank has some columns for everybody's samples, and wants all columns for its own samples:
+
+    before, on rank 1          after, on rank 1
+    samples of  columns        samples of  columns
+    rank 0    [ b b ]          rank 1    [ a a a | b b | c ]
+    rank 1    [ b b ]  ─►                  └ from 0, 1, 2
+    rank 2    [ b b ]
+
+`blocks` says where received columns go: the output has its canonical order whatever the placement. A block with
+several sources is their sum: partial pools of a table whose rows are spread over the ranks (the reduce-scatter of
+row-wise tables is that sum). The backward pass sends each block's gradient to all its sources.
+
+Gradients are summed, never averaged: the loss is divided by the size of the *global* batch before the backward pass, so
+what arrives is the gradient of the global mean, exactly as on one device.
+
+Both directions start without waiting and finish where the result is needed:
+
+    state = exchange.start(x)          # sends
+    …                                  # anything that does not need it
+    y = exchange.finish(state)         # waits, arranges columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.parallel.collectives import Pending, all_to_all
+from ziggurat.parallel.topology import RankGroup
+from ziggurat.parallel.traffic import Traffic
+from ziggurat.parallel.wire import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Columns of the output and where they come from.
+
+    Args:
+        width: number of columns.
+        sources: (member of the group, first column in what it sends); several are summed.
+    """
+
+    width: int
+    sources: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class Transfer:
+    """One exchange that is under way, or done and waiting for its backward pass."""
+
+    exchange: BlockExchange
+    rows_sent: list[int]  # samples of each member, in what this rank sends
+    num_rows: int  # samples of this rank
+    dtype: torch.dtype
+    device: torch.device
+    forward: Pending | None = field(default=None, repr=False)
+    backward: Pending | None = field(default=None, repr=False)
+
+
+class BlockExchange:
+    """See the module's docstring.
+
+    Args:
+        group: who takes part.
+        columns: how many columns each member sends.
+        blocks: the output, from left to right.
+        forward_wire: format of the values.
+        backward_wire: format of their gradients.
+        traffic: counts messages.
+        purpose: name of the hop, for counts and errors.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        *,
+        columns: Sequence[int],
+        blocks: Sequence[Block],
+        forward_wire: Wire,
+        backward_wire: Wire,
+        traffic: Traffic,
+        purpose: str,
+    ) -> None:
+        self.group = group
+        self.columns = list(columns)
+        self.blocks = _merge(blocks)
+        self.output_dim = sum(block.width for block in self.blocks)
+        self._forward_wire = forward_wire
+        self._backward_wire = backward_wire
+        self._traffic = traffic
+        self._purpose = purpose
+        self._is_concatenation = [b.sources for b in self.blocks] == [
+            ((member, 0),) for member, number in enumerate(self.columns) if number
+        ] and [b.width for b in self.blocks] == [number for number in self.columns if number]
+
+    def __call__(self, values_RC: Float[Tensor, "R C"], *, rows_sent: list[int], num_rows: int) -> Tensor:
+        """Start and finish, as part of the autograd graph."""
+        token, transfer = self.start(values_RC, rows_sent=rows_sent, num_rows=num_rows)
+        return self.finish(token, transfer)
+
+    def start(self, values_RC: Float[Tensor, "R C"], *, rows_sent: list[int], num_rows: int) -> tuple[Tensor, Transfer]:
+        """Send; the token ties `finish` to `values_RC` in the autograd graph.
+
+        Args:
+            values_RC: this rank's columns for the samples of all members, member after member.
+            rows_sent: how many rows belong to each member.
+            num_rows: samples of this rank.
+        """
+        transfer = Transfer(self, rows_sent, num_rows, values_RC.dtype, values_RC.device)
+        return _Start.apply(values_RC, transfer), transfer
+
+    def finish(self, token: Tensor, transfer: Transfer) -> Float[Tensor, "B T"]:
+        """Wait, and put the columns in their order."""
+        return _Finish.apply(token, transfer)
+
+    # --------------------------------------------------------------------------- the four moves, without autograd
+
+    def send_values(self, transfer: Transfer, values_RC: Tensor) -> None:
+        """Forward, first half."""
+        wire, mine = self._forward_wire, self.columns[self.group.position]
+        assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
+        transfer.forward = all_to_all(
+            wire.encode(values_RC.contiguous()),
+            sent=[wire.num_items(rows * mine) for rows in transfer.rows_sent],
+            received=[wire.num_items(transfer.num_rows * number) for number in self.columns],
+            group=self.group,
+            traffic=self._traffic,
+            purpose=f"{self._purpose} forward",
+        )
+
+    def receive_values(self, transfer: Transfer) -> Float[Tensor, "B T"]:
+        """Forward, second half."""
+        assert transfer.forward is not None
+        received = self._forward_wire.decode(transfer.forward.wait(), dtype=transfer.dtype)
+        transfer.forward = None
+        rows = transfer.num_rows
+        pieces = [
+            piece.view(rows, number)
+            for piece, number in zip(received.split([rows * n for n in self.columns]), self.columns, strict=True)
+        ]
+        if self._is_concatenation:
+            filled = [piece for piece in pieces if piece.shape[1]]
+            return filled[0] if len(filled) == 1 else torch.cat([*filled, received.new_empty(rows, 0)], dim=1)
+        parts = []
+        for block in self.blocks:
+            (member, first), *others = block.sources
+            part = pieces[member][:, first : first + block.width]
+            for member, first in others:
+                part = part + pieces[member][:, first : first + block.width]
+            parts.append(part)
+        return torch.cat(parts, dim=1) if parts else received.new_empty(rows, 0)
+
+    def send_gradient(self, transfer: Transfer, gradient_BT: Tensor) -> None:
+        """Backward, first half."""
+        wire, rows = self._backward_wire, transfer.num_rows
+        packed = gradient_BT.new_empty(sum(rows * number for number in self.columns))
+        pieces = [
+            piece.view(rows, number)
+            for piece, number in zip(packed.split([rows * n for n in self.columns]), self.columns, strict=True)
+        ]
+        column = 0
+        for block in self.blocks:
+            for member, first in block.sources:
+                pieces[member][:, first : first + block.width] = gradient_BT[:, column : column + block.width]
+            column += block.width
+        mine = self.columns[self.group.position]
+        transfer.backward = all_to_all(
+            wire.encode(packed),
+            sent=[wire.num_items(rows * number) for number in self.columns],
+            received=[wire.num_items(number * mine) for number in transfer.rows_sent],
+            group=self.group,
+            traffic=self._traffic,
+            purpose=f"{self._purpose} backward",
+        )
+
+    def receive_gradient(self, transfer: Transfer) -> Float[Tensor, "R C"]:
+        """Backward, second half."""
+        assert transfer.backward is not None
+        gradient = self._backward_wire.decode(transfer.backward.wait(), dtype=transfer.dtype)
+        transfer.backward = None
+        return gradient.view(sum(transfer.rows_sent), self.columns[self.group.position])
+
+
+class _Start(torch.autograd.Function):
+    """Sends values; in the backward pass takes the gradient that `_Finish` has sent for."""
+
+    @staticmethod
+    def forward(ctx: Any, values_RC: Tensor, transfer: Transfer) -> Tensor:  # type: ignore[override]
+        ctx.transfer = transfer
+        transfer.exchange.send_values(transfer, values_RC)
+        return values_RC.new_empty(0)  # what autograd follows; the values are still on their way
+
+    @staticmethod
+    def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        del token
+        return ctx.transfer.exchange.receive_gradient(ctx.transfer), None
+
+
+class _Finish(torch.autograd.Function):
+    """Receives values; in the backward pass sends their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, transfer: Transfer) -> Tensor:  # type: ignore[override]
+        del token
+        ctx.transfer = transfer
+        return transfer.exchange.receive_values(transfer)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BT: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        ctx.transfer.exchange.send_gradient(ctx.transfer, gradient_BT)
+        return gradient_BT.new_empty(0), None
+
+
+def _merge(blocks: Sequence[Block]) -> list[Block]:
+    """Neighbours that come from neighbouring columns of the same sources become one block."""
+    merged: list[Block] = []
+    for block in blocks:
+        if block.width == 0:
+            continue
+        if merged:
+            last = merged[-1]
+            follows = tuple((member, first + last.width) for member, first in last.sources)
+            if follows == block.sources:
+                merged[-1] = Block(last.width + block.width, last.sources)
+                continue
+        merged.append(block)
+    return merged

@@ -1,0 +1,177 @@
+"""ShardedTableOptimizer: the exact update of tables that are spread over ranks.
+
+Rows that a rank holds with all their columns are updated as on one device. A row that is cut by columns is harder:
+row-wise Adagrad keeps one number a row, the sum of mean squared gradients over *all* columns,
+
+    a ← a + (1/D) Σ_d g_d²          w_d ← w_d − η g_d / (√a + ε)
+
+so ranks that hold parts of a row tell each other their Σ g_d² first. They have looked up the same rows, so each knows
+what the others will send: one small all-to-all for all such tables, one number a distinct row and part. The number is
+then the same on all of them, and a checkpoint of it fits any other placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ziggurat.embeddings import EmbeddingTables, TableOptimizer
+from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.parallel.collectives import all_to_all
+from ziggurat.parallel.embeddings import ShardedEmbeddings
+from ziggurat.parallel.shards import Shard
+from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.traffic import Traffic
+
+
+@dataclass
+class _Cut:
+    """Distinct rows of one column-wise table in this step, and their gradients (scaled, with weight decay)."""
+
+    shard: Shard
+    rows: Tensor
+    grad: Tensor
+    squares: Tensor
+
+
+class ShardedTableOptimizer:
+    """The interface of `TableOptimizer`, over ranks. All methods but the dicts are collective.
+
+    Args:
+        embeddings: what to update.
+        topology: the ranks.
+        traffic: counts messages.
+    """
+
+    def __init__(self, embeddings: ShardedEmbeddings, *, topology: Topology, traffic: Traffic) -> None:
+        self.config = embeddings.config
+        self._tables = embeddings.tables
+        self._topology, self._traffic = topology, traffic
+        rows, columns = self._tables.local
+        self._rows = TableOptimizer(rows)
+        self._columns = TableOptimizer(columns)
+        rowwise = self.config.optimizer is TableOptimizerKind.ROWWISE_ADAGRAD
+        self._any_cut = rowwise and any(share.columns.shards for share in self._tables.shares)
+        self._scale = 1.0
+
+    def zero_grad(self) -> None:
+        """Forget what was recorded."""
+        self._rows.zero_grad()
+        self._columns.zero_grad()
+        self._scale = 1.0
+
+    def all_finite(self) -> bool:
+        """True if nothing on this rank is NaN or infinite; the step asks all ranks."""
+        return self._rows.all_finite() and self._columns.all_finite()
+
+    def grad_norm_squared(self) -> float:
+        """Of this rank's parts; parts of all ranks add up."""
+        return self._rows.grad_norm_squared() + self._columns.grad_norm_squared()
+
+    def scale_grad(self, factor: float) -> None:
+        """Multiply the gradient; done inside `step`."""
+        self._rows.scale_grad(factor)
+        self._columns.scale_grad(factor)
+        self._scale *= float(factor)
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update every row that was read, once, then forget what was recorded.
+
+        Args:
+            lr: learning rate η.
+        """
+        if self._any_cut:
+            self._step_cut(lr)
+        self._columns.step(lr)
+        self._rows.step(lr)
+        self._scale = 1.0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """State by table, as parts of whole tables, and `step`."""
+        entries: dict[str, Tensor] = {"step": self._rows.state_dict()["step"]}
+        for optimizer, group in zip((self._rows, self._columns), self._tables.mine.groups, strict=True):
+            own = optimizer.state_dict()
+            for shard in group.shards:
+                for name, state in own.items():
+                    table, _, key = name.rpartition(".")
+                    if table == shard.table:
+                        alone = self._topology.world_size == 1 and shard.is_whole
+                        entries[f"{table}.{key}"] = state if alone else self._tables.state_shard(shard, state)
+        return entries
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Set the step count; parts share memory with what a checkpoint was loaded into."""
+        for optimizer in (self._rows, self._columns):
+            own = optimizer.state_dict()
+            optimizer.load_state_dict({**own, "step": state["step"]})
+
+    # ------------------------------------------------------------------------------- tables that are cut by columns
+
+    def _step_cut(self, lr: float) -> None:
+        """Update column-wise tables, and leave nothing of them to the ordinary optimizer."""
+        tables = self._tables.local[1]
+        cuts = self._cuts(tables)
+        totals = self._add_up(cuts)
+        state = self._columns.state_dict()
+        for cut, total in zip(cuts, totals, strict=True):
+            accumulator = state[f"{cut.shard.table}.sum"]
+            accumulated = accumulator[cut.rows] + total / cut.shard.table_columns
+            accumulator.index_copy_(0, cut.rows, accumulated)
+            factor = -lr / (accumulated.sqrt() + self.config.eps)
+            tables.tables.view(cut.shard.table).index_add_(0, cut.rows, cut.grad * factor.unsqueeze(1))
+        for recorded in tables.recorded:
+            recorded.clear()
+
+    def _cuts(self, tables: EmbeddingTables) -> list[_Cut]:
+        """Every column-wise table of this rank, in the order of the model's tables, rows in increasing order."""
+        summed = [tables.kernel.sum_gradients(parts) if parts else None for parts in tables.recorded]
+        cuts = []
+        for shard in self._tables.mine.columns.shards:
+            place = tables.tables.places[shard.table]
+            gradient = summed[place.storage]
+            if gradient is None:
+                continue
+            inside = (gradient.rows >= place.first_row) & (gradient.rows < place.first_row + place.num_rows)
+            rows, order = torch.sort(gradient.rows[inside] - place.first_row)
+            grad = gradient.sums[inside][order] * self._scale
+            if self.config.weight_decay:
+                grad = grad + self.config.weight_decay * tables.tables.view(shard.table)[rows]
+            cuts.append(_Cut(shard, rows, grad, grad.square().sum(dim=1)))
+        return cuts
+
+    def _add_up(self, cuts: list[_Cut]) -> list[Tensor]:
+        """Σ g² over all columns for every row of every cut, summed in the order of the columns on every rank."""
+        owners = {cut.shard.table: [s.rank for s in self._tables.shards[cut.shard.table]] for cut in cuts}
+        shared = [[cut for cut in cuts if rank in owners[cut.shard.table]] for rank in range(self._topology.world_size)]
+        sizes = [sum(len(cut.rows) for cut in each) for each in shared]
+        flat = [cut.squares for each in shared for cut in each]
+        received = all_to_all(
+            torch.cat(flat) if flat else torch.empty(0),
+            sent=sizes,
+            received=sizes,
+            group=self._topology.world,
+            traffic=self._traffic,
+            purpose="row sums of cut tables",
+        ).wait()
+        pieces = iter(received.split([len(cut.rows) for each in shared for cut in each])) if flat else iter(())
+        parts = {(rank, cut.shard.table): next(pieces) for rank, each in enumerate(shared) for cut in each}
+        totals = []
+        for cut in cuts:
+            total = torch.zeros_like(cut.squares)
+            for rank in owners[cut.shard.table]:
+                total = total + parts[rank, cut.shard.table]
+            totals.append(total)
+        return totals
+
+
+def agree_finite(finite: bool, topology: Topology) -> bool:
+    """True on every rank if it is true on all of them."""
+    if topology.world.process_group is None:
+        return finite
+    verdict = torch.tensor(0 if finite else 1)
+    dist.all_reduce(verdict, op=dist.ReduceOp.MAX, group=topology.world.process_group)
+    return int(verdict) == 0

@@ -1,0 +1,193 @@
+"""parallelize: a model that was written for one device becomes parallel, and no number changes. All of it on one page.
+
+    plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group
+                 ─► dense network replicated or sharded over all ranks
+
+The same plan must come from every rank (compared before anything is built), and a plan that does not fit the model or
+the job is refused on all ranks. On one rank every exchange is a local copy.
+
+The result is the same model object with other parts inside: names of weights, and so checkpoints, are those of one
+device. A step on it is a step on the global batch if each rank divides its loss by the global weight
+(`training/step.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from ziggurat.config import to_json
+from ziggurat.errors import PlanError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models import RankingModel
+from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
+from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings, ShardedTables
+from ziggurat.parallel.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.towers import TowerTransform
+from ziggurat.parallel.traffic import Traffic
+from ziggurat.parallel.wire import WireConfig
+from ziggurat.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a model runs on many ranks.
+
+    Args:
+        dense: how the dense network is spread.
+        wire: what embeddings and their gradients travel as.
+        reduction: what gradients of the dense network travel as.
+    """
+
+    dense: DenseParallelism = DenseParallelism.DDP
+    wire: WireConfig = field(default_factory=WireConfig)
+    reduction: Reduction = Reduction.FP32
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """What belongs to a parallel model beside the model itself.
+
+    Args:
+        plan: as executed.
+        topology: the ranks.
+        config: settings.
+        traffic: what this rank has sent.
+    """
+
+    plan: Plan
+    topology: Topology
+    config: ParallelConfig
+    traffic: Traffic
+
+    def table_optimizer(self, model: RankingModel) -> ShardedTableOptimizer:
+        """The exact optimizer of a parallel model's tables."""
+        assert isinstance(model.embeddings, ShardedEmbeddings)
+        return ShardedTableOptimizer(model.embeddings, topology=self.topology, traffic=self.traffic)
+
+
+def parallelize(
+    model: RankingModel,
+    plan: Plan,
+    topology: Topology,
+    *,
+    config: ParallelConfig | None = None,
+    seed: int | None = None,
+) -> Parallel:
+    """Make a model parallel, in place; collective over all ranks.
+
+    Args:
+        model: built the same way on every rank (`build_model` with one seed). Its tables may be open
+            (`build_model(…, draw_tables=False)`): then each rank draws only its own part, with the same numbers.
+        plan: the same on every rank. `plan.tower_size` must be the topology's.
+        topology: the live ranks.
+        config: dense parallelism, wire formats.
+        seed: of open tables.
+
+    Returns:
+        What the trainer needs to know. The model then computes the logits of this rank's batch.
+
+    Raises:
+        PlanError: the plan does not fit the model or the job, or ranks have different plans.
+    """
+    config = config or ParallelConfig()
+    _check_same_plan(plan, topology)
+    check_plan(plan, model.inputs, topology)
+    _check_towers(model, plan)
+    check_dense(model)
+    traffic, flow = Traffic(topology), Flow()
+    whole = model.embeddings
+    is_drawn = whole.tables.is_drawn
+    if not is_drawn and seed is None:
+        raise PlanError(
+            expected="a seed for tables that are not drawn yet",
+            found="none",
+            where="parallelize",
+            ways_out="parallelize(…, seed=config.seed)",
+        )
+    tables = ShardedTables(model.inputs, whole.config, plan=plan, topology=topology, seed=None if is_drawn else seed)
+    if is_drawn:
+        for name in whole.tables.places:
+            tables.load_whole(name, whole.tables.view(name))
+    field_dims = {spec.name: dim for spec, dim in zip(model.inputs.fields, whole.field_dims, strict=True)}
+    embeddings = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
+    layer = model.towers
+    model.embeddings = embeddings  # type: ignore[assignment]  # what a model needs of EmbeddingTables, it has
+    if plan.towers is not None:
+        transform = TowerTransform(
+            layer,
+            towers=plan.towers,
+            embeddings=embeddings,
+            field_dims=field_dims,
+            topology=topology,
+            wire=config.wire,
+            traffic=traffic,
+            flow=flow,
+        )
+        transform.replicate(
+            lambda modules: replicate(
+                modules,
+                group=topology.tower,
+                reduction=config.reduction,
+                traffic=traffic,
+                purpose="tower module gradients",
+            )
+        )
+        model.towers = transform  # type: ignore[assignment]
+    network = parallel_dense(
+        DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
+    )
+    object.__setattr__(model, "interact", network)  # not as a submodule: names of weights stay as they are
+    return Parallel(plan, topology, config, traffic)
+
+
+def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
+    """Check a plan against a model's inputs and the live ranks; see `Plan.check`."""
+    plan.check(
+        tables={spec.name: spec.table for spec in inputs.fields},
+        world_size=topology.world_size,
+        names=[table.name for table in inputs.tables],
+    )
+    if plan.ranks_a_group != topology.tower_size:
+        raise PlanError(
+            expected=f"a topology of tower groups of {plan.ranks_a_group} ranks, as the plan has them",
+            found=f"groups of {topology.tower_size}",
+            where="parallelize",
+            ways_out=f"Topology.create(tower_size={plan.ranks_a_group})",
+        )
+
+
+def _check_towers(model: RankingModel, plan: Plan) -> None:
+    """A model's towers are part of what it computes; a plan only says where they are."""
+    if model.towers is None or (plan.towers is not None and plan.towers.towers == model.towers.towers.towers):
+        return
+    raise PlanError(
+        expected="the towers of the model, in their order",
+        found="none" if plan.towers is None else str([list(tower) for tower in plan.towers.towers]),
+        where="plan, towers",
+        ways_out=("plan with the towers of the run (config.json, towers)", "build the model with the plan's towers"),
+    )
+
+
+def _check_same_plan(plan: Plan, topology: Topology) -> None:
+    """Refuse plans that differ from rank to rank, on all ranks."""
+    if topology.world.process_group is None:
+        return
+    digest = hashlib.sha256(json.dumps(to_json(plan), sort_keys=True).encode()).digest()
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    mine = torch.tensor([int.from_bytes(digest[:7], "little")]).to(device)
+    gathered = [torch.empty_like(mine) for _ in range(topology.world_size)]
+    dist.all_gather(gathered, mine)
+    different = [rank for rank, other in enumerate(gathered) if int(other) != int(gathered[0])]
+    if different:
+        raise PlanError(
+            expected="the same plan on every rank",
+            found=f"ranks {different} have another plan than rank 0",
+            where="parallelize",
+            ways_out=("save the plan on one rank and load it on all", "make the plan from the same seed everywhere"),
+        )

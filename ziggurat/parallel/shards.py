@@ -1,0 +1,251 @@
+"""Shards: which part of which table is where, and what a rank's own tables and batches look like.
+
+Every placement becomes the same thing on a rank: a few smaller tables, looked up by an ordinary `EmbeddingTables`.
+
+    table_wise    the table                              looked up as on one device
+    column_wise   D/k columns of all rows on each rank   the same rows everywhere, narrower results
+    row_wise      a block of rows on each rank           every feature becomes a list of those of its rows that lie
+                                                         here; partial sums add up to the pool
+
+The first row of every table is padding: it reads as zeros and is never updated. A block of rows that does not start
+at row 0 gets a padding row of its own in front, so row r of the table is row r − first + 1 of the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ziggurat.errors import PlanError
+from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
+from ziggurat.features.schema import Pooling
+from ziggurat.plan import Placement, Plan, TablePlacement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A part of a table.
+
+    Args:
+        table: the table's name.
+        placement: how the table is cut.
+        rank: who holds this part.
+        first_row: of the table.
+        num_rows: of the part.
+        first_column: of the table.
+        num_columns: of the part.
+        table_rows: rows of the whole table.
+        table_columns: columns of the whole table.
+    """
+
+    table: str
+    placement: Placement
+    rank: int
+    first_row: int
+    num_rows: int
+    first_column: int
+    num_columns: int
+    table_rows: int
+    table_columns: int
+
+    @property
+    def num_padding(self) -> int:
+        """Padding rows in front of the block, on its rank: 1 unless the block starts with the table's own."""
+        return 1 if self.first_row else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the part is the table."""
+        return (self.num_rows, self.num_columns) == (self.table_rows, self.table_columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldShare:
+    """What one rank looks up for one feature.
+
+    Args:
+        field: the feature, as the model knows it.
+        shard: the part of its table.
+        column: first column in the rank's lookup output.
+    """
+
+    field: SingleSpec | JaggedSpec
+    shard: Shard
+    column: int
+
+    @property
+    def is_single(self) -> bool:
+        """True if the rank reads exactly one row a sample."""
+        return isinstance(self.field, SingleSpec) and self.shard.placement is not Placement.ROW_WISE
+
+    @property
+    def is_partial_mean(self) -> bool:
+        """True if the rank sums a part of the rows of a mean, whose number only all ranks together know."""
+        mean = isinstance(self.field, JaggedSpec) and self.field.pooling is Pooling.MEAN
+        return mean and self.shard.placement is Placement.ROW_WISE
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Parts of tables on one rank that are looked up and updated together.
+
+    Args:
+        shards: parts of tables.
+        single: what is looked up with exactly one row a sample, in the order of the lookup output.
+        lists: what is looked up with a list of rows a sample, after the single ones.
+    """
+
+    shards: tuple[Shard, ...]
+    single: tuple[FieldShare, ...]
+    lists: tuple[FieldShare, ...]
+
+    @cached_property
+    def inputs(self) -> InputSpec:
+        """These tables and fields, for an `EmbeddingTables`."""
+        tables = tuple(
+            TableSpec(name=s.table, num_rows=s.num_rows + s.num_padding, embedding_dim=s.num_columns)
+            for s in self.shards
+        )
+        single = tuple(SingleSpec(name=share.field.name, table=share.field.table) for share in self.single)
+        return InputSpec(single=single, jagged=tuple(map(_list_spec, self.lists)), tables=tables)
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """Everything that one rank holds.
+
+    Args:
+        rank: whose.
+        rows: parts with all columns (table-wise, row-wise).
+        columns: parts with some columns. They are kept apart, because row-wise optimizer state depends on all columns.
+    """
+
+    rank: int
+    rows: TableGroup
+    columns: TableGroup
+
+    @cached_property
+    def groups(self) -> tuple[TableGroup, TableGroup]:
+        """Both, in the order of the lookup output."""
+        return self.rows, self.columns
+
+    @cached_property
+    def single(self) -> tuple[FieldShare, ...]:
+        """What needs one row a sample."""
+        return (*self.rows.single, *self.columns.single)
+
+    @cached_property
+    def lists(self) -> tuple[FieldShare, ...]:
+        """What needs a list of rows a sample."""
+        return (*self.rows.lists, *self.columns.lists)
+
+    @cached_property
+    def fields(self) -> tuple[FieldShare, ...]:
+        """Everything that is looked up, in the order of the lookup output."""
+        return (*self.rows.single, *self.rows.lists, *self.columns.single, *self.columns.lists)
+
+    @cached_property
+    def counts(self) -> tuple[FieldShare, ...]:
+        """Fields whose list lengths travel too, to be added up (`FieldShare.is_partial_mean`)."""
+        return tuple(share for share in self.fields if share.is_partial_mean)
+
+    @cached_property
+    def num_columns(self) -> int:
+        """Columns of the lookup output."""
+        return sum(share.shard.num_columns for share in self.fields)
+
+
+def cut_tables(plan: Plan, inputs: InputSpec, *, dim: int) -> dict[str, tuple[Shard, ...]]:
+    """The parts of every table, in the order of their rows or columns.
+
+    Args:
+        plan: placements.
+        inputs: tables and their sizes.
+        dim: columns of tables that name no number of their own.
+
+    Raises:
+        PlanError: a table cannot be cut into that many parts.
+    """
+    placed = {entry.table: entry for entry in plan.tables}
+    return {table.name: _cut(table, placed[table.name], columns=table.embedding_dim or dim) for table in inputs.tables}
+
+
+def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...]]) -> RankShare:
+    """What a rank holds and looks up; the same on every rank that asks."""
+    mine = {name: shard for name, parts in shards.items() for shard in parts if shard.rank == rank}
+    column = 0
+    groups = []
+    for by_columns in (False, True):
+        chosen = [s for s in mine.values() if (s.placement is Placement.COLUMN_WISE) is by_columns]
+        names = {shard.table for shard in chosen}
+        shares = [FieldShare(field=f, shard=mine[f.table], column=0) for f in inputs.fields if f.table in names]
+        placed: tuple[list[FieldShare], list[FieldShare]] = ([], [])
+        for kind, is_single in zip(placed, (True, False), strict=True):
+            for share in shares:
+                if share.is_single is is_single:
+                    kind.append(replace(share, column=column))
+                    column += share.shard.num_columns
+        groups.append(TableGroup(tuple(chosen), tuple(placed[0]), tuple(placed[1])))
+    return RankShare(rank, rows=groups[0], columns=groups[1])
+
+
+def _list_spec(share: FieldShare) -> JaggedSpec:
+    pooling = Pooling.SUM
+    if isinstance(share.field, JaggedSpec) and share.shard.placement is not Placement.ROW_WISE:
+        pooling = share.field.pooling
+    return JaggedSpec(name=share.field.name, table=share.field.table, pooling=pooling)
+
+
+def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shard, ...]:
+    kind, ranks = entry.placement, entry.ranks
+    rows = table.num_rows
+    if kind is Placement.COLUMN_WISE:
+        if columns % len(ranks):
+            raise PlanError(
+                expected=f"a number of ranks that divides the {columns} columns of the table",
+                found=f"{len(ranks)} ranks",
+                where=f"plan, table {table.name!r}, column_wise",
+                ways_out="name other ranks, or place the table table_wise or row_wise",
+            )
+        width = columns // len(ranks)
+        return tuple(
+            _shard(table.name, kind, rank, rows=(0, rows), columns=(i * width, width), shape=(rows, columns))
+            for i, rank in enumerate(ranks)
+        )
+    if kind is Placement.ROW_WISE:
+        block = -(-rows // len(ranks))
+        bounds = [min(i * block, rows) for i in range(len(ranks) + 1)]
+        return tuple(
+            _shard(
+                table.name,
+                kind,
+                rank,
+                rows=(bounds[i], bounds[i + 1] - bounds[i]),
+                columns=(0, columns),
+                shape=(rows, columns),
+            )
+            for i, rank in enumerate(ranks)
+        )
+    return (_shard(table.name, kind, ranks[0], rows=(0, rows), columns=(0, columns), shape=(rows, columns)),)
+
+
+def _shard(
+    table: str,
+    kind: Placement,
+    rank: int,
+    *,
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    shape: tuple[int, int],
+) -> Shard:
+    return Shard(
+        table=table,
+        placement=kind,
+        rank=rank,
+        first_row=rows[0],
+        num_rows=rows[1],
+        first_column=columns[0],
+        num_columns=columns[1],
+        table_rows=shape[0],
+        table_columns=shape[1],
+    )

@@ -1,0 +1,142 @@
+"""TowerTransform: one global exchange of embeddings becomes one inside a tower group and one between peers.
+
+Luo et al., "Disaggregated Multi-Tower: Topology-aware Modeling Technique for Efficient Large-Scale Recommendation",
+arXiv 2403.00877 (MLSys 2024): SPTT, the semantic-preserving tower transform, and TM, the tower module between its hops.
+G ranks, tower groups of S, T = G/S groups; rank r = t·S + s; B samples a rank, N numbers a feature:
+
+    step                         group           tensor on rank (t, s)                           where
+    (a) ids to owners            world, G        rows of its tables for all G·B samples          ids.py
+    (b) lookup and pooling       –               [S, T, B, F_r·N]     samples in peer order      ShardedTables.lookup
+    (c) peer permute             –               nothing to do: made on the ids                  Topology.peer_order
+    (d) tower hop                tower, S        [S_dst, T·B, F_r·N] ─► S_src pieces             ShardedEmbeddings.hop
+    (e) shuffle to tower order   –               [T, B, F_t·N]        all features of its towers  BlockExchange.blocks
+    TM  tower module             –               [T, B, F_t·N] ─► [T, B, O_t]                    here
+    (f) peer hop                 peers, T        [T_dst, B, O_t] ─► [B, ΣO]                      here
+
+Why nothing changes: (c) to (f) are one permutation of blocks in two moves, block (t, s) → (t', s') going to (t, s') in
+(d) and to (t', s') in (f). With identity modules and whole tables the result is the flat one bit for bit, and the
+backward pass is the same permutation, transposed.
+
+What it saves: only (f) leaves the tower group, B·ΣO·(T−1)/T numbers a rank, against B·F·N·(1−L/G) of the flat exchange
+on hosts of L ranks: less by the compression ratio, in T−1 messages instead of G−L.
+
+Several towers may share a group (T_towers a multiple of G/S); each keeps its own module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.models.tower_modules import IdentityTower
+from ziggurat.models.towers import TowerLayer
+from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
+from ziggurat.parallel.exchange import Block, BlockExchange
+from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.traffic import Traffic
+from ziggurat.parallel.wire import Wire, WireConfig
+from ziggurat.plan import Towers
+
+
+class OwnTowers(nn.Module):
+    """The modules of the towers of this rank's group.
+
+    Args:
+        modules: by the number of the tower.
+        input_dims: columns that each takes.
+    """
+
+    def __init__(self, modules: dict[int, nn.Module], *, input_dims: list[int]) -> None:
+        super().__init__()
+        self.modules_of_towers = nn.ModuleDict({str(tower): module for tower, module in modules.items()})
+        self._input_dims = input_dims
+
+    def forward(self, pooled_RT: Float[Tensor, "R T"]) -> Float[Tensor, "R O"]:
+        """Outputs of the towers side by side."""
+        pieces = pooled_RT.split(self._input_dims, dim=1)
+        outputs = [module(piece) for module, piece in zip(self.modules_of_towers.values(), pieces, strict=True)]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+class TowerTransform(nn.Module):
+    """Tower modules and the peer hop: takes the place of a model's `TowerLayer`.
+
+    Args:
+        layer: the towers of the model on one device; None to change only the way (identity modules, and the fields
+            come out in the flat model's order).
+        towers: the grouping.
+        embeddings: what comes before.
+        topology: the ranks.
+        wire: formats of the hops.
+        traffic: counts messages.
+        flow: sizes of the batches under way.
+    """
+
+    def __init__(
+        self,
+        layer: TowerLayer | None,
+        *,
+        towers: Towers,
+        embeddings: ShardedEmbeddings,
+        field_dims: dict[str, int],
+        topology: Topology,
+        wire: WireConfig,
+        traffic: Traffic,
+        flow: Flow,
+    ) -> None:
+        super().__init__()
+        self._topology, self._flow = topology, flow
+        self.towers = towers
+        per_group = len(towers) // topology.num_groups
+        input_field_dims = [[field_dims[name] for name in tower] for tower in towers.towers]
+        output_field_dims = input_field_dims
+        if layer is not None:
+            output_field_dims = [list(layer.module(t).output_field_dims) for t in range(len(towers))]
+        own = range(topology.group_index * per_group, (topology.group_index + 1) * per_group)
+        modules: dict[int, nn.Module] = {
+            tower: IdentityTower(input_field_dims[tower]) if layer is None else layer.module(tower) for tower in own
+        }
+        own_towers = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
+        assert sum(sum(input_field_dims[tower]) for tower in own) == embeddings.output_dim
+        columns, blocks, starts = [], [], {}
+        for group in range(topology.num_groups):
+            column = 0
+            for tower in range(group * per_group, (group + 1) * per_group):
+                for index, dim in enumerate(output_field_dims[tower]):
+                    blocks.append(Block(dim, ((group, column),)))
+                    if layer is None:
+                        starts[towers.towers[tower][index]] = blocks[-1]
+                    column += dim
+            columns.append(column)
+        if layer is None:
+            blocks = [starts[spec.name] for spec in embeddings.inputs.fields]
+        self.field_dims = tuple(block.width for block in blocks)
+        self.output_dim = sum(self.field_dims)
+        width = math.gcd(*self.field_dims)
+        self.hop = BlockExchange(
+            topology.peers,
+            columns=columns,
+            blocks=blocks,
+            forward_wire=Wire(wire.between_towers, width),
+            backward_wire=Wire(wire.between_towers, width, wire.backward_rounding),
+            traffic=traffic,
+            purpose="peer hop",
+        )
+        self.modules_of_towers = own_towers.modules_of_towers  # the names that one device uses
+        self._run: list[Callable[..., Tensor]] = [own_towers]  # in a list: not a second set of names
+
+    def replicate(self, replicated: Callable[[nn.Module], Callable[..., Tensor]]) -> None:
+        """Let a form of the modules run that reduces their gradients inside the tower group."""
+        [own] = self._run
+        assert isinstance(own, OwnTowers)
+        self._run = [replicated(own)]
+
+    def forward(self, pooled_RT: Float[Tensor, "R T"]) -> Float[Tensor, "B X"]:
+        """From this group's towers for all peers' samples to all towers for this rank's samples."""
+        topology = self._topology
+        sizes = [self._flow.sizes[rank] for rank in topology.peers.ranks]
+        return self.hop(self._run[0](pooled_RT), rows_sent=sizes, num_rows=sizes[topology.peers.position])

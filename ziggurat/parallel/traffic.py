@@ -1,0 +1,79 @@
+"""Traffic: bytes and messages that left this rank, counted by purpose and by the kind of link they took.
+
+A number is added where a message is handed to the backend, with the size of the buffer that is handed over: counted,
+not estimated. What stays on the rank is not traffic. Reductions are counted by their payload, since the backend
+decides how often it crosses which link.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ziggurat.parallel.topology import RankGroup, Topology
+
+
+class Link(StrEnum):
+    """What a message travels over."""
+
+    HOST = "host"  # between devices of one host
+    CROSS_HOST = "cross_host"  # between hosts
+    REDUCED = "reduced"  # payload of a reduction inside a group, whatever way it takes
+
+
+@dataclass
+class Volume:
+    """A sum of messages."""
+
+    num_bytes: int = 0
+    num_messages: int = 0
+
+
+class Traffic:
+    """Counts what this rank sends.
+
+    Args:
+        topology: tells which ranks share a host.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._volumes: dict[tuple[str, Link], Volume] = defaultdict(Volume)
+        self.num_steps = 0
+
+    def count_messages(self, purpose: str, *, sizes_bytes: Iterable[int], group: RankGroup) -> None:
+        """Count one all-to-all: a message of the given size to each rank of `group`."""
+        my_host = self._topology.host_of(self._topology.rank)
+        for rank, size in zip(group.ranks, sizes_bytes, strict=True):
+            if rank == self._topology.rank or size == 0:
+                continue
+            link = Link.HOST if self._topology.host_of(rank) == my_host else Link.CROSS_HOST
+            self._add(purpose, link, size)
+
+    def count_reduction(self, purpose: str, *, num_bytes: int) -> None:
+        """Count the payload of a reduction."""
+        self._add(purpose, Link.REDUCED, num_bytes)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._volumes.clear()
+        self.num_steps = 0
+
+    def total(self, link: Link) -> Volume:
+        """Everything that took one kind of link."""
+        mine = [volume for (_, kind), volume in self._volumes.items() if kind is link]
+        return Volume(sum(v.num_bytes for v in mine), sum(v.num_messages for v in mine))
+
+    def report(self) -> list[dict[str, str | int]]:
+        """One row a purpose and link, as plain data."""
+        return [
+            {"purpose": purpose, "link": link.value, "bytes": volume.num_bytes, "messages": volume.num_messages}
+            for (purpose, link), volume in sorted(self._volumes.items())
+        ]
+
+    def _add(self, purpose: str, link: Link, num_bytes: int) -> None:
+        volume = self._volumes[purpose, link]
+        volume.num_bytes += num_bytes
+        volume.num_messages += 1

@@ -1,0 +1,163 @@
+"""assert_same_as_single_device: the sentence "parallelize changes no number" as a test that runs on any model.
+
+    def check(rank: int) -> None:                                    # at the top level of a module
+        assert_same_as_single_device(build, plan, batch=batch)
+
+    run_ranks(check, 4)
+
+Every rank builds the model twice, makes one parallel, and takes one optimizer step with both: the one on the whole
+batch, the other on its rows of it (cut unevenly). Compared are the fields below the interaction, the logits, the
+gradients of the dense network, the weights of every table and of the dense network after the step; and all of it once
+more in a second step, which depends on the optimizer state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ziggurat.embeddings import TableOptimizer
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.models import RankingModel
+from ziggurat.parallel.embeddings import ShardedEmbeddings, ShardedTables
+from ziggurat.parallel.parallelize import ParallelConfig, parallelize
+from ziggurat.parallel.topology import Topology
+from ziggurat.plan import Plan
+from ziggurat.training.losses import loss_sums
+
+_LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far two numbers may be apart.
+
+    Args:
+        fields: what the interaction sees in the first forward pass; 0 asks for the same bits.
+        others: logits (matrix products round differently for other batch sizes), gradients, weights after the step.
+    """
+
+    fields: float = 1e-6
+    others: float = 1e-6
+
+
+def assert_same_as_single_device(
+    build: Callable[[], RankingModel],
+    plan: Plan,
+    *,
+    batch: Batch,
+    config: ParallelConfig | None = None,
+    tolerance: Tolerance | None = None,
+    cuts: Sequence[int] | None = None,
+) -> None:
+    """Raise AssertionError unless the parallel model does what one device does; collective over all ranks.
+
+    Args:
+        build: makes the model, the same each time (fixed seed).
+        plan: what to execute.
+        batch: a global batch.
+        config: dense parallelism and wire formats.
+        tolerance: how exact; by default to FP32 rounding.
+        cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty.
+    """
+    tolerance = tolerance or Tolerance()
+    topology = Topology.create(tower_size=plan.ranks_a_group)
+    bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
+    local = rows_of(batch, bounds[topology.rank], bounds[topology.rank + 1])
+    single, many = build(), build()
+    parallel = parallelize(many, plan, topology, config=config)
+    single_tables, many_tables = TableOptimizer(single.embeddings), parallel.table_optimizer(many)
+    single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)
+    many_dense = torch.optim.SGD(many.parameters(), lr=_LEARNING_RATE)
+    for step in range(2):
+        mine = slice(bounds[topology.rank], bounds[topology.rank + 1])
+        with torch.no_grad():
+            limit = tolerance.fields if step == 0 else tolerance.others
+            _same(f"fields of step {step + 1}", many.fields(local), single.fields(batch)[mine], limit)
+        wanted = single(batch)
+        loss_sums(wanted, batch.labels, batch.weights, inputs=single.inputs).mean().backward()
+        found = many(local)
+        sums = loss_sums(found, local.labels, local.weights, inputs=many.inputs)
+        if topology.world.process_group is not None:
+            dist.all_reduce(sums.weight)
+        sums.mean(sums.weight).backward()
+        _same(f"logits of step {step + 1}", found, wanted[mine], tolerance.others)
+        _compare_dense(single, many, tolerance.others, gradients=True)
+        single_dense.step()
+        many_dense.step()
+        single_tables.step(_LEARNING_RATE)
+        many_tables.step(_LEARNING_RATE)
+        single_dense.zero_grad()
+        many_dense.zero_grad()
+        _compare_dense(single, many, tolerance.others, gradients=False)
+        _compare_tables(single, many, tolerance.others)
+
+
+def rows_of(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples `start` to `stop` of a batch, as a batch."""
+    size = batch.batch_size
+    num_jagged = (len(batch.jagged.offsets) - 1) // size if size else 0
+    values, lengths = [batch.jagged.values[:0]], [batch.jagged.offsets[:0]]
+    for index in range(num_jagged):
+        offsets = batch.jagged.offsets[index * size + start : index * size + stop + 1]
+        values.append(batch.jagged.values[int(offsets[0]) : int(offsets[-1])])
+        lengths.append(offsets.diff())
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
+    rows = slice(start, stop)
+    return Batch(
+        dense=batch.dense[rows],
+        single=batch.single[:, rows].contiguous(),
+        jagged=JaggedRows(torch.cat(values), offsets),
+        vectors={name: vector[rows] for name, vector in batch.vectors.items()},
+        labels=batch.labels[rows],
+        weights=None if batch.weights is None else batch.weights[rows],
+        groups=None if batch.groups is None else batch.groups[rows],
+        row_ids=batch.row_ids[rows],
+    )
+
+
+def _uneven(size: int, world_size: int) -> list[int]:
+    """Cuts into parts that shrink to nothing."""
+    if world_size == 1:
+        return []
+    weights = list(range(world_size - 1, -1, -1))
+    return [size * sum(weights[: rank + 1]) // sum(weights) for rank in range(world_size - 1)]
+
+
+def _compare_dense(single: RankingModel, many: RankingModel, limit: float, *, gradients: bool) -> None:
+    wanted = dict(single.named_parameters())
+    for name, parameter in many.named_parameters():
+        value = parameter.grad if gradients else parameter.detach()
+        target = wanted[name].grad if gradients else wanted[name].detach()
+        if value is None or target is None:
+            assert value is None or not bool(value.any()), f"{name}: a gradient on one side only"
+            continue
+        whole = value.full_tensor() if isinstance(value, DTensor) else value
+        _same(f"{'gradient of ' if gradients else ''}{name}", whole, target, limit)
+
+
+def _compare_tables(single: RankingModel, many: RankingModel, limit: float) -> None:
+    embeddings = many.embeddings
+    assert isinstance(embeddings, ShardedEmbeddings)
+    tables = embeddings.tables
+    assert isinstance(tables, ShardedTables)
+    for group in tables.mine.groups:
+        for shard in group.shards:
+            rows = slice(shard.first_row, shard.first_row + shard.num_rows)
+            columns = slice(shard.first_column, shard.first_column + shard.num_columns)
+            wanted = single.embeddings.tables.view(shard.table)[rows, columns]
+            _same(f"table {shard.table}", tables.part(shard), wanted, limit)
+
+
+def _same(what: str, found: Tensor, wanted: Tensor, limit: float) -> None:
+    assert found.shape == wanted.shape, f"{what}: shape {tuple(found.shape)}, one device has {tuple(wanted.shape)}"
+    if found.numel() == 0:
+        return
+    difference = float((found.detach().double() - wanted.detach().double()).abs().max())
+    scale = max(1.0, float(wanted.detach().abs().max()))
+    assert difference <= limit * scale, f"{what}: differs by {difference:.2e}, more than {limit * scale:.2e}"
