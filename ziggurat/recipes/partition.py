@@ -38,7 +38,7 @@ class ProbeConfig:
     """What the probe reads.
 
     Args:
-        num_samples: training rows, spread over the data; fewer if there are fewer.
+        num_samples: training rows, spread over the data, rounded up to whole batches; fewer if there are fewer.
         batch_size: rows at a time.
         seed: of the sample.
     """
@@ -124,7 +124,10 @@ def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress
     loader = Loader(
         prepared.train,
         config=LoaderConfig(
-            batch_size=config.batch_size, shuffle_buffer_rows=_WINDOW_ROWS, seed=config.seed, prefetch=2
+            batch_size=min(config.batch_size, config.num_samples),
+            shuffle_buffer_rows=_WINDOW_ROWS,
+            seed=config.seed,
+            prefetch=2,
         ),
     )
     sums = InteractionSums(len(inputs.fields))
