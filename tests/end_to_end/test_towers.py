@@ -93,7 +93,11 @@ def test_resumed_is_as_if_never_stopped(place: Path, capsys: pytest.CaptureFixtu
     ziggurat.Towers(towers=(("item",), ("tags", "user_id"))).save("others.json")
     assert main(["train", "runs/cut", "--resume", "--towers", "others.json"]) == 2
     assert "start a new run with these towers" in capsys.readouterr().err
-    run("train", "runs/cut", "--resume", "--towers", "towers.json")
+    before = (place / "runs/cut/config.json").read_text()
+    assert main(["train", "runs/cut", "--resume", "--compression", "4"]) == 2
+    assert "compression=4.0" in capsys.readouterr().err
+    assert (place / "runs/cut/config.json").read_text() == before
+    run("train", "runs/cut", "--resume", "--towers", "towers.json", "--compression", "8")
 
 
 @pytest.mark.parametrize(

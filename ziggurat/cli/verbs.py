@@ -45,8 +45,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.execute import train_run
     from ziggurat.training.progress import show_progress
 
-    config, folder = _run_to_train(options)
-    config = _with_towers(override(config, _overrides(rest)), options)
+    stored, folder = _run_to_train(options)
+    config = _with_towers(override(stored, _overrides(rest)), options)
+    if options.resume:
+        _refuse_other_towers(config, stored=stored)
     if options.settings:
         table = Table("setting", "type", "value", box=box.SIMPLE)
         table.columns[0].no_wrap = True
@@ -253,15 +255,7 @@ def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
     from ziggurat.plan import Towers
 
     if options.towers:
-        towers = Towers.load(options.towers)
-        if options.resume and towers != config.towers:
-            raise ConfigError(
-                expected="the towers that the run was started with",
-                found=f"others, in {options.towers}",
-                where="command line, --towers with --resume",
-                ways_out=("leave --towers out", "start a new run with these towers: --out FOLDER"),
-            )
-        config = dataclasses.replace(config, towers=towers)
+        config = dataclasses.replace(config, towers=Towers.load(options.towers))
     if options.compression is None:
         return config
     if config.towers is None:
@@ -273,6 +267,19 @@ def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
         )
     check_towers(config.model, config.towers)
     return override(config, {"model.tower-module.compression": options.compression})
+
+
+def _refuse_other_towers(config: RunConfig, *, stored: RunConfig) -> None:
+    """A resumed run goes on with its own towers and modules: others have other weights."""
+    modules, own = (getattr(each.model, "tower_module", None) for each in (config, stored))
+    if config.towers == stored.towers and modules == own:
+        return
+    raise ConfigError(
+        expected="the towers and tower modules that the run was started with",
+        found="other groups of features" if config.towers != stored.towers else f"{modules} instead of {own}",
+        where="command line, with --resume",
+        ways_out=("leave the settings of towers out", "start a new run with these towers: --out FOLDER"),
+    )
 
 
 def _overrides(rest: list[str]) -> Mapping[str, str]:
