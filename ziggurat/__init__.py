@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
     from ziggurat.models import build_model as build_model
+    from ziggurat.parallel.parallelize import ParallelConfig as ParallelConfig
+    from ziggurat.parallel.parallelize import parallelize as parallelize
+    from ziggurat.parallel.topology import Topology as Topology
+    from ziggurat.plan import Plan as Plan
     from ziggurat.plan import Towers as Towers
+    from ziggurat.planning.placement import place_tables as place_tables
     from ziggurat.recipes.catalogue import recipe_named as recipe_named
     from ziggurat.recipes.execute import train_run as train_run
     from ziggurat.recipes.load_run import Run as Run
@@ -66,7 +71,10 @@ _HOMES = {
         "TowerModuleKind",
         "build_model",
     ),
-    "ziggurat.plan": ("Towers",),
+    "ziggurat.parallel.parallelize": ("ParallelConfig", "parallelize"),
+    "ziggurat.parallel.topology": ("Topology",),
+    "ziggurat.plan": ("Plan", "Towers"),
+    "ziggurat.planning.placement": ("place_tables",),
     "ziggurat.recipes.catalogue": ("recipe_named",),
     "ziggurat.recipes.execute": ("train_run",),
     "ziggurat.recipes.load_run": ("Run", "load_run"),
