@@ -106,16 +106,16 @@ class Wire:
             scaled = rows / scale
             scaled = _dither_fp8(scaled) if self._is_stochastic else scaled
             payload = scaled.clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-        return torch.cat([payload, scale.view(torch.uint8)], dim=1).view(-1)
+        return torch.cat([payload, scale.flatten().view(torch.uint8).view(-1, _SCALE_BYTES)], dim=1).view(-1)
 
     def decode(self, buffer: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The flat numbers of a buffer."""
         if self.format in _DTYPES:
             return buffer.to(dtype)
         rows = buffer.view(-1, self.width + _SCALE_BYTES)
-        scale = rows[:, self.width :].contiguous().view(torch.float32)
+        scale = rows[:, self.width :].flatten().clone().view(torch.float32).unsqueeze(1)
         stored = torch.int8 if self.format is WireFormat.INT8 else torch.float8_e4m3fn
-        payload = rows[:, : self.width].contiguous().view(stored)
+        payload = rows[:, : self.width].clone(memory_format=torch.contiguous_format).view(stored)
         return payload.to(torch.float32).mul_(scale).view(-1).to(dtype)
 
     @property
