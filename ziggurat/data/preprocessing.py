@@ -262,7 +262,7 @@ class Preprocessing:
         if isinstance(feature, Dense) and not feature.transform.makes_rows:
             values = parsed.numbers[name]
             counters.ids += len(values)
-            counters.missing += int(np.isnan(values).sum())
+            counters.missing += int(np.count_nonzero(np.isnan(values)))
             return pa.array(to_floats(values, feature, self.numbers[name]))
         if name in parsed.rows:
             rows = parsed.rows[name]
@@ -277,8 +277,8 @@ class Preprocessing:
                 ids = parsed.ids[name]
             rows = self._rows(table_of(feature), ids, row_of_number)
         counters.ids += len(rows)
-        counters.missing += int((rows == MISSING_ROW).sum())
-        counters.unknown += int((rows == UNKNOWN_ROW).sum())
+        counters.missing += int(np.count_nonzero(rows == MISSING_ROW))
+        counters.unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
         if isinstance(feature, MultiHot | Sequence):
             offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
             np.cumsum(parsed.lists[name].lengths, out=offsets[1:])
