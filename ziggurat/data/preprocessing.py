@@ -293,7 +293,7 @@ class Preprocessing:
         if isinstance(ids, Rows):
             return ids.rows
         if isinstance(ids, NumberedIds):
-            return row_of_number[table_name][ids.numbers]
+            return row_of_number[table_name].take(ids.numbers)
         if table_name in self.vocabularies:
             return self.vocabularies[table_name].rows(ids)
         num_rows = self.schema.table(table_name).num_rows

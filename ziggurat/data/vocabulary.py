@@ -124,7 +124,7 @@ class Vocabulary:
             # One entry more, for number -1: an id that is not there.
             self._row_of_key = np.append(places + NUM_RESERVED_ROWS, UNKNOWN_ROW).astype(np.int32)
             self._table = table
-        rows = self._row_of_key[self._table.find(ids.keys)]
+        rows = self._row_of_key.take(self._table.find(ids.keys))
         if ids.missing is not None:
             rows[ids.missing] = MISSING_ROW
         return rows
