@@ -74,6 +74,7 @@ def check(rank: int, plan_json: str, case: dict) -> None:
         batch=batch,
         config=config,
         tolerance=Tolerance(fields=case.get("fields", 0.0)),
+        num_parts=case.get("num_parts", 1),
     )
 
 
@@ -132,6 +133,16 @@ def test_other_optimizers_equal_one_device_with_cut_tables(optimizer: str):
 @pytest.mark.parametrize("dense", ["fsdp", "hsdp"])
 def test_sharded_dense_networks_equal_one_device(dense: str):
     run(4, placed(4, Placement.TABLE_WISE, TOWERS, 2), tower_modules=True, dense=dense, fields=1e-6)
+
+
+@pytest.mark.parametrize(("num_parts", "tower_size", "dense"), [(2, 2, "ddp"), (3, 1, "ddp"), (2, 2, "fsdp")])
+def test_a_step_in_parts_equals_one_device(num_parts: int, tower_size: int, dense: str):
+    plan = placed(4, Placement.TABLE_WISE, TOWERS, tower_size)
+    run(4, plan, tower_modules=True, dense=dense, num_parts=num_parts, fields=1e-6)
+
+
+def test_a_flat_step_in_parts_equals_one_device():
+    run(2, placed(2, Placement.COLUMN_WISE), num_parts=2)
 
 
 def test_ranks_without_tables_and_batches_smaller_than_the_world():

@@ -14,7 +14,8 @@ Tower modules are copied inside their tower group only, and reduced there: nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -115,12 +116,47 @@ def parallel_dense(
     sharded.set_force_sum_reduction_for_comms(True)
     num_bytes = sum(p.numel() for p in network.parameters()) * (2 if reduce_dtype else 4)
 
-    def run(*inputs: Any) -> Tensor:
-        if torch.is_grad_enabled():
-            traffic.count_reduction("dense gradients", num_bytes=num_bytes)
-        return network(*inputs)
+    return ShardedNetwork(sharded, traffic=traffic, num_bytes=num_bytes)
 
-    return run
+
+class ShardedNetwork:
+    """A network under FSDP2, whose reductions are counted.
+
+    Args:
+        network: after `fully_shard`.
+        traffic: counts reductions.
+        num_bytes: of all its gradients as they travel.
+    """
+
+    def __init__(self, network: Any, *, traffic: Traffic, num_bytes: int) -> None:
+        self._network, self._traffic, self._num_bytes = network, traffic, num_bytes
+        self._is_reduced = True
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Logits."""
+        if torch.is_grad_enabled() and self._is_reduced:
+            self._traffic.count_reduction("dense gradients", num_bytes=self._num_bytes)
+        return self._network(*inputs)
+
+    @contextlib.contextmanager
+    def unreduced(self) -> Iterator[None]:
+        """Let gradients of backward passes in here add up on each rank."""
+        self._is_reduced = False
+        self._network.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._network.set_requires_gradient_sync(True)
+            self._is_reduced = True
+
+
+def unreduced(network: Callable[..., Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Forward and backward passes in here leave gradients unreduced, to be added to those of the next pass."""
+    if isinstance(network, DistributedDataParallel):
+        return network.no_sync()
+    if isinstance(network, ShardedNetwork):
+        return network.unreduced()
+    return contextlib.nullcontext()
 
 
 def replicate(

@@ -16,8 +16,9 @@ batch (`exchange.py`).
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,8 +31,8 @@ from ziggurat.errors import PlanError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import PADDING_ROW
-from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.parallel.exchange import Block, BlockExchange
+from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
+from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.ids import IdExchange, LocalIds, PendingIds
 from ziggurat.parallel.shards import RankShare, Shard, cut_tables, share_of
 from ziggurat.parallel.table_shard import TableShard, table_shard
@@ -234,7 +235,7 @@ class ShardedEmbeddings(nn.Module):
         self.inputs, self.config = tables.inputs, tables.config
         self._topology, self._flow = topology, flow
         self._ids = IdExchange(tables.inputs, shares=tables.shares, topology=topology, traffic=traffic)
-        self._ready: tuple[Batch, PendingIds] | None = None
+        self._ready: deque[tuple[Batch, PendingIds]] = deque()
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
             per_group = len(plan.towers) // topology.num_groups
@@ -263,9 +264,19 @@ class ShardedEmbeddings(nn.Module):
 
     has_dense_gradients = False
 
-    def prefetch(self, batch: Batch) -> None:
-        """Send the ids of the batch that `forward` will be called with next; collective."""
-        self._ready = (batch, self._ids.start(batch))
+    def prefetch(self, *batches: Batch) -> None:
+        """Send the ids of batches that `forward` will be called with later, in this order; collective.
+
+        What was sent ahead before and not used is received and forgotten. Other batches may be looked up in between
+        (an evaluation).
+        """
+        self.drain()
+        self._ready.extend((batch, self._ids.start(batch)) for batch in batches)
+
+    def drain(self) -> None:
+        """Receive and forget ids that were sent ahead for batches that will not come; collective."""
+        while self._ready:
+            self._ready.popleft()[1].pending.wait()
 
     def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Pooled embeddings.
@@ -275,14 +286,9 @@ class ShardedEmbeddings(nn.Module):
             samples of all peers, in the order of the tower groups.
         """
         ids = self._take_ids(batch)
-        self._flow.sizes = ids.sizes
-        topology, sizes = self._topology, ids.sizes
         pooled_RC = self.tables.lookup(ids)
-        per_place = [
-            sum(sizes[group * topology.tower_size + place] for group in range(topology.num_groups))
-            for place in range(topology.tower_size)
-        ]
-        num_rows = per_place[topology.tower.position]
+        per_place = self._rows_by_place(ids.sizes)
+        num_rows = per_place[self._topology.tower.position]
         pooled_BT = self.hop(pooled_RC, rows_sent=per_place, num_rows=num_rows)
         if self._count_hop is None:
             return pooled_BT
@@ -295,22 +301,53 @@ class ShardedEmbeddings(nn.Module):
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
         return pooled_BT * factors_BT
 
+    def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
+        """The first half of `forward`: look up and send; `hop` has the second. See `pipeline.py`."""
+        assert self.can_start
+        ids = self._take_ids(batch)
+        per_place = self._rows_by_place(ids.sizes)
+        num_rows = per_place[self._topology.tower.position]
+        return self.hop.start(self.tables.lookup(ids), rows_sent=per_place, num_rows=num_rows)
+
+    @property
+    def can_start(self) -> bool:
+        """True unless means of spread rows have to be finished after the hop."""
+        return self._count_hop is None
+
     def choose_kernel(self, shape: BatchShape) -> None:
         """Choose the kernel of the local tables, for the batches of all ranks together."""
         whole = BatchShape(batch_size=shape.batch_size * self._topology.world_size, list_length=shape.list_length)
         for tables in self.tables.local:
             tables.choose_kernel(whole)
 
+    @property
+    def kernel_names(self) -> list[KernelChoice]:
+        """The kernels of this rank's tables; none on a rank without tables."""
+        return [tables.kernel_name for tables in self.tables.local if tables.inputs.tables]
+
+    def use_kernel(self, kernel: KernelChoice) -> None:
+        """Look up with this kernel, so that all ranks, and a resumed run, do the same."""
+        for tables in self.tables.local:
+            tables.config = replace(tables.config, kernel=kernel)
+            tables.choose_kernel(BatchShape())
+
     def report(self) -> dict[str, Any]:
         """What the start-up report says about this rank's tables."""
         return self.tables.report()
 
     def _take_ids(self, batch: Batch) -> LocalIds:
-        if self._ready is not None and self._ready[0] is batch:
-            pending, self._ready = self._ready[1], None
-            return self._ids.finish(pending)
-        assert self._ready is None, "ids of another batch were sent ahead; every rank must use batches in that order"
-        return self._ids.finish(self._ids.start(batch))
+        pending = self._ready.popleft()[1] if self._ready and self._ready[0][0] is batch else self._ids.start(batch)
+        ids = self._ids.finish(pending)
+        self._flow.sizes = ids.sizes
+        return ids
+
+    def _rows_by_place(self, sizes: list[int]) -> list[int]:
+        """Samples that each member of the tower group wants: those of all its peers."""
+        topology = self._topology
+        return [
+            sum(sizes[group * topology.tower_size + place] for group in range(topology.num_groups))
+            for place in range(topology.tower_size)
+        ]
 
     def _plan_counts(self, shares: list[RankShare], traffic: Traffic) -> tuple[BlockExchange | None, list[slice]]:
         """How the lengths of lists travel whose rows are spread over ranks, always exactly."""

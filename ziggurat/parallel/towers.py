@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from ziggurat.models.tower_modules import IdentityTower
 from ziggurat.models.towers import TowerLayer
 from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
-from ziggurat.parallel.exchange import Block, BlockExchange
+from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import Wire, WireConfig
@@ -127,16 +127,24 @@ class TowerTransform(nn.Module):
             purpose="peer hop",
         )
         self.modules_of_towers = own_towers.modules_of_towers  # the names that one device uses
-        self._run: list[Callable[..., Tensor]] = [own_towers]  # in a list: not a second set of names
+        self._own = [own_towers]  # in a list: not a second set of names
+        self._run: list[Callable[..., Tensor]] = [own_towers]
 
     def replicate(self, replicated: Callable[[nn.Module], Callable[..., Tensor]]) -> None:
         """Let a form of the modules run that reduces their gradients inside the tower group."""
-        [own] = self._run
-        assert isinstance(own, OwnTowers)
-        self._run = [replicated(own)]
+        self._run = [replicated(self._own[0])]
 
     def forward(self, pooled_RT: Float[Tensor, "R T"]) -> Float[Tensor, "B X"]:
         """From this group's towers for all peers' samples to all towers for this rank's samples."""
-        topology = self._topology
-        sizes = [self._flow.sizes[rank] for rank in topology.peers.ranks]
-        return self.hop(self._run[0](pooled_RT), rows_sent=sizes, num_rows=sizes[topology.peers.position])
+        sizes = self._peer_sizes()
+        outputs = self._run[0](pooled_RT)
+        return self.hop(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])
+
+    def start(self, pooled_RT: Float[Tensor, "R T"]) -> tuple[Tensor, Transfer]:
+        """The first half of `forward`: compute and send, without reducing gradients. See `pipeline.py`."""
+        sizes = self._peer_sizes()
+        outputs = self._own[0](pooled_RT)
+        return self.hop.start(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])
+
+    def _peer_sizes(self) -> list[int]:
+        return [self._flow.sizes[rank] for rank in self._topology.peers.ranks]

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ziggurat.embeddings import TableOptimizer
-from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.parallel.embeddings import ShardedEmbeddings, ShardedTables
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
+from ziggurat.parallel.pipeline import Pipeline, batch_rows
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 from ziggurat.training.losses import loss_sums
@@ -54,6 +55,7 @@ def assert_same_as_single_device(
     config: ParallelConfig | None = None,
     tolerance: Tolerance | None = None,
     cuts: Sequence[int] | None = None,
+    num_parts: int = 1,
 ) -> None:
     """Raise AssertionError unless the parallel model does what one device does; collective over all ranks.
 
@@ -64,16 +66,25 @@ def assert_same_as_single_device(
         config: dense parallelism and wire formats.
         tolerance: how exact; by default to FP32 rounding.
         cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty.
+        num_parts: parts of a batch in the pipeline.
     """
     tolerance = tolerance or Tolerance()
     topology = Topology.create(tower_size=plan.ranks_a_group)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
-    local = rows_of(batch, bounds[topology.rank], bounds[topology.rank + 1])
+    local = batch_rows(batch, bounds[topology.rank], bounds[topology.rank + 1])
     single, many = build(), build()
     parallel = parallelize(many, plan, topology, config=config)
     single_tables, many_tables = TableOptimizer(single.embeddings), parallel.table_optimizer(many)
     single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)
     many_dense = torch.optim.SGD(many.parameters(), lr=_LEARNING_RATE)
+    pipeline = Pipeline(many, parallel, num_parts=num_parts)
+    weight = loss_sums(torch.zeros_like(local.labels), local.labels, local.weights, inputs=many.inputs).weight
+    if topology.world.process_group is not None:
+        dist.all_reduce(weight)
+
+    def share_of_loss(logits: Tensor, samples: Batch) -> Tensor:
+        return loss_sums(logits, samples.labels, samples.weights, inputs=many.inputs).mean(weight)
+
     for step in range(2):
         mine = slice(bounds[topology.rank], bounds[topology.rank + 1])
         with torch.no_grad():
@@ -81,12 +92,9 @@ def assert_same_as_single_device(
             _same(f"fields of step {step + 1}", many.fields(local), single.fields(batch)[mine], limit)
         wanted = single(batch)
         loss_sums(wanted, batch.labels, batch.weights, inputs=single.inputs).mean().backward()
-        found = many(local)
-        sums = loss_sums(found, local.labels, local.weights, inputs=many.inputs)
-        if topology.world.process_group is not None:
-            dist.all_reduce(sums.weight)
-        sums.mean(sums.weight).backward()
-        _same(f"logits of step {step + 1}", found, wanted[mine], tolerance.others)
+        with torch.no_grad():
+            _same(f"logits of step {step + 1}", many(local), wanted[mine], tolerance.others)
+        pipeline.step(local, loss_of=share_of_loss)
         _compare_dense(single, many, tolerance.others, gradients=True)
         single_dense.step()
         many_dense.step()
@@ -96,29 +104,6 @@ def assert_same_as_single_device(
         many_dense.zero_grad()
         _compare_dense(single, many, tolerance.others, gradients=False)
         _compare_tables(single, many, tolerance.others)
-
-
-def rows_of(batch: Batch, start: int, stop: int) -> Batch:
-    """Samples `start` to `stop` of a batch, as a batch."""
-    size = batch.batch_size
-    num_jagged = (len(batch.jagged.offsets) - 1) // size if size else 0
-    values, lengths = [batch.jagged.values[:0]], [batch.jagged.offsets[:0]]
-    for index in range(num_jagged):
-        offsets = batch.jagged.offsets[index * size + start : index * size + stop + 1]
-        values.append(batch.jagged.values[int(offsets[0]) : int(offsets[-1])])
-        lengths.append(offsets.diff())
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cat(lengths).cumsum(0)])
-    rows = slice(start, stop)
-    return Batch(
-        dense=batch.dense[rows],
-        single=batch.single[:, rows].contiguous(),
-        jagged=JaggedRows(torch.cat(values), offsets),
-        vectors={name: vector[rows] for name, vector in batch.vectors.items()},
-        labels=batch.labels[rows],
-        weights=None if batch.weights is None else batch.weights[rows],
-        groups=None if batch.groups is None else batch.groups[rows],
-        row_ids=batch.row_ids[rows],
-    )
 
 
 def _uneven(size: int, world_size: int) -> list[int]:

@@ -1,0 +1,208 @@
+"""Pipeline: a training step in two halves, so that the exchange between hosts runs while something is computed.
+
+The last hop (all ranks for a flat model, peers for towers) is the slow one. Cut the batch in two parts and the graph at
+that hop; then, with A below the hop (lookup, tower hop, tower module) and B above it (interaction, loss, and back):
+
+    compute   A₁ ── A₂ ── B₁ ── B₂ ── A₁ back ── A₂ back ── update
+    wire         hop₁ ─── hop₂ ─ hop₁ back ── hop₂ back
+                                      dense gradients ──
+    ids                 of the next batch ──
+
+The gradients of the parts add up to those of the batch, because each part's loss is divided by the global weight: the
+step is the same step, up to the order of sums.
+
+Cost: twice the messages; smaller matrix products. It pays where the wire is a bottleneck, so it is a choice
+(`num_parts`), not a rule; one part still sends ids ahead and overlaps the dense reduction with the backward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.models import RankingModel
+from ziggurat.parallel.dense import unreduced
+from ziggurat.parallel.embeddings import ShardedEmbeddings
+from ziggurat.parallel.exchange import BlockExchange, Transfer
+from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.towers import TowerTransform
+
+
+@dataclass
+class _Part:
+    """A part of the batch between the two sides of the last hop."""
+
+    batch: Batch
+    token: Tensor
+    transfer: Transfer
+
+
+class Pipeline:
+    """Forward and backward passes of a parallel model; gradients are then ready for the optimizers.
+
+    Args:
+        model: made parallel.
+        parallel: what `parallelize` returned.
+        num_parts: parts of a batch; 1 does not cut.
+    """
+
+    def __init__(self, model: RankingModel, parallel: Parallel, *, num_parts: int = 2) -> None:
+        assert isinstance(model.embeddings, ShardedEmbeddings)
+        self._model, self._parallel = model, parallel
+        self._embeddings = model.embeddings
+        self._towers = model.towers if isinstance(model.towers, TowerTransform) else None
+        is_cut = num_parts > 1 and self._embeddings.can_start
+        self.num_parts = num_parts if is_cut else 1
+        self._ahead: tuple[Batch, list[Batch]] | None = None
+
+    def overlaps(self) -> list[str]:
+        """What runs at the same time as what, for the start-up report."""
+        lines = ["ids of the next batch: with this batch's forward and backward pass"]
+        if self.num_parts > 1:
+            lines.append(f"last hop of embeddings: with computation, in {self.num_parts} parts of a batch")
+        elif not self._embeddings.can_start:
+            lines.append("last hop of embeddings: with nothing (means of row-wise tables are finished after it)")
+        else:
+            lines.append("last hop of embeddings: with nothing (one part)")
+        lines.append("gradients of the dense network: with the backward pass")
+        return lines
+
+    def run(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
+        """Each batch with the one after it; drains at the end."""
+        iterator = iter(batches)
+        current = next(iterator, None)
+        while current is not None:
+            upcoming = next(iterator, None)
+            yield current, upcoming
+            current = upcoming
+
+    def step(
+        self,
+        batch: Batch,
+        *,
+        loss_of: Callable[[Tensor, Batch], Tensor],
+        upcoming: Batch | None = None,
+    ) -> Tensor:
+        """Forward and backward passes of one batch; collective.
+
+        Args:
+            batch: of this rank.
+            loss_of: this rank's share of the global loss, from logits and the samples they belong to.
+            upcoming: the next batch, whose ids are sent now.
+
+        Returns:
+            This rank's share of the loss, without a graph.
+        """
+        parts = self._take(batch)
+        if self.num_parts == 1:
+            loss = loss_of(self._model(parts[0]), parts[0])
+            self._send_ahead(upcoming)
+            loss.backward()
+            return loss.detach()
+        started = [self._below(part) for part in parts]
+        self._send_ahead(upcoming)
+        total = torch.zeros(())
+        for index, part in enumerate(started):
+            total += self._above(part, loss_of, is_last=index == len(started) - 1)
+        for part in started:
+            torch.autograd.backward(part.token, part.token.new_empty(0))
+        self._reduce_towers()
+        return total
+
+    # --------------------------------------------------------------------------------------------- the parts of a step
+
+    def _below(self, batch: Batch) -> _Part:
+        """Lookup, tower hop, tower modules; sends the result over the last hop."""
+        if self._towers is None:
+            token, transfer = self._embeddings.start(batch)
+        else:
+            token, transfer = self._towers.start(self._embeddings(batch))
+        return _Part(batch, token, transfer)
+
+    def _above(self, part: _Part, loss_of: Callable[[Tensor, Batch], Tensor], *, is_last: bool) -> Tensor:
+        """Interaction and loss, there and back; sends the gradient over the last hop."""
+        fields = self._hop.receive_values(part.transfer).detach().requires_grad_()
+        with contextlib.nullcontext() if is_last else unreduced(self._model.interact):
+            loss = loss_of(self._model.interact(part.batch.dense, fields, part.batch.vectors), part.batch)
+            loss.backward()
+        gradient = torch.zeros_like(fields) if fields.grad is None else fields.grad
+        self._hop.send_gradient(part.transfer, gradient)
+        return loss.detach()
+
+    @property
+    def _hop(self) -> BlockExchange:
+        return self._embeddings.hop if self._towers is None else self._towers.hop
+
+    def _reduce_towers(self) -> None:
+        """Sum the gradients of tower modules inside their group: one message, on fast links."""
+        group = self._parallel.topology.tower
+        if self._towers is None or group.process_group is None:
+            return
+        gradients = [p.grad for p in self._towers.parameters() if p.grad is not None]
+        if not gradients:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        self._parallel.traffic.count_reduction("tower module gradients", num_bytes=flat.numel() * flat.element_size())
+        dist.all_reduce(flat, group=group.process_group)
+        for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def _take(self, batch: Batch) -> list[Batch]:
+        """The parts of a batch; their ids are on their way already if the batch was announced."""
+        if self._ahead is not None and self._ahead[0] is batch:
+            parts, self._ahead = self._ahead[1], None
+            return parts
+        self._ahead = None
+        parts = cut_batch(batch, self.num_parts)
+        self._embeddings.prefetch(*parts)
+        return parts
+
+    def _send_ahead(self, batch: Batch | None) -> None:
+        if batch is not None:
+            self._ahead = (batch, cut_batch(batch, self.num_parts))
+            self._embeddings.prefetch(*self._ahead[1])
+
+
+def cut_batch(batch: Batch, num_parts: int) -> list[Batch]:
+    """Parts of a batch, as even as possible; features that are read as lists are copied, the rest are views."""
+    if num_parts == 1:
+        return [batch]
+    size = batch.batch_size
+    bounds = [size * index // num_parts for index in range(num_parts + 1)]
+    return [batch_rows(batch, first, last) for first, last in itertools.pairwise(bounds)]
+
+
+def batch_rows(batch: Batch, first: int, last: int) -> Batch:
+    """Samples `first` to `last` of a batch, as a batch."""
+    rows = slice(first, last)
+    return Batch(
+        dense=batch.dense[rows],
+        single=batch.single[:, rows].contiguous(),
+        jagged=_lists(batch, first, last),
+        vectors={name: vector[rows] for name, vector in batch.vectors.items()},
+        labels=batch.labels[rows],
+        weights=None if batch.weights is None else batch.weights[rows],
+        groups=None if batch.groups is None else batch.groups[rows],
+        row_ids=batch.row_ids[rows],
+    )
+
+
+def _lists(batch: Batch, first: int, last: int) -> JaggedRows:
+    size, offsets = batch.batch_size, batch.jagged.offsets
+    num_features = (len(offsets) - 1) // size if size else 0
+    if num_features == 0:
+        return JaggedRows(batch.jagged.values, offsets[:1])
+    lengths_JB = offsets.diff().view(num_features, size)[:, first:last]
+    values = [
+        batch.jagged.values[int(offsets[index * size + first]) : int(offsets[index * size + last])]
+        for index in range(num_features)
+    ]
+    ends = lengths_JB.reshape(-1).cumsum(0)
+    return JaggedRows(torch.cat(values), torch.cat([ends.new_zeros(1), ends]))
