@@ -7,9 +7,10 @@ in one tower. Items have loads, and towers have room:
     balance      features, bytes or numbers read       (1 + tolerance) · mean, or what balancing alone can reach
     memory       bytes of the table and its state      memory_limit_bytes, if set
 
-Sometimes the first limit cannot be kept: one table may be larger than a tower's share. The limit is then raised to the
-heaviest tower of the *longest first* rule (each item, heaviest first, to the lightest tower; at most 4/3 − 1/(3T) of
-the best possible: Graham, 1969), and the report says so.
+Sometimes the first limit cannot be kept. An item heavier than a tower's share gets a tower of its own, and the others
+are balanced among themselves. Where they do not fit evenly either, the limit is raised to the heaviest tower of the
+*longest first* rule (each item, heaviest first, to the lightest tower; at most 4/3 − 1/(3T) of the best possible:
+Graham, 1969). The report says so.
 """
 
 from __future__ import annotations
@@ -79,9 +80,18 @@ class Items:
         """Features of each item."""
         return np.array([len(members) for members in self.members], dtype=np.float64)
 
-    def membership(self) -> Floats:
+    def subset(self, indexes: Indexes) -> Items:
+        """Some of the items."""
+        return Items(
+            tables=tuple(self.tables[index] for index in indexes),
+            members=tuple(self.members[index] for index in indexes),
+            num_bytes=self.num_bytes[indexes],
+            reads=self.reads[indexes],
+        )
+
+    def membership(self, num_features: int) -> Floats:
         """(F, M): 1 where a feature belongs to an item."""
-        matrix = np.zeros((sum(map(len, self.members)), len(self)))
+        matrix = np.zeros((num_features, len(self)))
         for item, members in enumerate(self.members):
             matrix[list(members), item] = 1.0
         return matrix
@@ -177,6 +187,17 @@ def limits_of(
         upper=np.array([column[2] for column in columns]),
         is_relaxed=heaviest > asked * (1 + 1e-9),
     )
+
+
+def too_heavy(load: Floats, *, num_towers: int, tolerance: float) -> Indexes:
+    """Items that need a tower of their own: above (1 + tolerance) · mean, first of all, then of those that are left."""
+    alone = np.zeros(len(load), dtype=np.bool_)
+    while True:
+        left = num_towers - int(alone.sum())
+        more = ~alone & (load > (1 + tolerance) * load[~alone].sum() / left * (1 + 1e-9))
+        if left == 1 or not bool(more.any()):
+            return np.flatnonzero(alone)
+        alone |= more
 
 
 def longest_first(load: Floats, *, num_towers: int) -> Indexes:

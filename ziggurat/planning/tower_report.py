@@ -137,9 +137,9 @@ def report_on(
         loads.append(
             TowerLoad(
                 features=names,
-                num_bytes=sum({feature.table: feature.table_bytes for feature in mine}.values()),
-                lookups=sum(feature.lookups for feature in mine),
-                reads=sum(feature.lookups * feature.dim for feature in mine),
+                num_bytes=int(sum({feature.table: feature.table_bytes for feature in mine}.values())),
+                lookups=float(sum(feature.lookups for feature in mine)),
+                reads=float(sum(feature.lookups * feature.dim for feature in mine)),
                 within=_mean(pairs[off]),
             )
         )

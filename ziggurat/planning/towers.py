@@ -15,8 +15,8 @@ cheaper half is then polished by moves and swaps on the objective itself (`local
 taken.
 
 Features that share a table are never split. Towers keep within (1 ± tolerance) of the mean count, or below
-(1 + tolerance) of the mean bytes or lookups; where that is impossible, within what balancing alone reaches
-(`tower_items`). The memory limit is hard. Same inputs and seed, same towers, on the same versions of torch and numpy.
+(1 + tolerance) of the mean bytes or lookups; a table heavier than that gets a tower of its own (`tower_items`). The
+memory limit is hard. Same inputs and seed, same towers, on the same versions of torch and numpy.
 
 Reference: Luo et al., "Disaggregated Multi-Tower" (arXiv 2403.00877), section on the tower partitioner; the paper's
 abbreviation for it is TP. Cost on one core: below 1 s for 26 features, half a minute for 1,000 features × 64 towers.
@@ -25,7 +25,7 @@ abbreviation for it is TP. Cost on one core: below 1 s for 26 features, half a m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -44,12 +44,16 @@ from ziggurat.planning.tower_items import (
     Indexes,
     Items,
     Limits,
+    check_fits,
     limits_of,
     longest_first,
     merge_by_table,
     no_room,
+    too_heavy,
 )
 from ziggurat.planning.tower_report import TowerReport, report_on
+
+_MOST_NAMES = 6
 
 
 class TowerStrategy(StrEnum):
@@ -116,7 +120,7 @@ class TowerPartition:
         interactions: I.
         features: what was partitioned, in the order of rows of `interactions` and `plane.coordinates`.
         config: as given.
-        is_relaxed: the tolerance could not be kept.
+        notes: where the tolerance could not be kept, and why.
     """
 
     towers: Towers
@@ -124,7 +128,7 @@ class TowerPartition:
     interactions: Float64[Tensor, "F F"]
     features: tuple[FeatureLoad, ...]
     config: TowerPartitionConfig
-    is_relaxed: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def coordinates(self) -> Float64[Tensor, "F d"]:
@@ -135,14 +139,8 @@ class TowerPartition:
         """Interaction within and across, loads and balance, beside the naive partition."""
         items = merge_by_table(self.features)
         naive = _towers_of(_dealt(items, num_towers=len(self.towers)), items, self.features)
-        notes = []
-        if self.is_relaxed:
-            notes.append(
-                f"balance by {self.config.balance.value}: a tolerance of {self.config.tolerance:g} cannot be kept, "
-                "because single tables are too heavy; as even as balancing alone gets"
-            )
         return report_on(
-            self.towers, naive=naive, interactions=self.interactions, features=self.features, notes=tuple(notes)
+            self.towers, naive=naive, interactions=self.interactions, features=self.features, notes=self.notes
         )
 
 
@@ -162,21 +160,14 @@ def partition_towers(
     """
     matrix = _checked(interactions, features)
     items = merge_by_table(features)
-    limits = limits_of(
-        items,
-        num_towers=config.num_towers,
-        balance=config.balance,
-        tolerance=config.tolerance,
-        memory_limit_bytes=config.memory_limit_bytes,
-    )
+    check_fits(items, num_towers=config.num_towers, memory_limit_bytes=config.memory_limit_bytes)
     distances = (matrix if config.strategy is TowerStrategy.DIVERSE else 1 - matrix).fill_diagonal_(0)
     plane = learn_plane(distances, config=config.plane, seed=config.seed)
-    is_relaxed = False
+    notes: tuple[str, ...] = ()
     if config.strategy in (TowerStrategy.NAIVE, TowerStrategy.SEQUENTIAL):
         assignment = _in_order(items, config=config)
     else:
-        assignment = _search(distances, plane=plane, items=items, limits=limits, config=config)
-        is_relaxed = limits.is_relaxed
+        assignment, notes = _balanced(distances, plane=plane, items=items, config=config)
     towers = _towers_of(assignment, items, features, strategy=config.strategy.value, seed=config.seed)
     return TowerPartition(
         towers=towers,
@@ -184,13 +175,47 @@ def partition_towers(
         interactions=_checked(interactions, features),
         features=tuple(features),
         config=config,
-        is_relaxed=is_relaxed,
+        notes=notes,
     )
+
+
+def _balanced(
+    distances: Tensor, *, plane: Plane, items: Items, config: TowerPartitionConfig
+) -> tuple[Indexes, tuple[str, ...]]:
+    """Items too heavy to share a tower alone, the others partitioned; and notes about the balance."""
+    notes = []
+    alone = too_heavy(items.load(config.balance), num_towers=config.num_towers, tolerance=config.tolerance)
+    others = np.setdiff1d(np.arange(len(items)), alone)
+    if len(alone):
+        names = ", ".join(repr(items.tables[index]) for index in alone[:_MOST_NAMES])
+        more = f" and {len(alone) - _MOST_NAMES} more" if len(alone) > _MOST_NAMES else ""
+        notes.append(
+            f"balance by {config.balance.value}: heavier than a tower's share, so alone: {names}{more}; "
+            "the others are balanced among themselves"
+        )
+        config = replace(config, num_towers=config.num_towers - len(alone))
+        items = items.subset(others)
+    limits = limits_of(
+        items,
+        num_towers=config.num_towers,
+        balance=config.balance,
+        tolerance=config.tolerance,
+        memory_limit_bytes=config.memory_limit_bytes,
+    )
+    if limits.is_relaxed:
+        notes.append(
+            f"balance by {config.balance.value}: a tolerance of {config.tolerance:g} cannot be kept with tables this "
+            "heavy; as even as balancing alone gets"
+        )
+    assignment = np.full(len(others) + len(alone), -1)
+    assignment[alone] = config.num_towers + np.arange(len(alone))
+    assignment[others] = _search(distances, plane=plane, items=items, limits=limits, config=config)
+    return assignment, tuple(notes)
 
 
 def _search(distances: Tensor, *, plane: Plane, items: Items, limits: Limits, config: TowerPartitionConfig) -> Indexes:
     """The cheapest partition that fits, after polishing the cheapest half of the candidates."""
-    membership = items.membership()
+    membership = items.membership(len(distances))
     between = membership.T @ distances.numpy() @ membership
     np.fill_diagonal(between, between.diagonal() / 2)
     partitions = []
@@ -217,7 +242,7 @@ def _candidates(
     spaces = [plane.coordinates.numpy()]
     if config.refine is Refine.SWAPS:
         spaces.append(classical_scaling(distances, dim=min(len(distances), config.num_towers)).numpy())
-    mean = items.membership().T / items.counts[:, None]
+    mean = items.membership(len(distances)).T / items.counts[:, None]
     for restart in range(config.restarts):
         for number, space in enumerate(spaces):
             yield balanced_clusters(
