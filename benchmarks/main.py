@@ -21,8 +21,10 @@ NAMES = {
     "preprocess": "Criteo text to Parquet, against a polars script",
     "loss_curves": "recommended settings against FP32 eager and TorchRec: the same loss",
     "compile_cost": "start-up time of torch.compile, cold and cached",
+    "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
 }
+WITH_OPTIONS = ("towers",)  # have `parse_options`
 
 
 def main(arguments: list[str]) -> int:
@@ -31,7 +33,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("name", choices=[*NAMES, "all", "list"])
     parser.add_argument("--json", default="", help="also write the JSON there (with `all`: a folder)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and workloads; not to be quoted")
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.name not in WITH_OPTIONS:
+        parser.error(f"`ziggurat bench {options.name}` has no options of its own: {' '.join(rest)}")
     if options.name == "list":
         for name, meaning in NAMES.items():
             print(f"{name:14} {meaning}")
@@ -41,7 +45,9 @@ def main(arguments: list[str]) -> int:
 
     try:
         for name in NAMES if options.name == "all" else [options.name]:
-            report = importlib.import_module(f"benchmarks.{name}").run(quick=options.quick)
+            module = importlib.import_module(f"benchmarks.{name}")
+            own = {"options": module.parse_options(rest)} if name in WITH_OPTIONS else {}
+            report = module.run(quick=options.quick, **own)
             target = options.json
             if target and options.name == "all":
                 Path(target).mkdir(parents=True, exist_ok=True)

@@ -163,13 +163,18 @@ def with_label_sets(raw: RawBatch, workload: Workload) -> list[Batch]:
 
 def build(workload: Workload, *, kernel: KernelChoice) -> RankingModel:
     """The workload's network, the same layers as every other contestant's."""
+    return build_model(config_of(workload, kernel=kernel), inputs_of(workload), seed=workload.seed)
+
+
+def config_of(workload: Workload, *, kernel: KernelChoice = KernelChoice.AUTO) -> DLRMConfig | DCNv2Config:
+    """Settings of that network."""
     embedding = EmbeddingConfig(dim=workload.dim, kernel=kernel)
     bottom, top = MLPConfig(hidden_dims=workload.bottom_mlp[:-1]), MLPConfig(hidden_dims=workload.top_mlp)
     match workload.model:
         case ModelKind.DLRM:
-            config = DLRMConfig(embedding_dim=workload.dim, bottom=bottom, top=top, embedding=embedding)
+            return DLRMConfig(embedding_dim=workload.dim, bottom=bottom, top=top, embedding=embedding)
         case ModelKind.DCN_V2:
-            config = DCNv2Config(
+            return DCNv2Config(
                 embedding_dim=workload.dim,
                 structure=Structure.STACKED,
                 cross=CrossConfig(num_layers=workload.cross_layers, kind=CrossKind.LOW_RANK, rank=workload.cross_rank),
@@ -179,7 +184,7 @@ def build(workload: Workload, *, kernel: KernelChoice) -> RankingModel:
                 embedding=embedding,
             )
         case ModelKind.FUXICTR_DCN_V2:
-            config = DCNv2Config(
+            return DCNv2Config(
                 embedding_dim=workload.dim,
                 structure=Structure.PARALLEL,
                 cross=CrossConfig(num_layers=3, kind=CrossKind.FULL),
@@ -187,7 +192,6 @@ def build(workload: Workload, *, kernel: KernelChoice) -> RankingModel:
                 deep=MLPConfig(hidden_dims=(400, 400, 400)),
                 embedding=embedding,
             )
-    return build_model(config, inputs_of(workload), seed=workload.seed)
 
 
 if __name__ == "__main__":
