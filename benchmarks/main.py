@@ -23,14 +23,15 @@ NAMES = {
     "compile_cost": "start-up time of torch.compile, cold and cached",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
+    "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
-WITH_OPTIONS = ("towers",)  # have `parse_options`
+WITH_OPTIONS = ("towers", "tower_quality")  # have `parse_options`
 
 
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="ziggurat bench", description=__doc__.splitlines()[0])
-    parser.add_argument("name", choices=[*NAMES, "all", "list"])
+    parser.add_argument("name", type=lambda name: name.replace("-", "_"), choices=[*NAMES, "all", "list"])
     parser.add_argument("--json", default="", help="also write the JSON there (with `all`: a folder)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and workloads; not to be quoted")
     options, rest = parser.parse_known_args(arguments)
