@@ -108,13 +108,13 @@ class Pipeline:
             return loss.detach()
         started = [self._below(part) for part in parts]
         self._send_ahead(upcoming)
-        total = torch.zeros(())
-        for index, part in enumerate(started):
-            total += self._above(part, loss_of, is_last=index == len(started) - 1)
+        losses = [
+            self._above(part, loss_of, is_last=index == len(started) - 1) for index, part in enumerate(started)
+        ]
         for part in started:
             torch.autograd.backward(part.token, part.token.new_empty(0))
         self._reduce_towers()
-        return total
+        return torch.stack(losses).sum()
 
     # --------------------------------------------------------------------------------------------- the parts of a step
 
