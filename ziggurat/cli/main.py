@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   ziggurat evaluate runs/movielens_dlrm ratings.parquet
   ziggurat predict runs/movielens_dlrm ratings.parquet --out scores.parquet
   ziggurat towers partition runs/movielens_dlrm --towers 4
+  torchrun --nproc-per-node 2 -m ziggurat train movielens_dlrm --towers towers.json --wire bf16
 """
 
 
@@ -53,6 +54,19 @@ def build_parser() -> argparse.ArgumentParser:
         "--compression", metavar="X", help="N / D of the tower modules; short for --model.tower-module.compression"
     )
     train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE)")
+    ranks = train.add_argument_group("on many ranks (torchrun --nproc-per-node N -m ziggurat train ...)")
+    ranks.add_argument(
+        "--plan", metavar="FILE", help="plan.json: where each table goes (default: balanced, table-wise)"
+    )
+    ranks.add_argument(
+        "--tower-size", metavar="S", help="short for --parallel.tower-size: ranks that share their towers"
+    )
+    ranks.add_argument(
+        "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"
+    )
+    ranks.add_argument(
+        "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
+    )
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     train.add_argument("--settings", action="store_true", help="list every setting with its value, and stop")
 

@@ -42,11 +42,12 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
 
 def train(options: argparse.Namespace, rest: list[str]) -> int:
     """Train a recipe, a config, or resume."""
+    from ziggurat.plan import Plan
     from ziggurat.recipes.execute import train_run
     from ziggurat.training.progress import show_progress
 
     stored, folder = _run_to_train(options)
-    config = _with_towers(override(stored, _overrides(rest)), options)
+    config = _with_towers(override(stored, _overrides(rest) | _rank_overrides(options)), options)
     if options.resume:
         _refuse_other_towers(config, stored=stored)
     if options.settings:
@@ -57,7 +58,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
                 table.add_row(f"--{path}", kind, value)
         console.print(table)
         return 0
-    result = train_run(config, folder=folder, resume=options.resume, progress=show_progress())
+    plan = Plan.load(options.plan) if options.plan else None
+    result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=show_progress())
+    if not result.is_first:
+        return 0
     for split, evaluation in result.evaluations.items():
         console.print(f"{split:<6} {_metrics_line(evaluation.metrics)}", soft_wrap=True)
     fit = result.fit
@@ -282,7 +286,7 @@ def _refuse_other_towers(config: RunConfig, *, stored: RunConfig) -> None:
     )
 
 
-def _overrides(rest: list[str]) -> Mapping[str, str]:
+def _overrides(rest: list[str]) -> dict[str, str]:
     """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
     changes: dict[str, str] = {}
     position = 0
@@ -298,6 +302,12 @@ def _overrides(rest: list[str]) -> Mapping[str, str]:
         changes[name[2:]] = value
         position += 1
     return changes
+
+
+def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
+    """What the short flags for many ranks stand for."""
+    given = {"dense": options.dense, "wire.between-towers": options.wire, "tower-size": options.tower_size}
+    return {f"parallel.{name}": text for name, text in given.items() if text is not None}
 
 
 def _bad_override(found: str, expected: str) -> ConfigError:

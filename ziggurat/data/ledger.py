@@ -148,9 +148,14 @@ class Ledger:
             step: number of the step in the whole run; must rise.
             row_ids: (n,) int64 in the order of the batch; may be empty.
         """
+        hashes = {"ordered": ordered_hash(row_ids), "row_sum": expected_sum(row_ids)}
+        self.append_sums(epoch=epoch, step=step, num_rows=len(row_ids), **hashes)
+
+    def append_sums(self, *, epoch: int, step: int, num_rows: int, ordered: int, row_sum: int) -> None:
+        """Record one batch whose rows were hashed elsewhere; see `append`."""
         record = np.zeros(1, dtype=_RECORD)
-        record["epoch"], record["num_rows"], record["step"] = epoch, len(row_ids), step
-        record["ordered"], record["sum"] = ordered_hash(row_ids), expected_sum(row_ids)
+        record["epoch"], record["num_rows"], record["step"] = epoch, num_rows, step
+        record["ordered"], record["sum"] = ordered, row_sum
         record["check"] = _checks(record)
         self._file.write(record.tobytes())
 

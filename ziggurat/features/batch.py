@@ -74,6 +74,21 @@ class Batch:
         """Number of samples B."""
         return self.dense.shape[0]
 
+    @staticmethod
+    def empty(inputs: InputSpec) -> Batch:
+        """A batch of no samples."""
+        rows = torch.empty(0, dtype=torch.int64)
+        return Batch(
+            dense=torch.empty(0, len(inputs.dense)),
+            single=rows.view(len(inputs.single), 0),
+            jagged=JaggedRows.empty(),
+            vectors={spec.name: torch.empty(0, spec.dim) for spec in inputs.vectors},
+            labels=torch.empty(0, len(inputs.labels)),
+            weights=torch.empty(0) if inputs.has_weights else None,
+            groups=rows if inputs.has_groups else None,
+            row_ids=rows,
+        )
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device (no copy where it already is)."""
         device = torch.device(device)

@@ -25,7 +25,9 @@ from ziggurat.plan import Towers
 ModelConfig = DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
 
 
-def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int, towers: Towers | None = None) -> RankingModel:
+def build_model(
+    config: ModelConfig, inputs: InputSpec, *, seed: int, towers: Towers | None = None, draw_tables: bool = True
+) -> RankingModel:
     """Build a model with fresh weights.
 
     Args:
@@ -33,6 +35,8 @@ def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int, towers: To
         inputs: what a batch contains; must have at least one label and one feature.
         seed: the same seed gives the same weights, on every machine with the same torch.
         towers: groups of features, each behind a module as `config.tower_module` says; None for a flat model.
+        draw_tables: False leaves the tables open and touches none of their memory; `parallelize(…, seed=seed)` then
+            draws on each rank the part that it holds.
 
     Raises:
         SchemaError: no label, or no feature.
@@ -41,7 +45,7 @@ def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int, towers: To
     """
     _check_inputs(inputs)
     check_towers(config, towers)
-    embeddings = _build_tables(config, inputs, seed=seed)
+    embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None)
     layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -56,7 +60,7 @@ def build_model(config: ModelConfig, inputs: InputSpec, *, seed: int, towers: To
                 return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
 
 
-def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int) -> EmbeddingTables:
+def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -> EmbeddingTables:
     if isinstance(config, LogisticRegressionConfig):
         tables = tuple(dataclasses.replace(table, embedding_dim=0) for table in inputs.tables)
         inputs = dataclasses.replace(inputs, tables=tables)

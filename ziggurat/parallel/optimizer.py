@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
@@ -64,7 +63,7 @@ class ShardedTableOptimizer:
         self._scale = 1.0
 
     def all_finite(self) -> bool:
-        """True if nothing on this rank is NaN or infinite; the step asks all ranks."""
+        """True if nothing on this rank is NaN or infinite; the step asks all ranks (`training/world_sums.py`)."""
         return self._rows.all_finite() and self._columns.all_finite()
 
     def grad_norm_squared(self) -> float:
@@ -166,12 +165,3 @@ class ShardedTableOptimizer:
                 total = total + parts[rank, cut.shard.table]
             totals.append(total)
         return totals
-
-
-def agree_finite(finite: bool, topology: Topology) -> bool:
-    """True on every rank if it is true on all of them."""
-    if topology.world.process_group is None:
-        return finite
-    verdict = torch.tensor(0 if finite else 1)
-    dist.all_reduce(verdict, op=dist.ReduceOp.MAX, group=topology.world.process_group)
-    return int(verdict) == 0

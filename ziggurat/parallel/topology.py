@@ -18,8 +18,9 @@ Without torch.distributed the topology is one rank on one host, and every exchan
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -61,7 +62,6 @@ class Topology:
         world: all ranks.
         tower: the S ranks that hold the same towers as this one.
         peers: the ranks with the same place in every tower group.
-        host: the ranks of this host; None where no dense parallelism asked for it.
     """
 
     rank: int
@@ -160,6 +160,22 @@ def leave_job() -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def job(*, timeout_s: float = 300.0) -> Iterator[None]:
+    """Take part in the job that torchrun started, if there is one; leave it at the end, unless it was joined before.
+
+    After an error it is not left: the others may have gone, and this process is about to end.
+
+    Args:
+        timeout_s: see `join_job`.
+    """
+    was_in_it = dist.is_available() and dist.is_initialized()
+    joined = join_job(timeout_s=timeout_s)
+    yield
+    if joined and not was_in_it:
+        leave_job()
 
 
 def _join(groups: Sequence[range], rank: int) -> RankGroup:

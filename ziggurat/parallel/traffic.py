@@ -7,8 +7,9 @@ decides how often it crosses which link.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -42,6 +43,16 @@ class Traffic:
         self._topology = topology
         self._volumes: dict[tuple[str, Link], Volume] = defaultdict(Volume)
         self.num_steps = 0
+        self._is_paused = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing inside: evaluations are not part of a training step."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
 
     def count_messages(self, purpose: str, *, sizes_bytes: Iterable[int], group: RankGroup) -> None:
         """Count one all-to-all: a message of the given size to each rank of `group`."""
@@ -74,6 +85,8 @@ class Traffic:
         ]
 
     def _add(self, purpose: str, link: Link, num_bytes: int) -> None:
+        if self._is_paused:
+            return
         volume = self._volumes[purpose, link]
         volume.num_bytes += num_bytes
         volume.num_messages += 1

@@ -1,6 +1,7 @@
 """Execute a run: fetch, prepare, build, train, evaluate, report. The order of everything on one page.
 
-    fetch raw data ─► prepare (fit on training rows, encode) ─► model ─► Trainer.fit ─► evaluate valid, test ─► report
+    fetch raw data ─► prepare (fit on training rows, encode) ─► model ─► plan, parallelize (on many ranks)
+                   ─► Trainer.fit ─► evaluate valid, test ─► report
 
 Test data is read once, at the very end, with the weights that validation chose.
 """
@@ -23,12 +24,15 @@ from ziggurat.data.synthetic import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
 from ziggurat.models import build_model
+from ziggurat.parallel.topology import job
+from ziggurat.plan import Plan
+from ziggurat.recipes.many_ranks import Ranks
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
 from ziggurat.training.run_folder import RunFolder, read_json, write_json
-from ziggurat.training.startup import startup_report
+from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
 from ziggurat.training.trainer import FitResult, Trainer
 
 
@@ -41,12 +45,14 @@ class RunResult:
         fit: steps, best step, rate.
         evaluations: by split, those that exist of valid and test.
         report: path of the HTML report.
+        is_first: False on all ranks but the first.
     """
 
     folder: Path
     fit: FitResult
     evaluations: dict[str, Evaluation]
     report: Path
+    is_first: bool = True
 
 
 def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
@@ -108,52 +114,78 @@ def prepare_run(config: RunConfig, *, progress: Progress | None = None) -> Prepa
 
 
 def train_run(
-    config: RunConfig, *, folder: str | Path, resume: bool = False, progress: Progress | None = None
+    config: RunConfig,
+    *,
+    folder: str | Path,
+    resume: bool = False,
+    plan: Plan | None = None,
+    progress: Progress | None = None,
 ) -> RunResult:
-    """Train, evaluate and report one run.
+    """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
 
     Args:
         config: the whole run.
-        folder: where it is kept; see `RunFolder`.
-        resume: go on from the newest intact checkpoint in `folder`.
-        progress: where to show progress.
+        folder: where it is kept; see `RunFolder`. All ranks must see the same folder.
+        resume: go on from the newest intact checkpoint in `folder`, on any number of ranks.
+        plan: where tables go on many ranks; None plans (see `many_ranks.py`).
+        progress: where to show progress; rank 0 does.
 
     Raises:
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
+        TopologyError: the ranks do not form what was asked for, or one of them is gone.
     """
     config.check()
-    progress = progress or NoProgress()
     run = RunFolder(Path(folder))
-    prepared = prepare_run(config, progress=progress)
-    model = build_model(config.model, prepared.inputs, seed=config.training.seed, towers=config.towers)
-    model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
-    trainer = Trainer(
-        model,
-        config=config.training,
-        train=prepared.train,
-        valid=prepared.valid,
-        folder=run.path,
-        progress=progress,
-    )
-    if not resume:
-        trainer.refuse_old_run()
-    config = resolved(config, trainer=trainer)
+    with job(timeout_s=config.parallel.timeout_s):
+        ranks = Ranks(config, plan=plan)
+        progress = progress if progress is not None and ranks.is_first else NoProgress()
+        if not resume:
+            ranks.on_first(run.refuse_old_run)
+        prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
+        model = build_model(
+            config.model,
+            prepared.inputs,
+            seed=config.training.seed,
+            towers=config.towers,
+            draw_tables=not ranks.are_many,
+        )
+        facts = ModelFacts.of(model)
+        parallel = ranks.parallelize(model, run=run, resume=resume)
+        if parallel is None:
+            model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
+        trainer = Trainer(
+            model,
+            config=config.training,
+            train=prepared.train,
+            valid=prepared.valid,
+            folder=run.path,
+            progress=progress,
+            parallel=parallel,
+        )
+        config = resolved(config, trainer=trainer)
+        data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+        report = startup_report(trainer.step, data=data_lines, facts=facts)
+        ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
+        progress.say(report.text())
+        fit = trainer.fit(resume=resume)
+        evaluations = _final_evaluations(trainer, prepared)
+        if parallel is not None:
+            ranks.write_traffic(parallel, run=run)
+        path = Path(ranks.on_first(lambda: str(write_report(run.path))))
+    return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
+
+
+def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:
     write_json(run.config, to_json(config))
     write_json(run.inputs, to_json(prepared.inputs))
     if not run.preprocessing.exists():
         prepared.preprocessing.save(run.preprocessing)
-    data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
-    report = startup_report(trainer.step, data=data_lines)
     write_json(run.startup, report.sections)
-    progress.say(report.text())
-    fit = trainer.fit(resume=resume)
-    evaluations = _final_evaluations(trainer, prepared)
-    return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=write_report(run.path))
 
 
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
     """The config with every `auto` replaced by what was chosen on this machine, so that it repeats exactly."""
-    embedding = dataclasses.replace(config.model.embedding, kernel=trainer.model.embeddings.kernel_name)
+    embedding = dataclasses.replace(config.model.embedding, kernel=trainer.kernel_name)
     training = dataclasses.replace(config.training, precision=trainer.step.precision, threads=torch.get_num_threads())
     return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
 

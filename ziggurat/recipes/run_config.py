@@ -10,6 +10,9 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import DCNv2Config, DLRMConfig, DNNConfig, LogisticRegressionConfig
 from ziggurat.models.build import check_towers
+from ziggurat.parallel.dense import DenseParallelism, Reduction
+from ziggurat.parallel.parallelize import ParallelConfig
+from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 
@@ -30,6 +33,39 @@ class DatasetConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanksConfig:
+    """How a run that torchrun has started uses its ranks; without torchrun nothing of it applies.
+
+    Args:
+        dense: how the dense network is spread.
+        wire: what embeddings and their gradients travel as.
+        reduction: what gradients of the dense network travel as.
+        tower_size: S, ranks that hold the same towers together; 0: those of a host, if the towers allow it.
+        timeout_s: how long a rank waits for the others in a step before it gives up with an error.
+    """
+
+    dense: DenseParallelism = DenseParallelism.DDP
+    wire: WireConfig = field(default_factory=WireConfig)
+    reduction: Reduction = Reduction.FP32
+    tower_size: int = 0
+    timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.tower_size < 0 or self.timeout_s <= 0:
+            raise ConfigError(
+                expected="tower_size >= 0 and timeout_s > 0",
+                found=f"tower_size = {self.tower_size}, timeout_s = {self.timeout_s}",
+                where="settings of ranks",
+                ways_out="correct the number",
+            )
+
+    @property
+    def parallel(self) -> ParallelConfig:
+        """What `parallelize` needs of it."""
+        return ParallelConfig(dense=self.dense, wire=self.wire, reduction=self.reduction)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Data, model and training of one run.
 
@@ -42,6 +78,7 @@ class RunConfig:
         model: any model config; `kind` tells which.
         training: everything else.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
+        parallel: how the ranks are used, if there are several.
     """
 
     recipe: str = ""
@@ -52,6 +89,7 @@ class RunConfig:
     model: DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
     towers: Towers | None = None
+    parallel: RanksConfig = field(default_factory=RanksConfig)
 
     def check(self) -> None:
         """Refuse contradictions between the parts of a run before the first file is read.

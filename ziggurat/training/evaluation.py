@@ -1,7 +1,8 @@
 """Evaluate and predict: one pass over a data set without gradients, in file order.
 
 Scores are probabilities for binary labels (sigmoid of the logit) and plain values for regression. Metrics are exact:
-all scores are kept (8 bytes a sample and label), none are binned.
+all scores are kept (8 bytes a sample and label), none are binned. On many ranks each scores its rows; the scores of all
+come together on rank 0, and every rank gets the same metrics.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from ziggurat.data.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.batch import Batch
@@ -42,9 +44,10 @@ class Evaluation:
         return {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
 
 
-def ordered_batches(dataset: Any, *, batch_size: int) -> Loader:
-    """A loader that reads a data set once, in file order."""
-    return Loader(dataset, config=LoaderConfig(batch_size=batch_size, shuffle=Shuffle.NONE))
+def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:
+    """A loader that reads a data set once, in file order; on many ranks each its rows of every global batch."""
+    config = LoaderConfig(batch_size=batch_size, shuffle=Shuffle.NONE)
+    return Loader(dataset, config=config, rank=rank, world_size=world_size)
 
 
 def scores_of(model: RankingModel, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
@@ -68,14 +71,32 @@ def scores_of(model: RankingModel, batches: Iterable[Batch], *, progress: Progre
 
 
 def evaluate_batches(
-    model: RankingModel, batches: Iterable[Batch], *, inputs: InputSpec, progress: Progress | None = None
+    model: RankingModel,
+    batches: Iterable[Batch],
+    *,
+    inputs: InputSpec,
+    progress: Progress | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Evaluation:
-    """Exact metrics and calibration of a model over batches."""
-    accumulator = MetricAccumulator(inputs)
+    """Exact metrics and calibration of a model over batches.
+
+    Args:
+        model: parallel, if there is a process group.
+        batches: of this rank.
+        inputs: of the model.
+        progress: shows rows of this rank.
+        process_group: the ranks that evaluate together; calibration curves are on the first alone.
+    """
+    device = next(iter(model.parameters()), torch.zeros(())).device
+    accumulator = MetricAccumulator(inputs, process_group=process_group, device=device)
     num_rows = 0
     for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
         num_rows += batch.batch_size
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+    if process_group is not None:
+        total = torch.tensor(num_rows, device=device)
+        dist.all_reduce(total, group=process_group)
+        num_rows = int(total)
     return Evaluation(num_rows=num_rows, metrics=accumulator.compute(), curves=_curves(accumulator, inputs))
 
 

@@ -80,9 +80,8 @@ def loss_sums(
 ) -> LossSums:
     """Numerators and denominators of `loss_of`, for sums over ranks or over accumulated batches."""
     logits_BL = logits_BL.float()
-    present_BL = labels_BL.isnan().logical_not()
-    known_BL = torch.where(present_BL, labels_BL, 0.0)
-    weights_BL = present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
+    known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
+    weights_BL = _labelled_weights(labels_BL, weights_B)
     losses = [
         _sample_losses(logits_BL[:, column], known_BL[:, column], label.task)
         for column, label in enumerate(inputs.labels)
@@ -91,11 +90,21 @@ def loss_sums(
     return LossSums(total=(losses_BL * weights_BL).sum(dim=0), weight=weights_BL.sum(dim=0))
 
 
+def labelled_weight(labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None) -> Float[Tensor, "L"]:
+    """`LossSums.weight` of a batch, known before the forward pass, so that its sum over ranks can travel meanwhile."""
+    return _labelled_weights(labels_BL, weights_B).sum(dim=0)
+
+
 def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
     """What is predicted, in FP32: the probability of a binary label, the value of a regression label."""
     logits_BL = logits_BL.float()
     is_binary_L = torch.tensor([label.task is Task.BINARY for label in inputs.labels], device=logits_BL.device)
     return torch.where(is_binary_L, logits_BL.sigmoid(), logits_BL)
+
+
+def _labelled_weights(labels_BL: Tensor, weights_B: Tensor | None) -> Tensor:
+    present_BL = labels_BL.isnan().logical_not()
+    return present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
 
 
 def _sample_losses(logits_B: Tensor, labels_B: Tensor, task: Task) -> Tensor:

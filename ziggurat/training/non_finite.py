@@ -1,4 +1,4 @@
-"""Keep the batch that gave NaN or infinity, so that a person can find out why."""
+"""NaN or infinity in a step: the batch is kept, so that a person can find out why, and the error that says so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from ziggurat.config import to_json
+from ziggurat.errors import NumericsError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 
@@ -29,3 +30,25 @@ def dump_batch(batch: Batch, path: Path, inputs: InputSpec) -> Path:
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(plain, str(path), metadata={"inputs": json.dumps(to_json(inputs))})
     return path
+
+
+def non_finite_error(*, loss: float, first_bad: str, step: int, epoch: int, path: Path) -> NumericsError:
+    """What to raise when a step is not finite and may not be skipped.
+
+    Args:
+        loss: of the step.
+        first_bad: the first tensor that is not finite.
+        step: counted from 1.
+        epoch: counted from 1.
+        path: of the batch that was kept.
+    """
+    return NumericsError(
+        expected="a finite loss and finite gradients",
+        found=f"loss {loss}; first bad tensor: {first_bad}",
+        where=f"step {step} (epoch {epoch}); the batch is in {path}; no weight was changed",
+        ways_out=(
+            "lower the learning rates, or warm up: --training.schedule.warmup-steps 1000",
+            "clip gradients: --training.clip-norm 10",
+            "skip such batches: --training.non-finite skip, then --resume",
+        ),
+    )

@@ -55,6 +55,19 @@ class Records:
         self._writer.close()
 
 
+class NoRecords:
+    """Writes nothing: the log of every rank but the first."""
+
+    def append(self, record: dict[str, Any], *, timing: dict[str, float] | None = None) -> None:
+        """Nothing."""
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
     """All complete records of a log, in order; a torn last line (kill -9) is left out."""
     records: list[dict[str, Any]] = []

@@ -5,6 +5,8 @@ runs/movielens_dlrm/
   inputs.json        names and sizes of the model's inputs
   preprocessing/     schema, vocabularies and statistics, as fitted
   startup.json       machine, versions, kernels and precision chosen, and why
+  plan.json          where each table is; on many ranks
+  traffic.json       bytes and messages a step by kind of link, counted; on many ranks
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/ledger.py)
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
@@ -23,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat.errors import DataError, MissingFileError
+from ziggurat.errors import ConfigError, DataError, MissingFileError
+from ziggurat.training.checkpoint.retention import complete_steps
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,31 @@ class RunFolder:
     def non_finite(self) -> Path:
         """Batches that gave NaN."""
         return self.path / "non_finite"
+
+    @property
+    def plan(self) -> Path:
+        """Where the tables of a run on many ranks were."""
+        return self.path / "plan.json"
+
+    @property
+    def traffic(self) -> Path:
+        """What a run on many ranks has sent."""
+        return self.path / "traffic.json"
+
+    def refuse_old_run(self) -> None:
+        """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
+        if not self.metrics.exists() and not complete_steps(self.checkpoints):
+            return
+        raise ConfigError(
+            expected="a folder without a run",
+            found="a run that was started before",
+            where=str(self.path),
+            ways_out=(
+                f"go on with it: ziggurat train {self.path} --resume",
+                "choose another folder: --out runs/another_name",
+                f"remove it: rm -r {self.path}",
+            ),
+        )
 
     def evaluation(self, split: str) -> Path:
         """Result of the final evaluation of one split."""

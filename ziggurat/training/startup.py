@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 from ziggurat.models import RankingModel, flops_per_sample, num_parameters
+from ziggurat.models.cost import ParameterCount
 from ziggurat.models.dot import PairwiseDot
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.training.config import Compile
+from ziggurat.training.rank_report import kernel_report, rank_sections
 from ziggurat.training.step import TrainStep
 
 PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec")
@@ -67,35 +69,64 @@ def version_lines() -> dict[str, str]:
     return lines
 
 
-def startup_report(step: TrainStep, *, data: dict[str, str]) -> StartupReport:
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the report says of a model as a whole; after `parallelize` no rank knows it any more.
+
+    Args:
+        parameters: of tables, and of everything else.
+        flops: of one training step, a sample.
+        towers: the section on towers; empty for a flat model.
+        has_dots: whether it multiplies vectors pairwise.
+    """
+
+    parameters: ParameterCount
+    flops: int
+    towers: dict[str, dict[str, str]]
+    has_dots: bool
+
+    @staticmethod
+    def of(model: RankingModel) -> ModelFacts:
+        """The facts of a model that is not parallel yet."""
+        return ModelFacts(
+            parameters=num_parameters(model),
+            flops=flops_per_sample(model).total,
+            towers=tower_section(model),
+            has_dots=any(isinstance(module, PairwiseDot) for module in model.modules()),
+        )
+
+
+def startup_report(step: TrainStep, *, data: dict[str, str], facts: ModelFacts | None = None) -> StartupReport:
     """The report of a run that is about to start.
 
     Args:
         step: the training step, with model and optimizers.
         data: lines about the data (rows, splits, quarantine), from whoever prepared it.
+        facts: of the model before it was made parallel; needed if it was.
     """
     model, config = step.model, step.config
+    facts = facts or ModelFacts.of(model)
     tables = model.inputs.tables
-    table_bytes = 4 * num_parameters(model).embedding
-    flops = flops_per_sample(model).total
+    table_bytes = 4 * facts.parameters.embedding
     training = {
-        "dense network": f"{num_parameters(model).dense:,} weights, {flops / 1e6:.2f} MFLOP a sample and step, "
+        "dense network": f"{facts.parameters.dense:,} weights, {facts.flops / 1e6:.2f} MFLOP a sample and step, "
         f"{config.optimizer.value}",
         "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {table_bytes / 2**20:,.1f} MiB",
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
         "torch.compile": _compile_line(step),
         "memory": step.memory,
-        "batch": f"{config.loader.batch_size:,} rows",
+        "batch": f"{config.loader.batch_size:,} rows" + (" a rank" if step.parallel is not None else ""),
     }
-    if any(isinstance(module, PairwiseDot) for module in model.modules()):
+    if facts.has_dots:
         training["pairwise dot products"] = dot_kernel()
     return StartupReport(
         sections={
             "Machine": machine_lines() | version_lines(),
             "Data": data,
             "Training": training,
-            **tower_section(model),
-            "Embedding kernels": {str(name): str(value) for name, value in flat_lines(model.embeddings.report())},
+            **facts.towers,
+            **({} if step.parallel is None else rank_sections(model, step.parallel)),
+            "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
         }
     )
 

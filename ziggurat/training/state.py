@@ -3,7 +3,9 @@
     model.<name>                      weights and buffers; embedding tables under their own names
     dense_optimizer.<weight>.<part>   Adam's moments and step, …
     table_optimizer.<table>.<part>    row-wise sums, …
-    rng.<generator>                   random state, as bytes
+    rng.<generator>                   random state, as bytes; on many ranks rng.rank<r>.<generator>
+
+On many ranks each holds its part of it; the names, and what is stored under them, do not depend on the number of ranks.
 
 The plain data (`Position`) holds where the run stands: step, epoch, step in the epoch, sums of the open log interval,
 and the history of evaluations, from which early stop and the learning rate follow.
@@ -11,14 +13,17 @@ and the history of evaluations, from which early stop and the learning rate foll
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ziggurat.training.checkpoint import rng_state
+from ziggurat.training.checkpoint import rng_state, set_rng_state
 from ziggurat.training.step import TrainStep
+
+RNG = "rng."
 
 
 @dataclass
@@ -28,10 +33,11 @@ class Position:
     Args:
         step: steps taken in all.
         epoch: the epoch that the next step belongs to.
-        step_in_epoch: steps taken in that epoch.
+        step_in_epoch: steps taken in that epoch. Where it stands in the data follows from `rows`, which is right for
+            any number of ranks.
         loss_sum: sum of loss · rows since the last log line.
         loss_rows: rows since the last log line.
-        rows: rows trained in all.
+        rows: rows trained in all, by all ranks.
         evaluations: metrics of every evaluation so far, oldest first, each with its `step`.
         best_step: step of the best evaluation; 0: none yet.
         best_value: its metric.
@@ -40,6 +46,7 @@ class Position:
         skipped: steps skipped because of NaN or infinity.
         finished: the run has come to its end.
         threads: CPU threads that computed so far; sums depend on it.
+        world_size: ranks that computed last.
     """
 
     step: int = 0
@@ -56,6 +63,7 @@ class Position:
     skipped: int = 0
     finished: bool = False
     threads: int = 0
+    world_size: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; floats survive exactly."""
@@ -83,7 +91,29 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
 
 def snapshot_tensors(step: TrainStep) -> dict[str, Tensor]:
     """What a checkpoint saves: the run's tensors and the random state."""
-    return state_tensors(step) | {f"rng.{name}": value for name, value in rng_state().items()}
+    prefix = rng_prefix(step)
+    return state_tensors(step) | {f"{prefix}{name}": value for name, value in rng_state().items()}
+
+
+def rng_prefix(step: TrainStep) -> str:
+    """What the names of this rank's random state begin with."""
+    many = step.parallel is not None and step.parallel.topology.world_size > 1
+    return f"{RNG}rank{step.parallel.topology.rank}." if many and step.parallel is not None else RNG
+
+
+def restore_state(step: TrainStep, into: Mapping[str, Tensor]) -> None:
+    """Finish a load into `snapshot_tensors`: what does not share memory with them is set."""
+    if step.table_optimizer is not None:
+        prefix = "table_optimizer."
+        own = {name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)}
+        step.table_optimizer.load_state_dict(own)
+    prefix = rng_prefix(step)
+    set_rng_state({name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)})
+
+
+def seed_everything(seed: int, *, rank: int = 0) -> None:
+    """Seed torch's generators; each rank draws numbers of its own."""
+    torch.manual_seed((seed + rank * 0x9E3779B97F4A7C15) % (1 << 63))
 
 
 def allocate_optimizer_state(step: TrainStep) -> None:

@@ -5,6 +5,9 @@
     dense gradients ──┐                                          ▼
     table gradients ──┴─► all finite? ─► clip the global norm ─► dense optimizer, table optimizer
 
+On many ranks the same step runs on each, with its own samples: what it adds up over ranks stands in `world_sums.py`,
+gradients are summed by whatever holds the weights (`parallel/`), and every rank comes to the same verdict.
+
 Tables are not updated inside the backward pass: the backward records the gradient of each lookup, and the table
 optimizer applies the exact, deduplicated update afterwards. That costs nothing (the gradient exists anyway) and makes
 three promises possible: a step with a NaN touches no weight, clipping counts the tables, gradients can be accumulated.
@@ -14,6 +17,7 @@ BF16 means autocast of the dense network: weights, gradients of weights and opti
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,10 +32,16 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.ops.allocator import keep_freed_memory
 from ziggurat.ops.matmul_rate import matmul_gflop_per_s
+from ziggurat.parallel.collectives import communicating
+from ziggurat.parallel.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.losses import loss_of
+from ziggurat.training.losses import loss_sums
+from ziggurat.training.world_sums import WorldSums, local
 
 MIN_BF16_SPEEDUP = 1.3
+OVERFLOW = "norm of all gradients (overflow)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +49,7 @@ class StepResult:
     """What one step reports.
 
     Args:
-        loss: mean loss of the batch, before the update.
+        loss: mean loss of the (global) batch, before the update.
         finite: False if loss or a gradient was NaN or infinite; then nothing was updated.
         first_bad: the first tensor that was not finite, "" if none.
     """
@@ -65,13 +75,16 @@ class TrainStep:
     Args:
         model: on its device.
         config: training settings; `precision` AUTO is resolved here (see `precision` and `precision_reason`).
+        parallel: the ranks, if `parallelize` has spread the model; all of them construct and call together.
 
     On the CPU the process keeps freed memory from here on (see `ziggurat.ops.allocator`; `memory` says what was done).
     """
 
-    def __init__(self, model: RankingModel, config: TrainingConfig) -> None:
+    def __init__(self, model: RankingModel, config: TrainingConfig, *, parallel: Parallel | None = None) -> None:
         self.model = model
         self.config = config
+        self.parallel = parallel
+        _check_compile(config, parallel)
         self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
@@ -79,7 +92,13 @@ class TrainStep:
         self._dense = list(self.dense_named.values())
         self.dense_optimizer = _dense_optimizer(self._dense, config) if self._dense else None
         fused = not model.embeddings.has_dense_gradients
-        self.table_optimizer: TableOptimizer | None = TableOptimizer(model.embeddings) if fused else None
+        self.table_optimizer: TableOptimizer | ShardedTableOptimizer | None = None
+        if parallel is not None:
+            self.table_optimizer = parallel.table_optimizer(model)
+        elif fused:
+            self.table_optimizer = TableOptimizer(model.embeddings)
+        self._world = WorldSums(parallel, self.dense_named)
+        self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=1)
         self._whole_tables = [] if fused else list(model.embeddings.parameters())
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(
@@ -92,18 +111,24 @@ class TrainStep:
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._interact = compiled_interact(model, config.compile)
 
-    def __call__(self, batch: Batch, *, factor: float = 1.0) -> StepResult:
+    def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult:
         """Train on one batch.
 
         Args:
             batch: on the model's device.
             factor: multiplies both learning rates (see `schedule`).
+            upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile.
         """
+        with communicating("gradients of the dense network"):  # DDP and FSDP raise what torch raises
+            return self._step(batch, factor=factor, upcoming=upcoming)
+
+    def _step(self, batch: Batch, *, factor: float, upcoming: Batch | None) -> StepResult:
         if self._buffers:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
-        loss = self._forward_backward(batch)
-        value = float(loss.detach())
-        scale, finite = self._guard(value)
+        loss = self._forward_backward(batch, upcoming)
+        value, scale, finite = self._guard(float(loss.detach()))
+        if self.parallel is not None:
+            self.parallel.traffic.num_steps += 1
         if not finite:
             result = StepResult(loss=value, finite=False, first_bad=self._first_bad(value))
             if self._buffers:
@@ -127,8 +152,27 @@ class TrainStep:
         with self._autocast():  # of the tower modules too; `fields` leaves the lookup out
             return interact(batch.dense, self.model.fields(batch), batch.vectors).float()
 
-    def _forward_backward(self, batch: Batch) -> Tensor:
-        loss = loss_of(self.logits(batch), batch.labels, batch.weights, inputs=self.model.inputs)
+    def warm_up(self) -> None:
+        """One forward and backward pass without samples; changes nothing that a run depends on; collective.
+
+        DDP arranges its buckets anew after the first backward pass, which changes the order of sums. After this, the
+        first step of a resumed run adds up in the same order as the same step of a run that was never stopped.
+        """
+        self._forward_backward(Batch.empty(self.model.inputs).to(self.device))
+        self.zero_grad()
+
+    def _forward_backward(self, batch: Batch, upcoming: Batch | None = None) -> Tensor:
+        if self._pipeline is not None:
+            weight = self._world.start_weight(batch)
+
+            def loss_of(logits_BL: Tensor, part: Batch) -> Tensor:
+                sums = loss_sums(logits_BL, part.labels, part.weights, inputs=self.model.inputs)
+                return sums.mean(weight.wait())  # this part's share of the global loss
+
+            with self._autocast():
+                return self._pipeline.step(batch, loss_of=loss_of, upcoming=upcoming)
+        sums = loss_sums(self.logits(batch), batch.labels, batch.weights, inputs=self.model.inputs)
+        loss = sums.mean()
         if loss.requires_grad:
             loss.backward()
         if self._whole_tables and self.config.embedding_l2:
@@ -137,21 +181,23 @@ class TrainStep:
             torch._foreach_add_(gradients, tables, alpha=self.config.embedding_l2)
         return loss
 
-    def _guard(self, loss: float) -> tuple[float, bool]:
-        """Factor that clips the gradients, and whether everything is finite."""
-        gradients = [parameter.grad for parameter in self._dense if parameter.grad is not None]
-        squared = torch.stack(torch._foreach_norm(gradients)).square().sum() if gradients else torch.zeros(())
-        tables = self.table_optimizer
-        if self.config.clip_norm:
-            total = float(squared) + (float(tables.grad_norm_squared()) if tables is not None else 0.0)
-            finite = _is_finite(loss) and _is_finite(total)
-            return min(1.0, self.config.clip_norm / (total**0.5 + 1e-6)) if finite else 1.0, finite
-        finite = _is_finite(loss) and _is_finite(float(squared)) and (tables is None or tables.all_finite())
-        return 1.0, finite
+    def _guard(self, loss: float) -> tuple[float, float, bool]:
+        """The loss of all ranks, the factor that clips the gradients, and whether everything is finite."""
+        squared = float(self._world.squared_norm())
+        tables, finite = self.table_optimizer, True
+        if tables is not None and self.config.clip_norm:
+            squared += float(tables.grad_norm_squared())  # not finite if any gradient is not
+        elif tables is not None:
+            finite = tables.all_finite()
+        loss, squared, finite = self._world.totals(loss=loss, squared=squared, finite=finite)
+        if finite and self.config.clip_norm:
+            return loss, min(1.0, self.config.clip_norm / (squared**0.5 + 1e-6)), finite
+        return loss, 1.0, finite
 
     def _update(self, *, factor: float, scale: float) -> None:
         if scale != 1.0:
-            torch._foreach_mul_([parameter.grad for parameter in self._dense if parameter.grad is not None], scale)
+            gradients = [local(parameter.grad) for parameter in self._dense if parameter.grad is not None]
+            torch._foreach_mul_(gradients, scale)
             if self.table_optimizer is not None:
                 self.table_optimizer.scale_grad(scale)
         if self.dense_optimizer is not None:
@@ -164,14 +210,14 @@ class TrainStep:
 
     def _first_bad(self, loss: float) -> str:
         for name, parameter in self.dense_named.items():
-            if not bool(parameter.isfinite().all()):
+            if not bool(local(parameter.detach()).isfinite().all()):
                 return f"weight {name}"
         for name, parameter in self.dense_named.items():
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            if parameter.grad is not None and not bool(local(parameter.grad).isfinite().all()):
                 return f"gradient of {name}"
         if self.table_optimizer is not None and not self.table_optimizer.all_finite():
             return "gradient of the embedding tables"
-        return "loss" if not _is_finite(loss) else "norm of all gradients (overflow)"
+        return "loss" if not math.isfinite(loss) else OVERFLOW
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.precision is Precision.BF16:
@@ -188,8 +234,14 @@ def compiled_interact(model: RankingModel, mode: Compile) -> Callable[..., Tenso
     return torch.compile(model.interact, fullgraph=True, dynamic=False, mode=inductor_mode)
 
 
-def _is_finite(value: float) -> bool:
-    return value - value == 0.0
+def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
+    if config.compile is not Compile.OFF and parallel is not None:
+        raise ConfigError(
+            expected="--training.compile off on many ranks: the compiled network would leave out their reductions",
+            found=config.compile.value,
+            where=f"training settings, compile, with {parallel.topology.world_size} ranks",
+            ways_out=("--training.compile off", "train on one device"),
+        )
 
 
 def _dense_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:

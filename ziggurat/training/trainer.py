@@ -1,4 +1,4 @@
-"""Trainer: fit with evaluation, early stop, checkpoints, log and resume, on one device.
+"""Trainer: fit with evaluation, early stop, checkpoints, log and resume, on one device or many ranks.
 
     for every epoch, for every batch:
         step ─► ledger ─► log line? ─► evaluation? ─► checkpoint? ─► enough?
@@ -6,10 +6,14 @@
 The position in the data is arithmetic, weights, optimizers and random state are in the checkpoint, and log and ledger
 are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not
 (`make chaos` does that 200 times).
+
+On many ranks every rank runs this very loop: all take the same steps, evaluate, save and stop together. Rank 0 writes
+log, ledger and results. A run may go on with another number of ranks: it continues at the same row of the data.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -18,22 +22,31 @@ from typing import Any
 
 import torch
 
-from ziggurat.data.ledger import Ledger
 from ziggurat.data.loader import Loader
-from ziggurat.errors import ConfigError, NumericsError
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
-from ziggurat.training.checkpoint import JSON, CheckpointStore, Match, set_rng_state
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.parallelize import Parallel
+from ziggurat.training.checkpoint import JSON, CheckpointStore, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.metrics import higher_is_better
-from ziggurat.training.non_finite import dump_batch
-from ziggurat.training.progress import NoProgress, Progress
-from ziggurat.training.records import Records
+from ziggurat.training.non_finite import dump_batch, non_finite_error
+from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import RunFolder, write_json
 from ziggurat.training.schedule import learning_rate_factor
-from ziggurat.training.state import Position, allocate_optimizer_state, snapshot_tensors, state_tensors
-from ziggurat.training.step import StepResult, TrainStep
+from ziggurat.training.state import (
+    RNG,
+    Position,
+    allocate_optimizer_state,
+    restore_state,
+    seed_everything,
+    snapshot_tensors,
+    state_tensors,
+)
+from ziggurat.training.step import StepResult
+from ziggurat.training.team import Team
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +59,8 @@ class FitResult:
         best_value: the early-stop metric there.
         skipped: steps skipped because of NaN or infinity.
         stopped_early: whether patience ran out.
-        samples_per_s: training rate of this process (evaluation, checkpoints and first step left out); 0 if no step.
+        samples_per_s: training rate of this process, or of all ranks together (evaluation, checkpoints and first step
+            left out); 0 if no step.
         first_step_s: duration of this process's first step: it holds torch.compile, where asked for.
     """
 
@@ -60,7 +74,7 @@ class FitResult:
 
 
 class Trainer:
-    """Trains one model on one device.
+    """Trains one model.
 
     Args:
         model: on its device; its `inputs` name the labels.
@@ -69,6 +83,8 @@ class Trainer:
         valid: the same, or None: then no evaluation, no early stop.
         folder: the run's folder; created, refused if another run is in it (unless `fit(resume=True)`).
         progress: where to show progress; None: nowhere.
+        parallel: what `parallelize` returned for the model; None: one device. All ranks then construct a Trainer and
+            call its methods together; the folder lies on a file system that all of them share.
     """
 
     def __init__(
@@ -80,15 +96,17 @@ class Trainer:
         valid: Any = None,
         folder: str | Path,
         progress: Progress | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
-        self.config = config
         self.folder = RunFolder(Path(folder))
-        self.progress = progress or NoProgress()
+        self.team = Team(parallel)
+        self.progress = self.team.progress(progress)
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = model
-        self.step = TrainStep(model, config)
-        self.loader = Loader(train, config=config.loader)
+        self.step = self.team.train_step(model, config)
+        self.config = self.step.config
+        self.loader = Loader(train, config=config.loader, rank=self.team.rank, world_size=self.team.world_size)
         self.valid = valid
         self.position = Position()
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
@@ -100,9 +118,17 @@ class Trainer:
         self._showing = False
 
     @property
+    def kernel_name(self) -> KernelChoice:
+        """What looks up embeddings, on all ranks."""
+        return self.team.kernel_name(self.model)
+
+    @property
     def total_steps(self) -> int:
         """Steps of the whole run, if nothing stops it early."""
-        steps = self.config.epochs * self.loader.steps_per_epoch
+        position, steps = self.position, self.position.step
+        if position.epoch < self.config.epochs:
+            steps += self.loader.num_steps(start_row=self._row_in_epoch())
+            steps += (self.config.epochs - position.epoch - 1) * self.loader.steps_per_epoch
         return min(steps, self.config.max_steps) if self.config.max_steps else steps
 
     def fit(self, *, resume: bool = False) -> FitResult:
@@ -114,12 +140,8 @@ class Trainer:
             CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
         """
         resumed = self._resume() if resume else self._start()
-        self.records = Records(
-            self.folder.metrics,
-            tensorboard=self.folder.tensorboard,
-            resume_step=self.position.step if resumed else None,
-        )
-        self.ledger = Ledger(self.folder.ledger)
+        self.records = self.team.records(self.folder, resume_step=self.position.step if resumed else None)
+        self.ledger = self.team.ledger(self.folder)
         self.ledger.truncate(self.position.step)
         self.model.train()
         try:
@@ -139,10 +161,17 @@ class Trainer:
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
         self._showing = False
         self.progress.begin(f"evaluate {split}".strip(), total=dataset.num_rows)
-        batches = ordered_batches(dataset, batch_size=batch_size).batches(epoch=0)
-        result = evaluate_batches(self.model, batches, inputs=self.model.inputs, progress=self.progress)
+        loader = ordered_batches(dataset, batch_size=batch_size, rank=self.team.rank, world_size=self.team.world_size)
+        with self.team.traffic_paused():
+            result = evaluate_batches(
+                self.model,
+                loader.batches(epoch=0),
+                inputs=self.model.inputs,
+                progress=self.progress,
+                process_group=self.team.process_group,
+            )
         self.progress.end()
-        if split:
+        if split and self.team.is_first:
             write_json(self.folder.evaluation(split), result.to_json())
         return result
 
@@ -150,37 +179,41 @@ class Trainer:
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
-        batch_size = self.config.loader.batch_size
         begin = time.perf_counter()
-        for batch in self.loader.batches(epoch=epoch, start_step=position.step_in_epoch):
-            result = self._train(batch)
+        loaded = self.loader.batches(epoch=epoch, start_row=self._row_in_epoch())
+        for batch, upcoming in self.team.with_next(loaded, device=self.step.device):
+            before = position.rows
+            result = self._train(batch, upcoming)
             elapsed = time.perf_counter() - begin
-            self._count_time(elapsed, batch.batch_size)
-            self._log(batch, result)
+            self._count_time(elapsed, position.rows - before)
+            self._log(result)
             if not self._showing:
                 self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
                 self._showing = True
-            done = min(position.step_in_epoch * batch_size, self.loader.num_rows)
+            done = position.rows - epoch * self.loader.num_rows
             self.progress.update(done, note=f"loss {result.loss:.4f} · {self._rate():,.0f} samples/s")
-            self._boundary(last=position.step_in_epoch >= self.loader.steps_per_epoch)
+            self._boundary(last=done >= self.loader.num_rows)
             if position.finished or position.epoch != epoch:
+                self.team.drain(self.model)
                 return
             begin = time.perf_counter()
         # An epoch without a single batch left (an empty data set, or a resume at its very end).
         self._boundary(last=True)
 
-    def _train(self, batch: Batch) -> StepResult:
+    def _train(self, batch: Batch, upcoming: Batch | None) -> StepResult:
         position = self.position
         factor = self._factor()
-        result = self.step(batch.to(self.step.device), factor=factor)
+        result = self.step(batch, factor=factor, upcoming=upcoming)
         if not result.finite:
-            self._on_non_finite(batch, result)
+            result = self._on_non_finite(batch, result)
+        left = self.loader.num_rows - self._row_in_epoch()
+        num_rows = min(self.config.loader.batch_size * self.team.world_size, left)
         position.step += 1
         position.step_in_epoch += 1
-        position.rows += batch.batch_size
+        position.rows += num_rows
         if result.finite:
-            position.loss_sum += result.loss * batch.batch_size
-            position.loss_rows += batch.batch_size
+            position.loss_sum += result.loss * num_rows
+            position.loss_rows += num_rows
         else:
             position.skipped += 1
         self.ledger.append(epoch=position.epoch, step=position.step, row_ids=batch.row_ids.numpy())
@@ -195,7 +228,11 @@ class Trainer:
             learning_rate=self.config.learning_rate,
         )
 
-    def _log(self, batch: Batch, result: StepResult) -> None:
+    def _row_in_epoch(self) -> int:
+        """Rows of the present epoch that all ranks together have trained."""
+        return self.position.rows - self.position.epoch * self.loader.num_rows
+
+    def _log(self, result: StepResult) -> None:
         position = self.position
         if not result.finite:
             self.records.append({"kind": "skipped", "step": position.step, "first_bad": result.first_bad})
@@ -260,7 +297,7 @@ class Trainer:
     def _save(self, *, pinned: bool) -> None:
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
-        self.position.threads = torch.get_num_threads()
+        self.position.threads, self.position.world_size = torch.get_num_threads(), self.team.world_size
         state: dict[str, JSON] = {"position": self.position.to_json()}
         for old in self._pinned - {self.position.best_step}:
             self.store.unpin(old)
@@ -269,40 +306,28 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------ start and resume
 
-    def refuse_old_run(self) -> None:
-        """Raise ConfigError if the folder already holds a run: nothing is ever overwritten."""
-        if not self.folder.metrics.exists() and not self.store.steps():
-            return
-        raise ConfigError(
-            expected="a folder without a run",
-            found="a run that was started before",
-            where=str(self.folder.path),
-            ways_out=(
-                f"go on with it: ziggurat train {self.folder.path} --resume",
-                "choose another folder: --out runs/another_name",
-                f"remove it: rm -r {self.folder.path}",
-            ),
-        )
-
     def _start(self) -> bool:
-        self.refuse_old_run()
+        self.team.on_first(self.folder.refuse_old_run)
         self.folder.path.mkdir(parents=True, exist_ok=True)
-        torch.manual_seed(self.config.seed)
+        seed_everything(self.config.seed, rank=self.team.rank)
         return False
 
     def _resume(self) -> bool:
         """Load the newest intact checkpoint; False if the run was killed before it wrote its first one."""
-        if not self.store.steps():
+        if not self.team.on_first(self.store.steps):
             self.progress.say("no checkpoint yet: starting from the beginning")
-            torch.manual_seed(self.config.seed)
+            seed_everything(self.config.seed, rank=self.team.rank)
             return False
         allocate_optimizer_state(self.step)
         into = snapshot_tensors(self.step)
-        checkpoint = self.store.load(into=into)
-        set_rng_state({name.removeprefix("rng."): into[name] for name in into if name.startswith("rng.")})
+        checkpoint = self.store.load(into=into, optional=RNG)
+        restore_state(self.step, into)
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
         self.position = Position.from_json(checkpoint.state["position"])
+        if self.position.world_size != self.team.world_size:
+            seed_everything(self.config.seed + self.position.step, rank=self.team.rank)
+            self.progress.say(f"ranks: {self.team.world_size}, before: {self.position.world_size}")
         if self.position.best_step in self.store.steps():
             self.store.pin(self.position.best_step)
             self._pinned = {self.position.best_step}
@@ -328,21 +353,16 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------------------------- details
 
-    def _on_non_finite(self, batch: Batch, result: StepResult) -> None:
+    def _on_non_finite(self, batch: Batch, result: StepResult) -> StepResult:
         step = self.position.step + 1
-        path = dump_batch(batch, self.folder.non_finite / f"step_{step:09d}.safetensors", self.model.inputs)
+        name = f"step_{step:09d}{self.team.suffix}.safetensors"
+        path = dump_batch(batch, self.folder.non_finite / name, self.model.inputs)
+        first_bad = self.team.first_bad(result.first_bad)
         if self.config.non_finite is NonFinite.SKIP:
-            self.progress.say(f"step {step:,} skipped: {result.first_bad} is not finite; batch kept in {path}")
-            return
-        raise NumericsError(
-            expected="a finite loss and finite gradients",
-            found=f"loss {result.loss}; first bad tensor: {result.first_bad}",
-            where=f"step {step} (epoch {self.position.epoch + 1}); the batch is in {path}; no weight was changed",
-            ways_out=(
-                "lower the learning rates, or warm up: --training.schedule.warmup-steps 1000",
-                "clip gradients: --training.clip-norm 10",
-                "skip such batches: --training.non-finite skip, then --resume",
-            ),
+            self.progress.say(f"step {step:,} skipped: {first_bad} is not finite; batch kept in {path}")
+            return dataclasses.replace(result, first_bad=first_bad)
+        raise non_finite_error(
+            loss=result.loss, first_bad=first_bad, step=step, epoch=self.position.epoch + 1, path=path
         )
 
     def _count_time(self, elapsed: float, rows: int) -> None:

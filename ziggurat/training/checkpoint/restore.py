@@ -31,6 +31,7 @@ def check_into(
     into: Mapping[str, Tensor],
     everywhere: Collection[str],
     match: Match,
+    optional: str,
     folder: Path,
 ) -> None:
     """Raise `CheckpointError` unless `into` can be filled.
@@ -40,9 +41,14 @@ def check_into(
         into: what this rank wants to fill.
         everywhere: the names that any rank wants to fill.
         match: whether more may be stored.
+        optional: names that begin so may be missing on either side; "" means none.
         folder: of the checkpoint, for the message.
     """
-    missing = [name for name in into if name not in stored]
+
+    def is_optional(name: str) -> bool:
+        return bool(optional) and name.startswith(optional)
+
+    missing = [name for name in into if name not in stored and not is_optional(name)]
     if missing:
         raise _misfit(
             "every tensor to be in the checkpoint",
@@ -50,7 +56,7 @@ def check_into(
             folder,
             "build the model, optimizer and schema with the settings that the checkpoint was saved with",
         )
-    extra = [name for name in stored if name not in everywhere]
+    extra = [name for name in stored if name not in everywhere and not is_optional(name)]
     if extra and match is not Match.SUBSET:
         raise _misfit(
             "every tensor of the checkpoint to have a place",
@@ -59,6 +65,8 @@ def check_into(
             "load with match=Match.SUBSET to leave the others out",
         )
     for name, tensor in into.items():
+        if name not in stored:
+            continue
         wanted, found = (tensor.dtype, tuple(tensor.shape)), (stored[name].dtype, stored[name].shape)
         if wanted != found:
             raise _misfit(

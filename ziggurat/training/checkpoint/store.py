@@ -171,7 +171,12 @@ class CheckpointStore:
         return retention.complete_steps(self.folder)
 
     def load(
-        self, step: int | None = None, *, into: Mapping[str, Tensor] | None = None, match: Match = Match.EXACT
+        self,
+        step: int | None = None,
+        *,
+        into: Mapping[str, Tensor] | None = None,
+        match: Match = Match.EXACT,
+        optional: str = "",
     ) -> Checkpoint:
         """Load a checkpoint, after verifying every file. Collective.
 
@@ -181,6 +186,8 @@ class CheckpointStore:
             step: which one; None takes the newest that is intact, and reports damaged newer ones in `skipped`.
             into: tensors to fill, sharded in any way, on any device; None makes new ones.
             match: whether `into` must name every tensor of the checkpoint.
+            optional: tensors whose names begin so are read where `into` and the checkpoint both have them, and left
+                alone otherwise (the random state of each rank, when their number has changed).
 
         Raises:
             CheckpointError: the checkpoint of `step` is damaged or missing, none is intact, or `into` does not fit.
@@ -202,11 +209,20 @@ class CheckpointStore:
             if into is None:
                 tensors: Mapping[str, Tensor] = fresh_tensors(stored)
             else:
-                tensors = into
+                tensors = into if not optional else {name: into[name] for name in into if name in stored}
                 names = self._ranks.agree(lambda: list(into))
                 everywhere = {name for some in names for name in some}
-                fits = partial(check_into, stored, into=into, everywhere=everywhere, match=match, folder=reader.folder)
-                self._ranks.agree(fits)
+                self._ranks.agree(
+                    partial(
+                        check_into,
+                        stored,
+                        into=into,
+                        everywhere=everywhere,
+                        match=match,
+                        optional=optional,
+                        folder=reader.folder,
+                    )
+                )
             self._ranks.agree(partial(read_tensors, reader, tensors))
             self._replaceable.add(candidate)
             return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))

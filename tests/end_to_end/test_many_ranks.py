@@ -1,0 +1,69 @@
+"""A run on several ranks through the command line, as torchrun starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ziggurat
+from tests.end_to_end.test_main_job import SMALL, events
+from tests.end_to_end.test_towers import SCHEMA, TOWERS
+from ziggurat.cache import cache_folder
+from ziggurat.cli.main import main
+from ziggurat.recipes.load_run import load_run
+from ziggurat.testing.ranks import run_ranks
+
+DATA = ["--data.train", "events.parquet", "--schema", "my.toml"]
+FAST = [*SMALL, "--training.precision", "fp32", "--model.embedding.kernel", "torch", "--training.log-every", "1"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests here; kernels that were compiled before are used again."""
+    folder = tmp_path_factory.mktemp("cache")
+    if (cache_folder() / "kernels").is_dir():
+        (folder / "kernels").symlink_to(cache_folder() / "kernels")
+    return folder
+
+
+@pytest.fixture
+def place(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(cache))
+    events(3000).write_parquet("events.parquet")
+    ziggurat.write_schema(SCHEMA, "my.toml", comments=None)
+    TOWERS.save("towers.json")
+    return tmp_path
+
+
+def command(rank: int, folder: str, cache: str, arguments: list[str]) -> int:
+    """Runs on every rank."""
+    del rank
+    os.chdir(folder)
+    os.environ["ZIGGURAT_CACHE"] = cache
+    return main(arguments)
+
+
+def run(world_size: int, place: Path, *arguments: str) -> list[int]:
+    return run_ranks(command, world_size, str(place), os.environ["ZIGGURAT_CACHE"], list(arguments))
+
+
+def test_the_whole_story(place: Path) -> None:
+    towers = ["--towers", "towers.json", "--compression", "4", "--tower-size", "1"]
+    start = ["train", "table_dlrm", *DATA, *FAST, *towers, "--training.epochs", "2"]
+    assert run(2, place, *start, "--out", "runs/two") == [0, 0]
+    folder = place / "runs/two"
+    plan = ziggurat.Plan.load(folder / "plan.json")
+    assert plan.world_size == 2
+    startup = json.loads((folder / "startup.json").read_text())
+    assert startup["Ranks"]["ranks"] == "2 ranks on 1 hosts of 2; 2 tower groups of 1"
+    traffic = json.loads((folder / "traffic.json").read_text())
+    assert {"ids", "peer hop forward", "peer hop backward"} <= {row["purpose"] for row in traffic["rows"]}
+    assert main(["verify", "runs/two"]) == 0
+    assert main(["predict", "runs/two", "events.parquet", "--out", "scores.parquet"]) == 0
+    assert len(pl.read_parquet("scores.parquet")) == 3000
+    assert load_run("runs/two").config.parallel.tower_size == 1

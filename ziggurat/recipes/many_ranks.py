@@ -1,0 +1,118 @@
+"""A run on the ranks that torchrun started: who prepares, who plans, and what happens if that fails.
+
+    rank 0       prepare data ─► plan ─┐ verdict to all ─► every rank: open the data, build the model, parallelize
+    the others   wait ─────────────────┘ (the same error on all ranks if rank 0 failed)
+
+The plan comes from `--plan FILE`, else on resume from the run's folder if it fits the number of ranks, else from
+`place_tables`. It is kept in the run's folder (`plan.json`), for people and for the next start; a checkpoint does not
+depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ConfigError
+from ziggurat.models import RankingModel
+from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.parallelize import Parallel, parallelize
+from ziggurat.parallel.topology import Topology
+from ziggurat.plan import Plan, possible_tower_sizes
+from ziggurat.planning.placement import place_tables
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.rank_report import traffic_report
+from ziggurat.training.run_folder import RunFolder, write_json
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of a run; one device if torchrun started none. Constructing is collective.
+
+    Args:
+        config: of the run.
+        plan: where tables go; None makes a plan.
+
+    Raises:
+        TopologyError: hosts have different numbers of ranks; on every rank.
+        ConfigError: a plan without ranks to execute it.
+    """
+
+    def __init__(self, config: RunConfig, *, plan: Plan | None) -> None:
+        self._config, self._plan = config, plan
+        self._hosts = Topology.create()
+        self._agreement = Agreement()
+        if plan is not None and not self.are_many:
+            raise ConfigError(
+                expected="several ranks to execute a plan",
+                found="one device",
+                where="--plan",
+                ways_out=("start the run with torchrun --nproc-per-node N -m ziggurat train …", "leave --plan out"),
+            )
+
+    @property
+    def are_many(self) -> bool:
+        """True if there is more than one."""
+        return self._hosts.world_size > 1
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that writes."""
+        return self._agreement.is_first
+
+    def on_first(self, action: Callable[[], object]) -> object:
+        """Run `action` on rank 0; its result (plain data), or its error, on every rank."""
+        return self._agreement.on_first(action)
+
+    def first_then_all(self, action: Callable[[Progress], T], *, progress: Progress) -> T:
+        """Run `action` on rank 0, then on the others, which find its result in the cache; all fail if one does."""
+        made: list[T] = []
+
+        def run(shown: Progress) -> None:
+            made.append(action(shown))
+
+        self._agreement.on_first(lambda: run(progress))
+        self._agreement.everywhere(lambda: None if self.is_first else run(NoProgress()))
+        return made[0]
+
+    def parallelize(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Parallel | None:
+        """Plan on rank 0, and make the model parallel on all; None on one device."""
+        if not self.are_many:
+            return None
+        made = self._agreement.on_first(lambda: to_json(self._make_plan(model, run=run, resume=resume)))
+        plan = from_json(Plan, made, where="plan of rank 0")
+        topology = Topology.create(tower_size=plan.ranks_a_group)
+        config = self._config
+        parallel = parallelize(model, plan, topology, config=config.parallel.parallel, seed=config.training.seed)
+        self._agreement.on_first(lambda: self._keep(plan, run))
+        return parallel
+
+    def write_traffic(self, parallel: Parallel, *, run: RunFolder) -> None:
+        """Write down what all ranks have sent."""
+        report = traffic_report(parallel, self._agreement)
+        self._agreement.on_first(lambda: write_json(run.traffic, report))
+
+    def _make_plan(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Plan:
+        world_size, asked = self._hosts.world_size, self._config.parallel.tower_size
+        if self._plan is not None:
+            return self._plan
+        if resume and run.plan.exists():
+            kept = Plan.load(run.plan)
+            if kept.world_size == world_size and asked in (0, kept.ranks_a_group):
+                return kept
+        towers, size = self._config.towers, asked
+        if (
+            towers is not None
+            and not size
+            and self._hosts.ranks_a_host in possible_tower_sizes(world_size, len(towers))
+        ):
+            size = self._hosts.ranks_a_host
+        dim = model.embeddings.config.dim
+        return place_tables(model.inputs, dim=dim, world_size=world_size, towers=towers, tower_size=size)
+
+    def _keep(self, plan: Plan, run: RunFolder) -> None:
+        run.path.mkdir(parents=True, exist_ok=True)
+        plan.save(run.plan)

@@ -1,0 +1,85 @@
+"""What the reports say of a run on many ranks: before it, who holds what and how it travels; after it, what travelled.
+
+Nothing here is estimated: placements are those that run, bytes and messages were counted where they were handed over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from ziggurat.models import RankingModel
+from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.embeddings import ShardedEmbeddings
+from ziggurat.parallel.parallelize import Parallel
+
+_DENSE = {
+    DenseParallelism.DDP: "copied on every rank, gradients all-reduced in buckets during the backward pass",
+    DenseParallelism.FSDP: "weights, gradients and optimizer state in parts, one a rank",
+    DenseParallelism.HSDP: "in parts inside a host, copied across hosts",
+}
+
+
+def rank_sections(model: RankingModel, parallel: Parallel) -> dict[str, dict[str, str]]:
+    """Sections of the start-up report: ranks, links, overlap, and the plan."""
+    embeddings = model.embeddings
+    assert isinstance(embeddings, ShardedEmbeddings)
+    topology, config = parallel.topology, parallel.config
+    wire = config.wire
+    lines = {
+        "ranks": topology.describe(),
+        "dense network": f"{config.dense.value}: {_DENSE[config.dense]}; reduced as {config.reduction.value}",
+        "wire in a tower group": "not used: a flat model has one hop"
+        if parallel.plan.towers is None
+        else wire.in_tower.value,
+        "wire between towers": f"{wire.between_towers.value}, gradients rounded {wire.backward_rounding.value}",
+        "overlaps": "ids of the next batch with the step before it; loss weights with the forward pass"
+        + ("; reduction of gradients with the backward pass" if topology.world_size > 1 else ""),
+        "does not overlap": "sizes of batches, pooled embeddings and their gradients: the step waits for them",
+    }
+    plan: dict[str, str] = {}
+    for name, shards in embeddings.tables.shards.items():
+        mib = 4 * shards[0].table_rows * shards[0].table_columns / 2**20
+        ranks = ", ".join(str(shard.rank) for shard in shards)
+        plan[name] = f"{shards[0].placement.value}, rank {ranks}, {mib:,.2f} MiB"
+    return {"Ranks": lines, "Plan": plan}
+
+
+def kernel_report(model: RankingModel) -> dict[str, Any]:
+    """Lookup kernels; of a parallel model those of this rank's tables."""
+    embeddings = model.embeddings
+    if not isinstance(embeddings, ShardedEmbeddings):
+        return embeddings.report()
+    groups = [tables.report() for tables in embeddings.tables.local if tables.inputs.tables]
+    return groups[0] if groups else {"kernel": "rank 0 holds no table"}
+
+
+def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, Any]:
+    """What all ranks together have sent in training steps since the start of this process; collective.
+
+    Returns:
+        `steps`, and for each purpose and kind of link the bytes and messages in all and a step.
+    """
+    totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for rows in agreement.gather(parallel.traffic.report()):  # type: ignore[arg-type]  # rows of text and numbers
+        for row in rows:
+            total = totals[row["purpose"], row["link"]]
+            total[0] += row["bytes"]
+            total[1] += row["messages"]
+    steps = parallel.traffic.num_steps
+    return {
+        "steps": steps,
+        "ranks": parallel.topology.world_size,
+        "rows": [
+            {
+                "purpose": purpose,
+                "link": link,
+                "bytes": num_bytes,
+                "messages": num_messages,
+                "bytes_a_step": round(num_bytes / max(steps, 1)),
+                "messages_a_step": round(num_messages / max(steps, 1), 1),
+            }
+            for (purpose, link), (num_bytes, num_messages) in sorted(totals.items())
+        ],
+    }

@@ -1,0 +1,143 @@
+"""Team: what differs between a run on one device and a run on many ranks, so that the trainer need not ask.
+
+    rank 0         progress, metrics.jsonl, TensorBoard, ledger, results
+    other ranks    nothing of that; they compute, and save their part of checkpoints
+    decisions      (is there a checkpoint, precision, kernel) are made on rank 0 and told to all: a file system or a
+                   stopwatch may tell each rank something else
+
+On one device every question has the obvious answer and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ziggurat.data.ledger import Ledger
+from ziggurat.embeddings import BatchShape
+from ziggurat.features.batch import Batch
+from ziggurat.models import RankingModel
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.embeddings import ShardedEmbeddings
+from ziggurat.parallel.parallelize import Parallel
+from ziggurat.training.ahead import with_next
+from ziggurat.training.config import Precision, TrainingConfig
+from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.records import NoRecords, Records
+from ziggurat.training.run_folder import RunFolder
+from ziggurat.training.shared_ledger import SharedLedger
+from ziggurat.training.step import OVERFLOW, TrainStep, resolve_precision
+
+
+class Team:
+    """See the module's docstring.
+
+    Args:
+        parallel: the ranks; None, or one of them, is one device.
+
+    Attributes:
+        rank: of this process.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, parallel: Parallel | None) -> None:
+        self.parallel = parallel
+        self.world_size = 1 if parallel is None else parallel.topology.world_size
+        self.rank = 0 if parallel is None else parallel.topology.rank
+        self._agreement = Agreement() if self.world_size > 1 else None
+        self._kernels: list[KernelChoice] = []
+
+    @property
+    def is_first(self) -> bool:
+        """True on the rank that writes."""
+        return self.rank == 0
+
+    @property
+    def suffix(self) -> str:
+        """What tells apart the files that every rank writes; empty on one device."""
+        return f"_rank{self.rank}" if self.world_size > 1 else ""
+
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """All ranks; None on one device."""
+        return None if self.parallel is None else self.parallel.topology.world.process_group
+
+    def on_first(self, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0; its result, or its error, on every rank."""
+        return action() if self._agreement is None else self._agreement.on_first(action)
+
+    def progress(self, progress: Progress | None) -> Progress:
+        """Where this rank shows progress."""
+        return progress if progress is not None and self.is_first else NoProgress()
+
+    def train_step(self, model: RankingModel, config: TrainingConfig) -> TrainStep:
+        """The step, in one precision and with one lookup kernel on all ranks."""
+        if self._agreement is None or self.parallel is None:
+            return TrainStep(model, config, parallel=self.parallel)
+        device = next(model.parameters()).device if any(True for _ in model.parameters()) else "cpu"
+        chosen, reason = self.on_first(lambda: resolve_precision(config.precision, device=torch.device(device)))
+        config = dataclasses.replace(config, precision=Precision(chosen))
+        self._agree_on_kernel(model, BatchShape(batch_size=config.loader.batch_size))
+        step = TrainStep(model, config, parallel=self.parallel)
+        step.precision_reason = reason
+        step.warm_up()
+        self.parallel.traffic.reset()
+        return step
+
+    def kernel_name(self, model: RankingModel) -> KernelChoice:
+        """What looks up embeddings, the same on all ranks."""
+        embeddings = model.embeddings
+        if not isinstance(embeddings, ShardedEmbeddings):
+            return embeddings.kernel_name
+        names = embeddings.kernel_names if self._agreement is None else self._kernels
+        return KernelChoice(names[0]) if names else embeddings.config.kernel
+
+    def records(self, folder: RunFolder, *, resume_step: int | None) -> Records | NoRecords:
+        """The training log."""
+        if not self.is_first:
+            return NoRecords()
+        return Records(folder.metrics, tensorboard=folder.tensorboard, resume_step=resume_step)
+
+    def ledger(self, folder: RunFolder) -> Ledger | SharedLedger:
+        """The sample ledger."""
+        if self._agreement is None or self.parallel is None:
+            return Ledger(folder.ledger)
+        return SharedLedger(folder.ledger, topology=self.parallel.topology)
+
+    def traffic_paused(self) -> contextlib.AbstractContextManager[None]:
+        """Count no traffic inside."""
+        return contextlib.nullcontext() if self.parallel is None else self.parallel.traffic.paused()
+
+    def with_next(self, batches: Iterable[Batch], *, device: torch.device) -> Iterator[tuple[Batch, Batch | None]]:
+        """Each batch on `device` with the one after it; one device has no use for that one."""
+        if self.parallel is None:
+            return ((batch.to(device), None) for batch in batches)
+        return with_next(batches, device=device)
+
+    def drain(self, model: RankingModel) -> None:
+        """Receive what was sent ahead for a step that will not come."""
+        if isinstance(model.embeddings, ShardedEmbeddings):
+            model.embeddings.drain()
+
+    def first_bad(self, mine: str) -> str:
+        """What is not finite, as the first rank that can tell names it."""
+        if self._agreement is None:
+            return mine
+        named = [f"{text} on rank {rank}" for rank, text in enumerate(self._agreement.gather(mine)) if text != OVERFLOW]
+        return named[0] if named else mine
+
+    def _agree_on_kernel(self, model: RankingModel, shape: BatchShape) -> None:
+        assert self._agreement is not None
+        embeddings = model.embeddings
+        assert isinstance(embeddings, ShardedEmbeddings)
+        embeddings.choose_kernel(shape)
+        found = self._agreement.gather([name.value for name in embeddings.kernel_names])
+        self._kernels = [KernelChoice(name) for names in found for name in names]
+        if self._kernels:
+            embeddings.use_kernel(self._kernels[0])
