@@ -3,8 +3,8 @@
     FieldwiseLinear    o_f = W_f e_f                 a matrix for each field: every table has a space of its own
     FieldMix           o_i = Σ_f L_if x_f            fields combined with learned numbers, each column alike
 
-`FieldwiseLinear` is F small products. Fields of the same size go through one batched product instead of F calls, which
-matters because F·d·o is small and the calls would cost more than the arithmetic; fields of other sizes form groups.
+`FieldwiseLinear` is F small products; fields of the same size share one weight and one call (`ziggurat.ops.fieldwise`),
+fields of other sizes form groups.
 
 Cost a sample: 2·Σ_f d_f·o and 2·F·M·D FLOPs forward, twice that backward.
 """
@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.mlp import Init
+from ziggurat.ops.fieldwise import fieldwise_products
 
 
 @runtime_checkable
@@ -32,7 +33,7 @@ class CountsFlops(Protocol):
 
 
 class BatchedLinear(nn.Module):
-    """F linear maps of one size in one batched product: o_f = W_f x_f, without bias.
+    """F linear maps of one size: o_f = W_f x_f, without bias.
 
     Args:
         num_fields: F.
@@ -55,9 +56,9 @@ class BatchedLinear(nn.Module):
         _, wide, narrow = self.weight.shape
         start_like_linear(self.weight, init, fan_in=wide, fan_out=narrow)
 
-    def forward(self, inputs_BFd: Float[Tensor, "B F d"]) -> Float[Tensor, "B F o"]:
-        """Every field through its own map."""
-        return torch.bmm(inputs_BFd.transpose(0, 1), self.weight).transpose(0, 1)
+    def forward(self, flat_BT: Float[Tensor, "B Fd"]) -> Float[Tensor, "B F o"]:
+        """Every field, side by side, through its own map."""
+        return fieldwise_products(flat_BT, self.weight).unflatten(1, (self.weight.shape[0], -1))
 
 
 class FieldwiseLinear(nn.Module):
@@ -82,11 +83,11 @@ class FieldwiseLinear(nn.Module):
     def forward(self, flat_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B F o"]:
         """Project the fields, which lie side by side, T = Σ d_f."""
         if len(self.groups) == 1:
-            return self.groups[0](flat_BT.unflatten(1, (-1, self.field_dims[0])))
+            return self.groups[0](flat_BT)
         fields = flat_BT.split(self.field_dims, dim=1)
         projected: list[Tensor] = [flat_BT] * len(fields)
         for members, group in zip(self.members, self.groups, strict=True):
-            outputs_BGo = group(torch.stack([fields[index] for index in members], dim=1))
+            outputs_BGo = group(torch.cat([fields[index] for index in members], dim=1))
             for place, index in enumerate(members):
                 projected[index] = outputs_BGo[:, place]
         return torch.stack(projected, dim=1)
