@@ -11,7 +11,7 @@ depend on it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
@@ -63,7 +63,7 @@ class Ranks:
         """True on the rank that writes."""
         return self._agreement.is_first
 
-    def on_first(self, action: Callable[[], object]) -> object:
+    def on_first(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0; its result (plain data), or its error, on every rank."""
         return self._agreement.on_first(action)
 

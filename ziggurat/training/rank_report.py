@@ -11,7 +11,7 @@ from typing import Any
 from ziggurat.models import RankingModel
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.parallel.embeddings import ShardedEmbeddings
+from ziggurat.parallel.embeddings import ShardedEmbeddings, ShardedTables
 from ziggurat.parallel.parallelize import Parallel
 
 _DENSE = {
@@ -25,6 +25,8 @@ def rank_sections(model: RankingModel, parallel: Parallel) -> dict[str, dict[str
     """Sections of the start-up report: ranks, links, overlap, and the plan."""
     embeddings = model.embeddings
     assert isinstance(embeddings, ShardedEmbeddings)
+    tables = embeddings.tables
+    assert isinstance(tables, ShardedTables)
     topology, config = parallel.topology, parallel.config
     wire = config.wire
     lines = {
@@ -39,7 +41,7 @@ def rank_sections(model: RankingModel, parallel: Parallel) -> dict[str, dict[str
         "does not overlap": "sizes of batches, pooled embeddings and their gradients: the step waits for them",
     }
     plan: dict[str, str] = {}
-    for name, shards in embeddings.tables.shards.items():
+    for name, shards in tables.shards.items():
         mib = 4 * shards[0].table_rows * shards[0].table_columns / 2**20
         ranks = ", ".join(str(shard.rank) for shard in shards)
         plan[name] = f"{shards[0].placement.value}, rank {ranks}, {mib:,.2f} MiB"
@@ -51,7 +53,9 @@ def kernel_report(model: RankingModel) -> dict[str, Any]:
     embeddings = model.embeddings
     if not isinstance(embeddings, ShardedEmbeddings):
         return embeddings.report()
-    groups = [tables.report() for tables in embeddings.tables.local if tables.inputs.tables]
+    tables = embeddings.tables
+    assert isinstance(tables, ShardedTables)
+    groups = [each.report() for each in tables.local if each.inputs.tables]
     return groups[0] if groups else {"kernel": "rank 0 holds no table"}
 
 

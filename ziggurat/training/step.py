@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ziggurat.cache import cache_folder
 from ziggurat.embeddings import TableOptimizer
@@ -245,14 +246,17 @@ def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
 
 
 def _dense_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
-    """Torch's own optimizers, in their fused form (one kernel for all parameters)."""
+    """Torch's own optimizers, in their fused form: one kernel for all whole weights, one for all that are in parts."""
     rate, decay = config.learning_rate, config.weight_decay
+    whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+    parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    groups = [{"params": group} for group in (whole, parts) if group]
     match config.optimizer:
         case DenseOptimizer.ADAM:
-            return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True)
+            return torch.optim.Adam(groups, lr=rate, weight_decay=decay, fused=True)
         case DenseOptimizer.ADAMW:
-            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+            return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, fused=True)
         case DenseOptimizer.ADAGRAD:
-            return torch.optim.Adagrad(parameters, lr=rate, weight_decay=decay, fused=True)
+            return torch.optim.Adagrad(groups, lr=rate, weight_decay=decay, fused=True)
         case DenseOptimizer.SGD:
-            return torch.optim.SGD(parameters, lr=rate, weight_decay=decay, fused=True)
+            return torch.optim.SGD(groups, lr=rate, weight_decay=decay, fused=True)
