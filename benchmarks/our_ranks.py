@@ -1,7 +1,7 @@
 """Our contestant on many ranks: `parallelize`, the sharded table optimizer, fused Adam. Ranks of a job (`datacentre`).
 
 Settings: `workload`, and `variants`: a list of `Variant`s as JSON, all built in one process, so that they can take
-turns. Flat variants have no towers. Dense computation is FP32: what travels is what is compared here.
+turns. Flat variants have no towers.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Towers
 from ziggurat.planning.placement import place_tables
+from ziggurat.training.config import Precision
 from ziggurat.training.losses import loss_sums
 
 
@@ -50,6 +51,7 @@ class Variant:
         wire_in_tower: inside a tower group.
         reduction: gradients of the dense network.
         num_parts: parts of a batch whose exchange and computation overlap (`Pipeline`).
+        compute: of the dense network and the tower modules; BF16 is autocast.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Variant:
     wire_in_tower: WireFormat = WireFormat.FP32
     reduction: Reduction = Reduction.FP32
     num_parts: int = 1
+    compute: Precision = Precision.FP32
 
 
 def tower_module(workload: Workload, variant: Variant) -> TowerModuleConfig:
@@ -84,6 +87,7 @@ class OurVariant:
 
     def __init__(self, variant: Variant, workload: Workload, batches: list[Batch]) -> None:
         self.workload, self.batches, self.step_number = workload, batches, 0
+        self.computes_bf16 = variant.compute is Precision.BF16
         inputs, config = inputs_of(workload), config_of(workload)
         towers = split_features(workload, num_towers=variant.towers) if variant.towers else None
         if towers is not None:
@@ -115,7 +119,8 @@ class OurVariant:
         """One step; the ids of the next batch travel during the backward pass."""
         batch = self._batch(self.step_number)
         self.step_number += 1
-        loss = self.pipeline.step(batch, loss_of=self._loss, upcoming=self._batch(self.step_number))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.computes_bf16):
+            loss = self.pipeline.step(batch, loss_of=self._loss, upcoming=self._batch(self.step_number))
         self.dense.step()
         self.tables.step(self.workload.table_learning_rate)
         self.dense.zero_grad(set_to_none=True)

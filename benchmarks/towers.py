@@ -22,7 +22,9 @@ Options: --rate MBIT --hosts H --ranks R --racks N --rack-rate MBIT --batch B --
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +32,7 @@ from typing import Any
 from benchmarks.datacentre.links import measure_link
 from benchmarks.datacentre.network import Network, NetworkConfig, PlainNetwork, open_network
 from benchmarks.harness import percentiles, say
+from benchmarks.limits import probe_bf16
 from benchmarks.our_ranks import Variant
 from benchmarks.report import Report
 from benchmarks.towers_plot import cases_table, plot_steps, profile_table
@@ -37,6 +40,7 @@ from benchmarks.towers_rounds import PEERS, QUICK, RoundsConfig, Timed, counted_
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.wire import WireFormat
+from ziggurat.training.config import Precision
 
 NUM_ROWS, NUM_BATCHES = 20_000, 8
 COMPRESSIONS = (4, 16)
@@ -74,6 +78,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
     """Measure and report."""
     options = options or parse_options([])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the context managers
     bench = TowersBenchmark(options, quick=quick)
     bench.measure()
     return bench.report
@@ -87,6 +92,8 @@ class TowersBenchmark:
         self.rounds = QUICK if quick else RoundsConfig()
         if options.rounds:
             self.rounds = replace(self.rounds, rounds=options.rounds)
+        probe = probe_bf16()
+        self.computes_bf16 = probe.pays
         self.cases: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
         self.report = Report(
@@ -95,6 +102,7 @@ class TowersBenchmark:
             command="ziggurat bench towers",
             extra={"cases": self.cases, "runs": self.runs},
         )
+        self.report.notes.append(f"bf16 variants compute in {'BF16' if probe.pays else 'FP32'}: {probe.reason}")
 
     def measure(self) -> None:
         """Everything that the options ask for."""
@@ -136,7 +144,7 @@ class TowersBenchmark:
         self._compare(racks, workload, rates=[self.options.rate], suffix="_2_racks")
 
     def _compare(self, config: NetworkConfig, workload: Workload, *, rates: Sequence[float], suffix: str = "") -> None:
-        variants = variants_for(config)
+        variants = variants_for(config, computes_bf16=self.computes_bf16)
         with open_network(config, emulate=not self.options.plain) as network:
             checked = self._self_check(network)
             results = measure_side_by_side(network, workload, variants=variants, rates_mbit=rates, config=self.rounds)
@@ -216,11 +224,18 @@ class TowersBenchmark:
         say(f"    {case['name']}: {case['flat_torchrec_ms']:.0f} / {case['flat_ms']:.0f} ms = {case['ratio']:.2f}")
 
 
-def variants_for(config: NetworkConfig) -> list[Variant]:
-    """Ours on this data centre: a tower a host, or a rack if there are several; flat beside them."""
+def variants_for(config: NetworkConfig, *, computes_bf16: bool = False) -> list[Variant]:
+    """Ours on this data centre: a tower a host, or a rack if there are several; flat beside them.
+
+    Args:
+        config: of the data centre.
+        computes_bf16: the bf16 variants also compute in it.
+    """
     towers = config.racks if config.racks > 1 else config.hosts
     tower_size = config.num_ranks // towers
     bf16: dict[str, Any] = {"wire": WireFormat.BF16, "reduction": Reduction.BF16}
+    if computes_bf16:
+        bf16["compute"] = Precision.BF16
     found = [Variant(name="flat_fp32"), Variant(name="flat_bf16", **bf16)]
     for compression in COMPRESSIONS:
         for wire, settings in (("fp32", {}), ("bf16", bf16)):

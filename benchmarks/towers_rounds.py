@@ -8,6 +8,7 @@ The bytes that leave a host are read from its interface before and after every t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,7 @@ def measure_side_by_side(
     rates_mbit: Sequence[float],
     config: RoundsConfig,
     peers: Sequence[str] = PEERS,
+    python: str = str(PEER_PYTHON),
 ) -> dict[float, dict[str, Timed]]:
     """Run ours and TorchRec in turns.
 
@@ -107,6 +109,7 @@ def measure_side_by_side(
         rates_mbit: of the host links; every rate gets its own rounds, with rounds without limit beside them.
         config: how long.
         peers: variants of TorchRec.
+        python: interpreter of the ranks.
 
     Returns:
         By rate, then by name of the variant.
@@ -114,15 +117,15 @@ def measure_side_by_side(
     Raises:
         TopologyError: a rank failed.
     """
-    python = str(PEER_PYTHON)
-    settings = {"workload": workload.to_json(), "variants": [to_json(variant) for variant in variants]}
-    theirs = {"workload": workload.to_json(), "variants": list(peers)}
+    both = ((OURS, [to_json(variant) for variant in variants]), (TORCHREC, list(peers)))
     say(f"  {workload.name}, batch {workload.batch_size} a rank, {network.config.describe()}: starting")
-    with (
-        Job(JobSpec(name="ours", python=python, module=OURS, settings=settings), network) as ours,
-        Job(JobSpec(name="TorchRec", python=python, module=TORCHREC, settings=theirs), network) as torchrec,
-    ):
-        jobs = {variant.name: ours for variant in variants} | dict.fromkeys(peers, torchrec)
+    with contextlib.ExitStack() as stack:
+        jobs: dict[str, Job] = {}
+        for (module, chosen), names in zip(both, ([v.name for v in variants], peers), strict=True):
+            if names:
+                settings = {"workload": workload.to_json(), "variants": chosen}
+                spec = JobSpec(name=module, python=python, module=module, settings=settings)
+                jobs |= dict.fromkeys(names, stack.enter_context(Job(spec, network)))
         results = {}
         for rate in rates_mbit:
             turns = _Turns(network, jobs, config=config, rate_mbit=rate)

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,7 @@ from ziggurat.errors import TopologyError
 
 ROOT = Path(__file__).resolve().parents[2]
 _LOG_LINES = 25
+_LOGS = "ziggurat-job-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,8 @@ class Job:
 
     def __init__(self, spec: JobSpec, network: Network | PlainNetwork) -> None:
         self.spec, self._network = spec, network
-        self._logs = tempfile.TemporaryDirectory(prefix="ziggurat-job-")
+        _remove_logs_of_the_dead()
+        self._logs = tempfile.TemporaryDirectory(prefix=f"{_LOGS}{os.getpid()}-")
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._received: list[bytes] = []
         try:
@@ -222,3 +225,11 @@ class Job:
             where=f"host {rank // self._network.config.ranks_a_host}, {self.spec.module}",
             ways_out=("correct what the log says", "--plain runs the ranks without emulated links"),
         )
+
+
+def _remove_logs_of_the_dead() -> None:
+    """Logs of predecessors that were killed: the one thing that the kernel does not remove."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_LOGS}*"):
+        pid = folder.name.removeprefix(_LOGS).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
