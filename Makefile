@@ -1,6 +1,7 @@
 # Every target sets up what it needs: a fresh machine needs Python >= 3.11, make, and (for the C++ kernel) g++.
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
+#   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
 
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo test test-slow lint bench chaos docs clean
+.PHONY: setup demo test test-slow test-bridges lint bench chaos docs clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -42,6 +43,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+test-bridges:
+	bash benchmarks/setup.sh
+	.venv-bench/bin/python -m pytest tests/bridges
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,17 @@
+"""Loads TorchRec once, in the fork server, instead of once a rank."""
+
+from __future__ import annotations
+
+import importlib.util
+from multiprocessing import forkserver
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _torchrec_in_the_fork_server() -> None:
+    if importlib.util.find_spec("torchrec") is not None:
+        from ziggurat.testing.ranks import _PRELOAD
+
+        forkserver.set_forkserver_preload([*_PRELOAD, "tests.bridges.torchrec_models"])
+        forkserver.ensure_running()

@@ -1,0 +1,22 @@
+"""The bridge is optional, and says what it needs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from ziggurat.errors import MissingDependencyError
+
+
+def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchrec"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.startswith("ziggurat.bridges.torchrec")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchrec", None)
+    with pytest.raises(MissingDependencyError) as caught:
+        importlib.import_module("ziggurat.bridges.torchrec")
+    assert "pip install --no-deps torchrec==1.8.0" in str(caught.value)
+    assert "torchrec" in caught.value.found
