@@ -8,6 +8,8 @@ batch 1024 a rank, DLRM and DCNv2 at D = 64 and 128. In one run, in turns:
     ours, flat         FP32 and BF16 on the wire
     ours, towers       2 towers of 2 ranks at compression 4 and 16, FP32 and BF16 on the wire between hosts
 
+"2_parts" cuts a batch in two, so that one part computes while the other travels (`ziggurat.parallel.pipeline`).
+
 "bf16" means that embeddings between hosts and gradients of the dense network travel as BF16. Everybody computes in
 FP32, unless the machine multiplies BF16 in hardware.
 
@@ -44,6 +46,10 @@ from ziggurat.training.config import Precision
 
 NUM_ROWS, NUM_BATCHES = 20_000, 8
 COMPRESSIONS = (4, 16)
+SETTINGS = (
+    *((compression, wire, "") for compression in COMPRESSIONS for wire in ("fp32", "bf16")),
+    (4, "bf16", "_2_parts"),
+)
 GOALS = {  # against TorchRec, by D, compression and wire
     (64, 4, "bf16"): 2.5,
     (64, 16, "bf16"): 3.0,
@@ -205,10 +211,9 @@ class TowersBenchmark:
         """Flat against flat at batch 128 a rank on unlimited loopback: what a step costs beside its work."""
         config = NetworkConfig(hosts=1, ranks_a_host=4, rate_mbit=0.0)
         small = replace(workload, batch_size=128)
-        rounds = replace(self.rounds, steps=4 * self.rounds.steps)
         with open_network(config, emulate=not self.options.plain) as network:
             timed = measure_side_by_side(
-                network, small, variants=[Variant(name="flat_fp32")], rates_mbit=[0.0], config=rounds
+                network, small, variants=[Variant(name="flat_fp32")], rates_mbit=[0.0], config=self.rounds
             )[0.0]
         case = _flat_case(timed, name=f"{workload.case}_torchrec_flat_batch128")
         self.cases.append(case)
@@ -239,16 +244,11 @@ def variants_for(config: NetworkConfig, *, computes_bf16: bool = False) -> list[
     found = [Variant(name="flat_fp32"), Variant(name="flat_bf16", **bf16)]
     for compression in COMPRESSIONS:
         for wire, settings in (("fp32", {}), ("bf16", bf16)):
-            found.append(
-                Variant(
-                    name=f"compression{compression}_{wire}",
-                    towers=towers,
-                    tower_size=tower_size,
-                    compression=float(compression),
-                    **settings,
-                )
-            )
-    return found
+            name = f"compression{compression}_{wire}"
+            shape: dict[str, Any] = {"towers": towers, "tower_size": tower_size, "compression": float(compression)}
+            found.append(Variant(name=name, **shape, **settings))
+    overlapped = next(each for each in found if each.name == "compression4_bf16")
+    return [*found, replace(overlapped, name="compression4_bf16_2_parts", num_parts=2)]
 
 
 def cases_of(
@@ -257,16 +257,17 @@ def cases_of(
     """The comparisons of one workload on one network."""
     peer = _best_peer(timed)
     found = []
-    for compression in COMPRESSIONS:
-        for wire in ("fp32", "bf16"):
-            towers, flat = timed[f"compression{compression}_{wire}"], timed[f"flat_{wire}"]
+    for compression, wire, setting in SETTINGS:
+        name = f"compression{compression}_{wire}{setting}"
+        if name in timed:
+            towers, flat = timed[name], timed[f"flat_{wire}"]
             ratio, ratio_flat = _ratio(peer, towers), _ratio(flat, towers)
             limit = _limit(towers, config)
             goal = GOALS.get((workload.dim, compression, wire), 0.0) if goals else 0.0
             goal_flat = GOALS_FLAT.get(workload.dim, 0.0) if goals and wire == "bf16" else 0.0
             found.append(
                 {
-                    "name": f"{workload.case}_torchrec_compression{compression}_{wire}{tag}",
+                    "name": f"{workload.case}_torchrec_{name}{tag}",
                     "network": config.describe(),
                     "flat_torchrec_ms": peer.median_ms,
                     "flat_torchrec": peer.name,

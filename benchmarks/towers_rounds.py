@@ -1,7 +1,7 @@
 """Rounds of jobs that live side by side in one network: turns of all variants, with links limited and without.
 
-    round r    limited links    flat, towers …, TorchRec …   rotating order, `steps` steps each, one at a time
-               no limit         ours again                   what a step takes if links cost nothing: compute alone
+    round r    limited links    flat, towers …, TorchRec …   rotating order, turns of about a second, one at a time
+               no limit         towers again                 what a step takes if links cost nothing: compute alone
 
 The bytes that leave a host are read from its interface before and after every turn.
 """
@@ -33,16 +33,16 @@ class RoundsConfig:
 
     Args:
         rounds: that count.
-        steps: of a turn.
+        turn_s: about how long a turn takes; it has at least two steps.
         warmup_steps: of each variant, before the first round.
     """
 
     rounds: int = 7
-    steps: int = 5
-    warmup_steps: int = 3
+    turn_s: float = 1.2
+    warmup_steps: int = 2
 
 
-QUICK = RoundsConfig(rounds=2, steps=2, warmup_steps=1)
+QUICK = RoundsConfig(rounds=2, turn_s=0.5, warmup_steps=1)
 
 
 @dataclass(kw_only=True)
@@ -138,12 +138,16 @@ class _Turns:
         self, network: Network | PlainNetwork, jobs: Mapping[str, Job], *, config: RoundsConfig, rate_mbit: float
     ) -> None:
         self._network, self._jobs, self._config, self._rate = network, jobs, config, rate_mbit
+        self._steps: dict[str, int] = {}
+        self._first_ms: dict[str, float] = {}
         self.timed = {name: Timed(name=name, info=job.infos[0][name]) for name, job in jobs.items()}
 
     def measure(self, *, profiled: Sequence[str]) -> dict[str, Timed]:
         self._limit(True)
         for name in self._jobs:
             self._turn(name, self._config.warmup_steps)
+            step_ms = self._first_ms[name] = self._turn(name, 2)[0]
+            self._steps[name] = max(2, min(50, round(self._config.turn_s * 1e3 / step_ms)))
         names = self._without_slow_peers([name for name in self._jobs if name not in profiled], list(self._jobs))
         for number in range(self._config.rounds):
             shift = number % len(names)
@@ -153,8 +157,8 @@ class _Turns:
             if self._rate and self._network.is_emulated:
                 self._limit(False)
                 for name in order:
-                    if name in profiled:
-                        self.timed[name].free_ms.append(self._turn(name, self._config.steps)[0])
+                    if name in profiled and not name.startswith("flat"):
+                        self.timed[name].free_ms.append(self._turn(name, self._steps[name])[0])
                 self._limit(True)
         for name in profiled:
             self._profile(name)
@@ -174,7 +178,7 @@ class _Turns:
         return answers[0]["seconds"] * 1e3 / steps, cpu_s * 1e3 / steps
 
     def _record(self, name: str) -> None:
-        steps, timed = self._config.steps, self.timed[name]
+        steps, timed = self._steps[name], self.timed[name]
         before = self._network.sent_bytes()
         step_ms, cpu_ms = self._turn(name, steps)
         sent = [after - first for after, first in zip(self._network.sent_bytes(), before, strict=True)]
@@ -186,14 +190,14 @@ class _Turns:
     def _without_slow_peers(self, peers: list[str], names: list[str]) -> list[str]:
         if len(peers) < 2:
             return names
-        first = {name: min(self._turn(name, self._config.steps)[0] for _ in range(2)) for name in peers}
+        first = {name: min(self._first_ms[name], self._turn(name, self._steps[name])[0]) for name in peers}
         best = min(first.values())
         slow = [name for name, step_ms in first.items() if step_ms > MAX_SLOWER * best]
         say(f"    TorchRec, ms: {', '.join(f'{name} {step_ms:.0f}' for name, step_ms in first.items())}")
         return [name for name in names if name not in slow]
 
     def _profile(self, name: str) -> None:
-        answers = self._jobs[name].ask({"op": "profile", "name": name, "steps": self._config.steps})
+        answers = self._jobs[name].ask({"op": "profile", "name": name, "steps": self._steps[name]})
         sums: dict[tuple[str, str], float] = {}
         for answer in answers:
             for row in answer["traffic"]:

@@ -115,7 +115,7 @@ def test_tiny_models_on_plain_ranks(model):
         tiny(model=model),
         variants=variants,
         rates_mbit=[100.0],
-        config=RoundsConfig(rounds=2, steps=1, warmup_steps=1),
+        config=RoundsConfig(rounds=2, turn_s=0.01, warmup_steps=1),
         peers=(),
         python=sys.executable,
     )[100.0]
