@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from tests.training.tiny import tiny_dataset
 from ziggurat.config import from_json, to_json
@@ -121,6 +122,13 @@ def as_data(case: Case) -> Any:
     return to_json(case)
 
 
-def whole_bits(tensor: torch.Tensor) -> bytes:
-    """The bits of a tensor."""
-    return tensor.contiguous().numpy().tobytes()
+def die_at_step(trainer: Trainer, step: int, *, dies: bool) -> None:
+    """Let this process be killed before step number `step` + 1."""
+    train_one = trainer._train
+
+    def dying(*arguments: Any) -> Any:
+        if dies and trainer.position.step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_one(*arguments)
+
+    trainer._train = dying  # type: ignore[method-assign]
