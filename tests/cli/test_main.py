@@ -12,7 +12,10 @@ from ziggurat.cli.main import build_parser, main
 
 FROZEN = {
     "demo": {"--out"},
-    "train": {"--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"},
+    "train": {
+        *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
+        *("--plan", "--tower-size", "--dense", "--wire"),
+    },
     "evaluate": {"--bad-rows", "--step", "--json"},
     "predict": {"--bad-rows", "--step", "--out"},
     "data inspect": {"--write-schema"},

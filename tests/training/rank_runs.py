@@ -42,6 +42,7 @@ class Case:
     optimizer: TableOptimizerKind = TableOptimizerKind.ROWWISE_ADAGRAD
     dropout: float = 0.0
     nan_row: int = -1
+    num_parts: int = 1
 
 
 def training_config(world_size: int, **changes: Any) -> TrainingConfig:
@@ -97,7 +98,9 @@ def trainer_of(case: Case, folder: str | Path, *, world_size: int, **changes: An
     if world_size > 1:
         plan = plan_of(case, world_size)
         topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=max(world_size // 2, 1))
-        parallel = parallelize(model, plan, topology, config=ParallelConfig(dense=case.dense), seed=3)
+        parallel = parallelize(
+            model, plan, topology, config=ParallelConfig(dense=case.dense, num_parts=case.num_parts), seed=3
+        )
     train = tiny_dataset(NUM_ROWS, nan_row=case.nan_row if case.nan_row >= 0 else None)
     return Trainer(model, config=config, train=train, valid=tiny_dataset(101, seed=1), folder=folder, parallel=parallel)
 

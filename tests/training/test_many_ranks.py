@@ -57,6 +57,7 @@ def close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], limit: fl
 CASES = [
     (2, Case()),
     (2, Case(placement=Placement.COLUMN_WISE, towers=True, tower_size=2)),
+    (2, Case(towers=True, tower_size=1, num_parts=2)),
     (4, Case(placement=Placement.ROW_WISE, towers=True, tower_size=2, dense=DenseParallelism.HSDP)),
     (4, Case(placement=Placement.COLUMN_WISE, towers=True, tower_size=2, dense=DenseParallelism.FSDP)),
 ]

@@ -42,11 +42,14 @@ class ParallelConfig:
         dense: how the dense network is spread.
         wire: what embeddings and their gradients travel as.
         reduction: what gradients of the dense network travel as.
+        num_parts: parts of a batch in a training step, so that the last hop overlaps with computation
+            (`pipeline.py`); 1 does not cut.
     """
 
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
+    num_parts: int = 1
 
 
 @dataclass(frozen=True)

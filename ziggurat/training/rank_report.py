@@ -21,8 +21,14 @@ _DENSE = {
 }
 
 
-def rank_sections(model: RankingModel, parallel: Parallel) -> dict[str, dict[str, str]]:
-    """Sections of the start-up report: ranks, links, overlap, and the plan."""
+def rank_sections(model: RankingModel, parallel: Parallel, *, overlaps: list[str]) -> dict[str, dict[str, str]]:
+    """Sections of the start-up report: ranks, links, overlap, and the plan.
+
+    Args:
+        model: made parallel.
+        parallel: what `parallelize` returned.
+        overlaps: what travels while something is computed.
+    """
     embeddings = model.embeddings
     assert isinstance(embeddings, ShardedEmbeddings)
     tables = embeddings.tables
@@ -36,10 +42,8 @@ def rank_sections(model: RankingModel, parallel: Parallel) -> dict[str, dict[str
         if parallel.plan.towers is None
         else wire.in_tower.value,
         "wire between towers": f"{wire.between_towers.value}, gradients rounded {wire.backward_rounding.value}",
-        "overlaps": "ids of the next batch with the step before it; loss weights with the forward pass"
-        + ("; reduction of gradients with the backward pass" if topology.world_size > 1 else ""),
-        "does not overlap": "sizes of batches, pooled embeddings and their gradients: the step waits for them",
     }
+    lines |= dict(f"overlap, {line}".split(": ", 1) for line in overlaps)
     plan: dict[str, str] = {}
     for name, shards in tables.shards.items():
         mib = 4 * shards[0].table_rows * shards[0].table_columns / 2**20

@@ -43,6 +43,7 @@ def write_report(folder: str | Path) -> Path:
     evaluations = {path.stem: read_json(path) for path in sorted((run.path / "evaluations").glob("*.json"))}
     config = read_json(run.config) if run.config.exists() else {}
     startup = read_json(run.startup) if run.startup.exists() else {}
+    traffic = read_json(run.traffic) if run.traffic.exists() else {}
     parts = [
         f"<h1>{html.escape(run.path.name)}</h1>",
         f"<p class=quiet>{_summary(records)}</p>",
@@ -51,6 +52,7 @@ def write_report(folder: str | Path) -> Path:
         *(_svg(figure) for figure in training_figures(records)),
         "</div>",
         _calibration_section(evaluations),
+        _traffic_section(traffic),
         _startup_section(startup),
         f"<h2>Configuration</h2><pre>{html.escape(json.dumps(config, indent=2, ensure_ascii=False))}</pre>",
     ]
@@ -162,6 +164,20 @@ def _calibration_section(evaluations: dict[str, Any]) -> str:
         if value["curves"]
     ]
     return f"<h2>Calibration</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
+
+
+def _traffic_section(traffic: dict[str, Any]) -> str:
+    """What all ranks have sent a training step, by purpose and link; nothing for a run on one device."""
+    if not traffic:
+        return ""
+    rows = "".join(
+        f"<tr><td>{html.escape(row['purpose'])}<td>{html.escape(row['link'].replace('_', ' '))}"
+        f"<td class=n>{row['bytes_a_step']:,}<td class=n>{row['messages_a_step']:,}<td class=n>{row['bytes']:,}"
+        for row in traffic["rows"]
+    )
+    head = "<tr><th>what<th>link<th class=n>bytes a step<th class=n>messages a step<th class=n>bytes in all"
+    about = f"Counted on {traffic['ranks']} ranks over {traffic['steps']:,} steps, not estimated; all ranks together."
+    return f"<h2>Traffic</h2><p class=quiet>{about}</p><table>{head}{rows}</table>"
 
 
 def _startup_section(startup: dict[str, dict[str, str]]) -> str:

@@ -125,7 +125,7 @@ def startup_report(step: TrainStep, *, data: dict[str, str], facts: ModelFacts |
             "Data": data,
             "Training": training,
             **facts.towers,
-            **({} if step.parallel is None else rank_sections(model, step.parallel)),
+            **({} if step.parallel is None else rank_sections(model, step.parallel, overlaps=step.overlaps())),
             "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
         }
     )

@@ -99,7 +99,7 @@ class TrainStep:
         elif fused:
             self.table_optimizer = TableOptimizer(model.embeddings)
         self._world = WorldSums(parallel, self.dense_named)
-        self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=1)
+        self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=parallel.config.num_parts)
         self._whole_tables = [] if fused else list(model.embeddings.parameters())
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(
@@ -152,6 +152,10 @@ class TrainStep:
         interact = self._interact if full else self.model.interact
         with self._autocast():  # of the tower modules too; `fields` leaves the lookup out
             return interact(batch.dense, self.model.fields(batch), batch.vectors).float()
+
+    def overlaps(self) -> list[str]:
+        """What travels while something is computed, on many ranks."""
+        return [*(self._pipeline.overlaps() if self._pipeline else []), "loss weights: with the forward pass"]
 
     def warm_up(self) -> None:
         """One forward and backward pass without samples; changes nothing that a run depends on; collective.
