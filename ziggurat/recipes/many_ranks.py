@@ -43,7 +43,7 @@ class Ranks:
 
     def __init__(self, config: RunConfig, *, plan: Plan | None) -> None:
         self._config, self._plan = config, plan
-        self._hosts = Topology.create()
+        self._hosts = Topology.create(ranks_a_host=config.parallel.ranks_a_host)
         self._agreement = Agreement()
         if plan is not None and not self.are_many:
             raise ConfigError(
@@ -84,8 +84,8 @@ class Ranks:
             return None
         made = self._agreement.on_first(lambda: to_json(self._make_plan(model, run=run, resume=resume)))
         plan = from_json(Plan, made, where="plan of rank 0")
-        topology = Topology.create(tower_size=plan.ranks_a_group)
         config = self._config
+        topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=config.parallel.ranks_a_host)
         parallel = parallelize(model, plan, topology, config=config.parallel.parallel, seed=config.training.seed)
         self._agreement.on_first(lambda: self._keep(plan, run))
         return parallel

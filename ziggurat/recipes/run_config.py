@@ -40,21 +40,27 @@ class RanksConfig:
         dense: how the dense network is spread.
         wire: what embeddings and their gradients travel as.
         reduction: what gradients of the dense network travel as.
+        num_parts: parts of a batch in a step, so that the exchange between hosts overlaps with computation.
         tower_size: S, ranks that hold the same towers together; 0: those of a host, if the towers allow it.
+        ranks_a_host: L; 0: as torchrun says. Another number lets one machine stand for several hosts, to try things
+            out and to count what would cross between them.
         timeout_s: how long a rank waits for the others in a step before it gives up with an error.
     """
 
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
+    num_parts: int = 1
     tower_size: int = 0
+    ranks_a_host: int = 0
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.tower_size < 0 or self.timeout_s <= 0:
+        if self.tower_size < 0 or self.ranks_a_host < 0 or self.timeout_s <= 0 or self.num_parts < 1:
             raise ConfigError(
-                expected="tower_size >= 0 and timeout_s > 0",
-                found=f"tower_size = {self.tower_size}, timeout_s = {self.timeout_s}",
+                expected="tower_size >= 0, ranks_a_host >= 0, timeout_s > 0 and num_parts >= 1",
+                found=f"tower_size = {self.tower_size}, ranks_a_host = {self.ranks_a_host}, "
+                f"timeout_s = {self.timeout_s}, num_parts = {self.num_parts}",
                 where="settings of ranks",
                 ways_out="correct the number",
             )
@@ -62,7 +68,7 @@ class RanksConfig:
     @property
     def parallel(self) -> ParallelConfig:
         """What `parallelize` needs of it."""
-        return ParallelConfig(dense=self.dense, wire=self.wire, reduction=self.reduction)
+        return ParallelConfig(dense=self.dense, wire=self.wire, reduction=self.reduction, num_parts=self.num_parts)
 
 
 @dataclass(frozen=True, kw_only=True)
