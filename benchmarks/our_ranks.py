@@ -202,7 +202,8 @@ def timed_phases(variant: OurVariant, clock: PhaseClock) -> Iterator[None]:
     """Put clocks around the parts of a step, and take them away again."""
     model, embeddings = variant.model, variant.model.embeddings
     places: list[tuple[Any, str, str]] = [
-        (embeddings, "prefetch", "send ids"),
+        (embeddings, "announce", "send sizes of ids"),
+        (embeddings, "send_ids", "send ids"),
         (embeddings, "_take_ids", "wait for ids"),
         (embeddings.tables, "lookup", "lookup"),
         (model, "interact", "dense forward"),

@@ -167,7 +167,10 @@ def replicate(
     if group.process_group is None or not has_weights:
         return module
     process_group = group.process_group
-    replicated = DistributedDataParallel(module, process_group=process_group, gradient_as_bucket_view=True)
+    # Buffers are constants (`check_dense`): sending them before every forward pass would only make ranks wait.
+    replicated = DistributedDataParallel(
+        module, process_group=process_group, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
 
     def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations, and ours are text
         del state

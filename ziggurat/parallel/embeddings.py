@@ -271,12 +271,22 @@ class ShardedEmbeddings(nn.Module):
         (an evaluation).
         """
         self.drain()
+        self.announce(*batches)
+        self.send_ids()
+
+    def announce(self, *batches: Batch) -> None:
+        """The first half of `prefetch`: tell the others how much will come, and wait for nobody; collective."""
         self._ready.extend((batch, self._ids.start(batch)) for batch in batches)
+
+    def send_ids(self) -> None:
+        """The second half: send the ids of the batches that were announced; collective."""
+        for _, ids in self._ready:
+            self._ids.send(ids)
 
     def drain(self) -> None:
         """Receive and forget ids that were sent ahead for batches that will not come; collective."""
         while self._ready:
-            self._ready.popleft()[1].pending.wait()
+            self._ids.drop(self._ready.popleft()[1])
 
     def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Pooled embeddings.

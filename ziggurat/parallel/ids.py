@@ -12,7 +12,7 @@ Batches may differ in size from rank to rank and from step to step, and be empty
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,17 +28,21 @@ from ziggurat.plan import Placement
 
 @dataclass
 class PendingIds:
-    """Ids that are on their way.
+    """Ids that are on their way, or at least their sizes.
 
     Args:
-        sizes: samples of each rank, by rank.
-        num_values: list rows that come from each rank.
-        pending: the buffer.
+        messages: to each rank; empty once they are sent.
+        told: the sizes.
+        sizes: samples of each rank, by rank; once the ids are sent.
+        num_values: list rows that come from each rank; once the ids are sent.
+        pending: the ids; None as long as only the sizes are sent.
     """
 
-    sizes: list[int]
-    num_values: list[int]
-    pending: Pending
+    messages: list[Tensor]
+    told: Pending
+    sizes: list[int] = field(default_factory=list)
+    num_values: list[int] = field(default_factory=list)
+    pending: Pending | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ class IdExchange:
         ]
 
     def start(self, batch: Batch) -> PendingIds:
-        """Send the ids of this rank's batch; collective."""
+        """Send the sizes of this rank's messages, without waiting for those of the others; collective.
+
+        `send` sends the ids. With something else in between nobody waits for anybody there.
+        """
         starts = _list_starts(batch, len(self._jagged_index))
         messages = [self._message(batch, share, starts) for share in self._shares]
         size = batch.batch_size
@@ -91,28 +98,40 @@ class IdExchange:
         ]
         world, world_size = self._topology.world, self._topology.world_size
         told = torch.tensor([[size, count] for count in counts], device=batch.single.device)
-        heard = all_to_all(
+        pending = all_to_all(
             told.view(-1),
             sent=[2] * world_size,
             received=[2] * world_size,
             group=world,
             traffic=self._traffic,
             purpose="sizes",
-        ).wait()
-        sizes, num_values = heard.view(-1, 2).t().tolist()
+        )
+        return PendingIds(messages, pending)
+
+    def send(self, ids: PendingIds) -> None:
+        """Send the ids, unless they are sent already; collective."""
+        if ids.pending is not None:
+            return
+        ids.sizes, ids.num_values = ids.told.wait().view(-1, 2).t().tolist()
         fixed = len(self._mine.single) + len(self._mine.lists)
-        pending = all_to_all(
-            torch.cat(messages),
-            sent=[message.numel() for message in messages],
-            received=[size * fixed + values for size, values in zip(sizes, num_values, strict=True)],
-            group=world,
+        ids.pending = all_to_all(
+            torch.cat(ids.messages),
+            sent=[message.numel() for message in ids.messages],
+            received=[size * fixed + values for size, values in zip(ids.sizes, ids.num_values, strict=True)],
+            group=self._topology.world,
             traffic=self._traffic,
             purpose="ids",
         )
-        return PendingIds(sizes, num_values, pending)
+        ids.messages = []
+
+    def drop(self, ids: PendingIds) -> None:
+        """Receive what is under way, and forget it; collective."""
+        (ids.pending or ids.told).wait()
 
     def finish(self, ids: PendingIds) -> LocalIds:
-        """Wait, and arrange the ids in peer order for the lookup."""
+        """Wait, and arrange the ids in peer order for the lookup; collective if they are not sent yet."""
+        self.send(ids)
+        assert ids.pending is not None
         num_single, num_lists = len(self._mine.single), len(self._mine.lists)
         lengths = [
             size * (num_single + num_lists) + values for size, values in zip(ids.sizes, ids.num_values, strict=True)

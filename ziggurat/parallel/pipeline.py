@@ -101,16 +101,15 @@ class Pipeline:
             This rank's share of the loss, without a graph.
         """
         parts = self._take(batch)
+        self._announce(upcoming)
         if self.num_parts == 1:
             loss = loss_of(self._model(parts[0]), parts[0])
-            self._send_ahead(upcoming)
+            self._embeddings.send_ids()
             loss.backward()
             return loss.detach()
         started = [self._below(part) for part in parts]
-        self._send_ahead(upcoming)
-        losses = [
-            self._above(part, loss_of, is_last=index == len(started) - 1) for index, part in enumerate(started)
-        ]
+        self._embeddings.send_ids()
+        losses = [self._above(part, loss_of, is_last=index == len(started) - 1) for index, part in enumerate(started)]
         for part in started:
             torch.autograd.backward(part.token, part.token.new_empty(0))
         self._reduce_towers()
@@ -164,10 +163,11 @@ class Pipeline:
         self._embeddings.prefetch(*parts)
         return parts
 
-    def _send_ahead(self, batch: Batch | None) -> None:
+    def _announce(self, batch: Batch | None) -> None:
+        """Send the sizes of the next batch's ids; the ids follow when everybody has had time to do the same."""
         if batch is not None:
             self._ahead = (batch, cut_batch(batch, self.num_parts))
-            self._embeddings.prefetch(*self._ahead[1])
+            self._embeddings.announce(*self._ahead[1])
 
 
 def cut_batch(batch: Batch, num_parts: int) -> list[Batch]:
