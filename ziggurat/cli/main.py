@@ -33,8 +33,11 @@ def build_parser() -> argparse.ArgumentParser:
     def verb(name: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=summary, description=summary, epilog=epilog, formatter_class=raw)
 
-    demo = verb("demo", "fetch MovieLens-1M, train DLRM and DCNv2, print the comparison, write reports with plots")
+    demo = verb(
+        "demo", "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots"
+    )
     demo.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
+    demo.add_argument("--no-ranks", action="store_true", help="leave out the towers on two emulated hosts")
 
     train = verb(
         "train",
@@ -163,7 +166,9 @@ def _towers_verb(parser: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status: 0 done, 1 checked and found wanting, 2 an error, 130 interrupted."""
     parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
+    known, settings = _split_settings(sys.argv[1:] if arguments is None else arguments)
+    options, rest = parser.parse_known_args(known)
+    rest += settings
     try:
         if rest and options.verb != "train":
             raise ConfigError(
@@ -179,6 +184,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; a run goes on from its last checkpoint with --resume\n")
         return 130
+
+
+def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Settings (`--group.name VALUE`, `--group.name=VALUE`) apart from the rest, which argparse reads.
+
+    Argparse knows no `--group.name`, and would take its value for the name of a recipe.
+    """
+    known: list[str] = []
+    settings: list[str] = []
+    tokens = iter(arguments)
+    for token in tokens:
+        name, equals, _ = token.partition("=")
+        if not (name.startswith("--") and "." in name):
+            known.append(token)
+            continue
+        settings.append(token)
+        if not equals and (value := next(tokens, None)) is not None:
+            settings.append(value)
+    return known, settings
 
 
 def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:

@@ -27,6 +27,7 @@ console = Console()
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
     from ziggurat.recipes.demo import run_demo
+    from ziggurat.recipes.demo_towers import NUM_HOSTS, RANKS_A_HOST, run_tower_demo
     from ziggurat.training.progress import show_progress
 
     result = run_demo(Path(options.out), progress=show_progress())
@@ -37,6 +38,17 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     console.print(table)
     for name, path in result.reports.items():
         console.print(f"{name} report: {path}", soft_wrap=True)
+    if options.no_ranks:
+        return 0
+    ranks = run_tower_demo(Path(options.out), probe=Path(options.out) / "movielens_dlrm", progress=show_progress())
+    table = Table("model", "test AUC", "KiB between hosts a step", "ms a step", box=box.SIMPLE)
+    for entry in ranks:
+        sent = f"{entry.cross_host_bytes / 1024:,.0f}"
+        table.add_row(entry.name, f"{entry.test_auc:.4f}", sent, f"{entry.step_ms:.1f}")
+    console.print(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_A_HOST} ranks (embeddings and their gradients)")
+    console.print(table)
+    for entry in ranks:
+        console.print(f"{entry.name} report: {entry.report}", soft_wrap=True)
     return 0
 
 
