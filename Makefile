@@ -1,6 +1,7 @@
 # Every target sets up what it needs: a fresh machine needs Python >= 3.11, make, and (for the C++ kernel) g++.
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
+#   make bench-towers  towers on an emulated data centre, about 15 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo test test-slow test-bridges lint bench chaos docs clean
+.PHONY: setup demo test test-slow test-bridges lint bench bench-towers chaos docs clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -57,6 +58,10 @@ lint: setup
 bench: setup
 	bash benchmarks/setup.sh
 	$(BIN)/ziggurat bench all
+
+bench-towers: setup
+	bash benchmarks/setup.sh
+	$(BIN)/ziggurat bench towers
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py

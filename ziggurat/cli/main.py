@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(known)
     rest += settings
     try:
-        if rest and options.verb != "train":
+        if rest and options.verb not in ("train", "bench"):
             raise ConfigError(
                 expected=f"arguments of `ziggurat {options.verb}`",
                 found=" ".join(rest),

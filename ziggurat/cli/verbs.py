@@ -233,6 +233,7 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
             ways_out="clone the repository and run `make bench` there",
         )
     arguments = [options.name, *(["--json", options.json] if options.json else []), *(["--quick"] * options.quick)]
+    arguments += rest  # options of one benchmark alone: it knows them, and refuses others
     sys.path.insert(0, str(folder.parent))
     sys.argv = [str(script), *arguments]
     runpy.run_path(str(script), run_name="__main__")
