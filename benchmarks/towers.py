@@ -86,8 +86,13 @@ def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
     options = options or parse_options([])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the context managers
     bench = TowersBenchmark(options, quick=quick)
-    bench.measure()
-    return bench.report
+    try:
+        bench.measure()
+    except KeyboardInterrupt:
+        if not bench.cases:
+            raise
+        bench.report.skipped.append("interrupted: what was measured until then")
+    return bench.finished()
 
 
 class TowersBenchmark:
@@ -153,12 +158,12 @@ class TowersBenchmark:
         variants = variants_for(config, computes_bf16=self.computes_bf16)
         with open_network(config, emulate=not self.options.plain) as network:
             checked = self._self_check(network)
-            results = measure_side_by_side(network, workload, variants=variants, rates_mbit=rates, config=self.rounds)
-            for rate, timed in results.items():
-                tag = suffix if rate == config.rate_mbit else f"{suffix}_{rate:g}mbit"
-                goals = not tag and (config.hosts, config.ranks_a_host, config.racks) == (2, 2, 1)
-                self._add(replace(config, rate_mbit=rate), workload, timed, network, tag=tag, goals=goals)
-                self.runs[-1]["links"] = checked
+            timed = measure_side_by_side(
+                network, workload, variants=variants, rates_mbit=[config.rate_mbit], config=self.rounds
+            )[config.rate_mbit]
+            goals = not suffix and (config.hosts, config.ranks_a_host, config.racks) == (2, 2, 1)
+            self._add(config, workload, timed, network, tag=suffix, goals=goals)
+            self.runs[-1]["links"] = checked
 
     def _self_check(self, network: Network | PlainNetwork) -> dict[str, Any]:
         """Measure what links carry, before anything is timed on them."""
