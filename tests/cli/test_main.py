@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from ziggurat.cli.main import build_parser, main
+from ziggurat.config import to_json
+from ziggurat.recipes.catalogue import recipe_named
 
 FROZEN = {
-    "demo": {"--out"},
+    "demo": {"--out", "--no-ranks"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--plan", "--tower-size", "--dense", "--wire"),
@@ -102,6 +105,13 @@ def test_settings_shows_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {line.split()[0]: line.split()[-1] for line in shown.splitlines() if line.strip().startswith("--")}
     assert rows["--model.embedding-dim"] == "32"
     assert rows["--training.epochs"] == "7"
+
+
+def test_the_value_of_a_setting_is_not_taken_for_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(to_json(recipe_named("movielens_dlrm"))))
+    assert main(["train", "--config", str(config), "--training.epochs", "7", "--settings"]) == 0
+    assert any(line.split()[::2] == ["--training.epochs", "7"] for line in capsys.readouterr().out.splitlines())
 
 
 def test_recipes_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
