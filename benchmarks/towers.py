@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import signal
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -84,7 +83,8 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
     """Measure and report."""
     options = options or parse_options([])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the context managers
+    for number in (signal.SIGTERM, signal.SIGINT):  # leave through the context managers, in the background too
+        signal.signal(number, signal.default_int_handler)
     bench = TowersBenchmark(options, quick=quick)
     try:
         bench.measure()
