@@ -49,7 +49,7 @@ def command(rank: int, folder: str, cache: str, arguments: list[str]) -> int:
 
 
 def run(world_size: int, place: Path, *arguments: str) -> list[int]:
-    return run_ranks(command, world_size, str(place), os.environ["ZIGGURAT_CACHE"], list(arguments))
+    return run_ranks(command, world_size, str(place), os.environ["ZIGGURAT_CACHE"], list(arguments), timeout_s=240.0)
 
 
 def test_the_whole_story(place: Path) -> None:
@@ -62,8 +62,38 @@ def test_the_whole_story(place: Path) -> None:
     startup = json.loads((folder / "startup.json").read_text())
     assert startup["Ranks"]["ranks"] == "2 ranks on 1 hosts of 2; 2 tower groups of 1"
     traffic = json.loads((folder / "traffic.json").read_text())
+    assert "Counted on 2 ranks" in (folder / "report.html").read_text()
     assert {"ids", "peer hop forward", "peer hop backward"} <= {row["purpose"] for row in traffic["rows"]}
     assert main(["verify", "runs/two"]) == 0
     assert main(["predict", "runs/two", "events.parquet", "--out", "scores.parquet"]) == 0
     assert len(pl.read_parquet("scores.parquet")) == 3000
     assert load_run("runs/two").config.parallel.tower_size == 1
+
+    assert run(2, place, "train", "runs/two", "--resume", "--training.epochs", "3", "--wire", "bf16") == [0, 0]
+    assert main(["verify", "runs/two"]) == 0
+    assert load_run("runs/two").config.training.epochs == 3
+    assert main(["train", "runs/two", "--resume", "--training.epochs", "4"]) == 0  # on one device
+    assert main(["verify", "runs/two"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--data.train", "nowhere.parquet"],
+        ["--plan", "plan.json"],
+        ["--model.embedding.optimizer", "adam_dense"],
+        ["--towers", "towers.json", "--tower-size", "3"],
+    ],
+)
+def test_what_rank_0_finds_wrong_ends_all_ranks(place: Path, arguments: list[str]) -> None:
+    (place / "plan.json").write_text(
+        '{"world_size": 2, "tables": [{"table": "item", "placement": "table_wise", "ranks": [0]}]}'
+    )
+    assert run(2, place, "train", "table_dlrm", *DATA, *FAST, *arguments, "--out", "runs/a") == [2, 2]
+    assert not (place / "runs/a/metrics.jsonl").exists()
+
+
+def test_a_plan_needs_ranks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ziggurat.Plan(world_size=2, tables=()).save("plan.json")
+    assert main(["train", "table_dlrm", *DATA, "--plan", "plan.json", "--out", "runs/a"]) == 2
+    assert "torchrun" in capsys.readouterr().err
