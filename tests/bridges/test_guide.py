@@ -13,7 +13,7 @@ pytest.importorskip("torchrec", reason="TorchRec is not installed here: `make te
 
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from ziggurat.testing.ranks import run_ranks
+from tests.bridges.torchrec_models import on_ranks
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "torchrec.md"
 FEATURES = ["user", "age", "item", "genres"]
@@ -44,4 +44,4 @@ def _follow(rank: int) -> list[tuple[int, ...]]:
 
 
 def test_the_guide_runs() -> None:
-    assert run_ranks(_follow, 4) == [[(16, 16)]] * 4
+    assert on_ranks(_follow, 4) == [[(16, 16)]] * 4

@@ -29,6 +29,7 @@ from tests.bridges.torchrec_models import (
     SmallModel,
     assert_close,
     even_cuts,
+    on_ranks,
     part_of,
     parts_of,
     random_batch,
@@ -40,7 +41,6 @@ from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan, TablePlacement
-from ziggurat.testing.ranks import run_ranks
 
 CONFIGS = {"identity": IDENTITY, "linear": LINEAR, "cross": CROSS}
 
@@ -70,18 +70,18 @@ def _same_as_one_device(rank: int, tower_size: int, names: list[str], cuts: list
 
 @pytest.mark.parametrize("tower_size", [1, 2, 4])
 def test_training_is_that_of_one_device(tower_size: int) -> None:
-    run_ranks(_same_as_one_device, 4, tower_size, list(CONFIGS), even_cuts(NUM_ROWS, 4))
+    on_ranks(_same_as_one_device, 4, tower_size, list(CONFIGS), even_cuts(NUM_ROWS, 4))
 
 
 def test_one_and_two_ranks() -> None:
-    run_ranks(_same_as_one_device, 1, 1, ["identity", "linear"], [])
-    run_ranks(_same_as_one_device, 2, 1, ["identity", "linear"], even_cuts(NUM_ROWS, 2))
+    on_ranks(_same_as_one_device, 1, 1, ["identity", "linear"], [])
+    on_ranks(_same_as_one_device, 2, 1, ["identity", "linear"], even_cuts(NUM_ROWS, 2))
 
 
 @pytest.mark.parametrize("tower_size", [1, 2, 4])
 def test_batches_of_different_sizes(tower_size: int) -> None:
-    run_ranks(_same_as_one_device, 4, tower_size, ["identity", "linear"], [3, 4, 11])
-    run_ranks(_same_as_one_device, 4, tower_size, ["linear"], [3, 3, 16])
+    on_ranks(_same_as_one_device, 4, tower_size, ["identity", "linear"], [3, 4, 11])
+    on_ranks(_same_as_one_device, 4, tower_size, ["linear"], [3, 3, 16])
 
 
 def _cut_tables(rank: int, tower_size: int) -> None:
@@ -102,16 +102,14 @@ def _cut_tables(rank: int, tower_size: int) -> None:
 
 @pytest.mark.parametrize("tower_size", [1, 2, 4])
 def test_tables_cut_by_rows_and_columns_inside_a_tower(tower_size: int) -> None:
-    run_ranks(_cut_tables, 4, tower_size)
+    on_ranks(_cut_tables, 4, tower_size)
 
 
-def _placed_elsewhere(rank: int) -> None:
+def _placed_elsewhere(rank: int, ranks: dict[str, int]) -> None:
     model = SmallModel(LINEAR)
     topology = Topology.create(tower_size=2)
     sharder = TowerEmbeddingSharder(topology)
     weights = sharder.shardable_parameters(model.embeddings)
-    # towers 0, 1, 2, 3 in groups 1, 0, 1, 1; rank 1 without a table
-    ranks = {"t3": 2, "t0": 3, "t1": 0, "t2": 2, "t5": 2, "t4": 3}
     plan = EmbeddingModuleShardingPlan()
     for name, weight in weights.items():
         plan[name] = table_wise(rank=ranks[name], compute_kernel="fused")(weight, 2, 4, "cpu", sharder)
@@ -127,7 +125,8 @@ def _placed_elsewhere(rank: int) -> None:
 
 
 def test_the_order_of_towers_is_that_of_the_model_wherever_they_are() -> None:
-    run_ranks(_placed_elsewhere, 4)
+    # towers 0, 1, 2, 3 in groups 1, 0, 1, 1; rank 1 without a table
+    on_ranks(_placed_elsewhere, 4, {"t3": 2, "t0": 3, "t1": 0, "t2": 2, "t5": 2, "t4": 3})
 
 
 def _pipelined(rank: int, tower_size: int) -> None:
@@ -151,7 +150,7 @@ def _pipelined(rank: int, tower_size: int) -> None:
 
 @pytest.mark.parametrize("tower_size", [2])
 def test_pipelines_of_torchrec(tower_size: int) -> None:
-    run_ranks(_pipelined, 4, tower_size)
+    on_ranks(_pipelined, 4, tower_size)
 
 
 def _load(rank: int, tower_size: int) -> None:
@@ -177,7 +176,7 @@ def _load(rank: int, tower_size: int) -> None:
 
 @pytest.mark.parametrize("tower_size", [1, 2])
 def test_state_dicts_load(tower_size: int) -> None:
-    run_ranks(_load, 4, tower_size)
+    on_ranks(_load, 4, tower_size)
 
 
 def _state(many: ManyRanks) -> dict[str, object]:
@@ -215,10 +214,10 @@ def _resume_checkpoint(rank: int, folder: str, tower_size: int) -> None:
 
 
 def test_checkpoints_of_other_worlds_and_towers(tmp_path: Path) -> None:
-    run_ranks(_save_checkpoint, 4, str(tmp_path))
-    run_ranks(_resume_checkpoint, 2, str(tmp_path), 1)
-    run_ranks(_resume_checkpoint, 4, str(tmp_path), 4)
-    run_ranks(_resume_checkpoint, 1, str(tmp_path), 1)
+    on_ranks(_save_checkpoint, 4, str(tmp_path))
+    on_ranks(_resume_checkpoint, 2, str(tmp_path), 1)
+    on_ranks(_resume_checkpoint, 4, str(tmp_path), 4)
+    on_ranks(_resume_checkpoint, 1, str(tmp_path), 1)
 
 
 def _from_meta(rank: int) -> None:
@@ -233,7 +232,7 @@ def _from_meta(rank: int) -> None:
 
 
 def test_tables_on_the_meta_device() -> None:
-    run_ranks(_from_meta, 4)
+    on_ranks(_from_meta, 4)
 
 
 def _counts(rank: int) -> dict[str, int]:
@@ -249,7 +248,7 @@ def _counts(rank: int) -> dict[str, int]:
 
 
 def test_bytes_of_both_hops_are_counted() -> None:
-    for rank, found in enumerate(run_ranks(_counts, 4)):
+    for rank, found in enumerate(on_ranks(_counts, 4)):
         # Outputs of N / 2 = 8 numbers, one a feature and one a tower: 3 + 3 | 3 + 2 fields; 4 samples a rank, BF16.
         mine, other = [(48, 40), (40, 48)][rank // 2]
         assert found["peer hop forward"] == 4 * mine * 2
@@ -290,7 +289,7 @@ def _refused(rank: int) -> None:
 
 
 def test_what_cannot_work_is_refused_before_the_first_step() -> None:
-    run_ranks(_refused, 2)
+    on_ranks(_refused, 2)
 
 
 def test_one_device_is_refused_what_does_not_fit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Plan, Towers
+from ziggurat.testing.ranks import run_ranks
 
 NUM_ROWS = 16
 DIM = 16
@@ -130,6 +131,11 @@ def parts_of(batch: SmallBatch, cuts: Sequence[int]) -> list[SmallBatch]:
 
 def even_cuts(num_rows: int, world_size: int) -> list[int]:
     return [num_rows * rank // world_size for rank in range(1, world_size)]
+
+
+def on_ranks(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    """`run_ranks` with patience: TorchRec's first step in a process takes seconds, on a busy machine a minute."""
+    return run_ranks(function, world_size, *arguments, timeout_s=300.0)
 
 
 class OneDevice:
