@@ -137,24 +137,26 @@ class TowersBenchmark:
             for dim in options.dims.split(",")
         ]
         for workload in workloads[:1] if self.quick else workloads:
-            is_first = workload is workloads[0]
-            rates = [options.rate, 200.0] if is_first and not options.no_extras else [options.rate]
-            self._compare(main, workload, rates=rates)
+            self._compare(main, workload)
         if not options.no_extras:
-            self._extras(workloads[0])
+            self._extras(main, workloads[0])
+
+    def finished(self) -> Report:
+        """The report, with tables and plot of what was measured."""
         self.report.tables += [cases_table(self.cases), profile_table(self.runs)]
         self.report.plots.append(("towers.png", lambda path: plot_steps(self.cases, path)))
+        return self.report
 
-    def _extras(self, workload: Workload) -> None:
+    def _extras(self, main: NetworkConfig, workload: Workload) -> None:
         self._small_batches(workload)
         if self.quick:
             return
+        self._compare(replace(main, rate_mbit=200.0), workload, suffix="_200mbit")
         four = NetworkConfig(hosts=4, ranks_a_host=1, rate_mbit=self.options.rate)
-        self._compare(four, workload, rates=[self.options.rate], suffix="_4_hosts")
-        racks = replace(four, racks=2, rack_rate_mbit=self.options.rate)
-        self._compare(racks, workload, rates=[self.options.rate], suffix="_2_racks")
+        self._compare(four, workload, suffix="_4_hosts")
+        self._compare(replace(four, racks=2, rack_rate_mbit=self.options.rate), workload, suffix="_2_racks")
 
-    def _compare(self, config: NetworkConfig, workload: Workload, *, rates: Sequence[float], suffix: str = "") -> None:
+    def _compare(self, config: NetworkConfig, workload: Workload, *, suffix: str = "") -> None:
         variants = variants_for(config, computes_bf16=self.computes_bf16)
         with open_network(config, emulate=not self.options.plain) as network:
             checked = self._self_check(network)

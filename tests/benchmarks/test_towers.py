@@ -1,11 +1,13 @@
 """The towers benchmark: its options, its arithmetic, and tiny models on plain local ranks. Nothing is timed."""
 
+import signal
 import sys
 
 import pytest
 
 from benchmarks import main, towers
 from benchmarks.datacentre.network import NetworkConfig, PlainNetwork
+from benchmarks.limits import Bf16Probe
 from benchmarks.our_ranks import split_features
 from benchmarks.rank_batches import rank_batches
 from benchmarks.towers_plot import cases_table, profile_table
@@ -136,3 +138,20 @@ def test_the_command_on_plain_ranks(tmp_path, capsys):
     assert main.main([*words, "--no-extras", "--json", str(tmp_path / "out.json")]) == 0
     assert "predicted" in capsys.readouterr().out
     assert '"dlrm_d16_torchrec_compression4_fp32"' in (tmp_path / "out.json").read_text()
+
+
+def test_an_interrupted_run_reports_what_it_has(monkeypatch):
+    def interrupted(self: towers.TowersBenchmark) -> None:
+        self.cases += towers.cases_of(TWO, tiny(dim=64), all_timed(), tag="", goals=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(towers.TowersBenchmark, "measure", interrupted)
+    monkeypatch.setattr(towers, "probe_bf16", lambda: Bf16Probe(fp32_gflop_per_s=2.0, bf16_gflop_per_s=1.0))
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        report = towers.run(quick=True)
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
+            signal.signal(number, handler)
+    assert report.skipped == ["interrupted: what was measured until then"]
+    assert "dlrm_d64_torchrec_compression4_bf16" in report.tables[0]
