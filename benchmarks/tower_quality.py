@@ -40,11 +40,13 @@ from benchmarks.tower_quality_table import (
 )
 from ziggurat.config import to_json
 from ziggurat.data.synthetic import SyntheticTeacher
+from ziggurat.ops.lookup import KernelChoice
 from ziggurat.plan import Towers
 from ziggurat.planning.towers import TowerPartitionConfig, TowerStrategy
-from ziggurat.recipes.execute import train_run
+from ziggurat.recipes.execute import load_config, train_run
 from ziggurat.recipes.partition import partition_run
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RanksConfig, RunConfig
+from ziggurat.training.config import Precision
 from ziggurat.training.progress import Progress, show_progress
 from ziggurat.training.run_folder import RunFolder, read_json
 
@@ -67,6 +69,11 @@ class Job:
     strategy: str
     compression: int
     seed: int
+
+    @property
+    def stem(self) -> str:
+        """What the names of its folders begin with."""
+        return f"{self.strategy}_c{self.compression}_seed{self.seed}"
 
     @property
     def name(self) -> str:
@@ -99,13 +106,13 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def work(subjects: Sequence[Subject], *, seeds: int) -> Iterator[Job]:
-    """All trainings, those that the targets need most first: round by round over subjects."""
-    rounds = max(len(subject.cells) for subject in subjects)
-    for number in range(rounds):
+    """All trainings, round by round; inside a round all cells of a seed, so that what is finished can be compared."""
+    for number in range(max(len(subject.rounds) for subject in subjects)):
         for subject in subjects:
-            for strategy, compression in subject.cells[number : number + 1]:
-                for seed in range(seeds):
-                    yield Job(subject=subject.key, strategy=strategy, compression=compression, seed=seed)
+            for seed in range(seeds):
+                for cells_of_round in subject.rounds[number : number + 1]:
+                    for strategy, compression in cells_of_round:
+                        yield Job(subject=subject.key, strategy=strategy, compression=compression, seed=seed)
 
 
 def config_of(subject: Subject, job: Job, *, towers: Towers | None) -> RunConfig:
@@ -123,9 +130,33 @@ def frappe_files() -> Path:
 
 
 def folder_of(job: Job, config: RunConfig, *, out: Path) -> Path:
-    """A folder that changes with anything that is set, so that old runs never stand for new ones."""
-    digest = hashlib.sha256(json.dumps(to_json(config), sort_keys=True).encode()).hexdigest()[:10]
-    return out / job.subject / f"{job.strategy}_c{job.compression}_seed{job.seed}_{digest}"
+    """Where the run of `config` is, or will be: a folder that another configuration never has.
+
+    A configuration that was written before a setting existed counts as having its default.
+    """
+    wanted = comparable(config)
+    for path in folders_of(job, out=out):
+        if comparable(load_config(path)) == wanted:
+            return path
+    digest = hashlib.sha256(json.dumps(to_json(wanted), sort_keys=True).encode()).hexdigest()[:10]
+    return out / job.subject / f"{job.stem}_{digest}"
+
+
+def folders_of(job: Job, *, out: Path) -> list[Path]:
+    """Runs of the job that have begun, with these settings or others."""
+    return [path.parent for path in sorted((out / job.subject).glob(f"{job.stem}_*/config.json"))]
+
+
+def comparable(config: RunConfig) -> RunConfig:
+    """Without what a run chooses when it starts (kernel, precision) and without what only many ranks use."""
+    embedding = replace(config.model.embedding, kernel=KernelChoice.AUTO)
+    return replace(
+        config,
+        model=replace(config.model, embedding=embedding),
+        training=replace(config.training, precision=Precision.AUTO),
+        parallel=RanksConfig(),
+        data=replace(config.data, train=(), valid=(), test=()),
+    )
 
 
 def measure(job: Job, config: RunConfig, *, out: Path, progress: Progress) -> tuple[dict[str, float], float]:
@@ -157,9 +188,8 @@ def train_all(subjects: Sequence[Subject], *, seeds: int, out: Path, minutes: fl
     end = time.monotonic() + 60 * minutes if minutes else float("inf")
     for job in work(subjects, seeds=seeds):
         subject, towers = by_key[job.subject], None
-        flat_is_there = (subject.key, FLAT) in {(done.subject, done.strategy) for done in results.metrics}
         is_late = time.monotonic() > end
-        if is_late and job.strategy != FLAT and not flat_is_there:
+        if is_late and not any(RunFolder(path).evaluation("test").exists() for path in folders_of(job, out=out)):
             results.left.append(job)
             continue
         if job.strategy != FLAT:
@@ -217,11 +247,11 @@ def best_auc(subjects: Sequence[Subject]) -> dict[str, float]:
 
 
 def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Report:
-    """Everything (one seed, the first cells if quick)."""
+    """Everything (one seed, the first round if quick)."""
     options = options or parse_options([])
     subjects = [each for each in SUBJECTS if each.config.dataset.name != "frappe" or frappe_files().is_dir()]
     if quick:
-        subjects = [replace(subject, cells=subject.cells[:3]) for subject in subjects]
+        subjects = [replace(subject, rounds=subject.rounds[:1]) for subject in subjects]
     report = Report(
         benchmark="tower_quality",
         claim="Test AUC of tower models against the flat model, mean ± standard deviation over seeds on fixed splits.",

@@ -1,5 +1,7 @@
 """Statistics, targets and the order of work of the tower quality benchmark, on made-up figures; nothing is trained."""
 
+import itertools
+import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -22,6 +24,7 @@ from benchmarks.tower_quality_table import (
     targets,
     targets_table,
 )
+from ziggurat.config import to_json
 from ziggurat.models.build import check_towers
 from ziggurat.plan import Towers
 
@@ -103,11 +106,16 @@ def test_plots_are_drawn(tmp_path: Path):
     assert all((tmp_path / name).stat().st_size > 5000 for name in ("auc.png", "differences.png", "none.png"))
 
 
-def test_work_takes_flat_models_first_and_nothing_twice():
+def test_work_takes_the_flat_model_of_a_subject_first_and_nothing_twice():
     jobs = list(work(SUBJECTS, seeds=5))
     assert max(Counter(jobs).values()) == 1
-    assert len(jobs) == 5 * sum(len(subject.cells) for subject in SUBJECTS)
-    assert {job.strategy for job in jobs[: 5 * len(SUBJECTS)]} == {"flat"}
+    assert len(jobs) == 5 * sum(len(cells) for subject in SUBJECTS for cells in subject.rounds)
+    first = {job.subject: job for job in reversed(jobs)}
+    assert {(job.strategy, job.seed) for job in first.values()} == {("flat", 0)}
+    length = sum(len(subject.rounds[0]) for subject in SUBJECTS)
+    assert {(job.subject, job.strategy, job.compression) for job in jobs[: 5 * length]} == {
+        (subject.key, *cell) for subject in SUBJECTS for cell in subject.rounds[0]
+    }
 
 
 def test_finished_jobs_become_cells_in_reading_order():
@@ -129,18 +137,31 @@ def test_runs_are_told_apart_by_all_their_settings(tmp_path: Path):
     names = tuple(feature.name for feature in subject.config.table_schema.features if feature.name.startswith("C"))
     one = config_of(subject, job, towers=Towers(towers=(names[:8], names[8:])))
     other = config_of(subject, job, towers=Towers(towers=(names[:7], names[7:])))
-    deeper = replace(one, training=replace(one.training, learning_rate=2e-3))
-    folders = {folder_of(job, config, out=tmp_path) for config in (one, other, deeper)}
-    assert len(folders) == 3
-    assert folder_of(job, one, out=tmp_path) in folders
+    faster = replace(one, training=replace(one.training, learning_rate=0.1))
+    assert len({folder_of(job, config, out=tmp_path) for config in (one, other, faster)}) == 3
     assert one.training.threads == 1
     assert one.training.seed == 0
 
 
+def test_a_run_is_found_again_when_settings_have_been_added_and_choices_resolved(tmp_path: Path):
+    subject = SUBJECTS[0]
+    job = Job(subject=subject.key, strategy="flat", compression=1, seed=0)
+    config = config_of(subject, job, towers=None)
+    written = to_json(config)
+    written["training"]["precision"] = "fp32"
+    written["model"]["embedding"]["kernel"] = "torch"
+    del written["parallel"], written["training"]["log_every"]
+    folder = tmp_path / subject.key / "flat_c1_seed0_written_earlier"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(written))
+    assert folder_of(job, config, out=tmp_path) == folder
+    changed = replace(config, training=replace(config.training, log_every=51))
+    assert folder_of(job, changed, out=tmp_path) != folder
+
+
 def test_every_cell_of_every_subject_can_be_built():
     for subject in SUBJECTS:
-        assert subject.cells[0] == ("flat", 1)
-        for strategy, compression in subject.cells:
+        for strategy, compression in itertools.chain(*subject.rounds):
             if strategy != "flat":
                 module = replace(subject.module, compression=compression)
                 assert module.output_dim(subject.config.model.embedding_dim) >= 1
