@@ -237,6 +237,14 @@ def planted_notes(results: Results, subjects: Sequence[Subject]) -> list[str]:
     return notes
 
 
+def left_over(jobs: Sequence[Job]) -> list[str]:
+    """What was not trained, a line a cell."""
+    seeds: dict[str, list[str]] = {}
+    for job in jobs:
+        seeds.setdefault(f"{job.subject}, {job.strategy}, compression {job.compression}", []).append(str(job.seed))
+    return [f"{cell}: no time for seeds {', '.join(numbers)}" for cell, numbers in seeds.items()]
+
+
 def best_auc(subjects: Sequence[Subject]) -> dict[str, float]:
     """The best reachable AUC of synthetic subjects."""
     return {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tower_quality import Job, Results, cells, config_of, folder_of, parse_options, work
+from benchmarks.tower_quality import Job, Results, cells, config_of, folder_of, left_over, parse_options, work
 from benchmarks.tower_quality_subjects import SUBJECTS
 from benchmarks.tower_quality_table import (
     Cell,
@@ -166,6 +166,14 @@ def test_every_cell_of_every_subject_can_be_built():
                 module = replace(subject.module, compression=compression)
                 assert module.output_dim(subject.config.model.embedding_dim) >= 1
                 check_towers(replace(subject.config.model, tower_module=module), Towers(towers=(("a",),)))
+
+
+def test_what_is_left_takes_a_line_a_cell():
+    jobs = [Job(subject="s", strategy=name, compression=2, seed=seed) for seed in (1, 2) for name in ("flat", "naive")]
+    assert left_over(jobs) == [
+        "s, flat, compression 2: no time for seeds 1, 2",
+        "s, naive, compression 2: no time for seeds 1, 2",
+    ]
 
 
 def test_minutes_are_read():
