@@ -278,10 +278,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     report.notes += [f"{subject.name}: {subject.note}" for subject in subjects]
     report.notes += [f"{name}: best reachable AUC {value:.5f}" for name, value in best.items()]
     report.notes += planted_notes(results, subjects)
-    report.skipped += [
-        f"{job.subject}, {job.strategy}, compression {job.compression}, seed {job.seed}: no time"
-        for job in results.left
-    ]
+    report.skipped += left_over(results.left)
     report.extra = {
         "targets": [asdict(target) for target in found],
         "runs": [asdict(job) | {"valid_auc": results.valid_auc[job], "test": m} for job, m in results.metrics.items()],

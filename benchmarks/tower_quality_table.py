@@ -82,7 +82,7 @@ class Difference:
 
     def text(self) -> str:
         """`+0.00012 ± 0.00034`."""
-        return f"{self.mean:+.5f} ± {self.sd:.5f}" if self.values else ""
+        return f"{self.mean:+.5f}{plus_minus(self.sd)}" if self.values else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +103,11 @@ class Target:
 def deviation(values: Sequence[float]) -> float:
     """Sample standard deviation; NaN with fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else math.nan
+
+
+def plus_minus(sd: float) -> str:
+    """` ± 0.00034`, or nothing where one seed has no deviation."""
+    return "" if math.isnan(sd) else f" ± {sd:.5f}"
 
 
 def cell_of(cells: Sequence[Cell], subject: str, strategy: str, compression: int) -> Cell:
@@ -188,9 +193,9 @@ def cells_table(cells: Sequence[Cell]) -> str:
         if cell.strategy not in (FLAT, NAIVE):
             naive = Difference.of(cell, cell_of(cells, cell.subject, NAIVE, cell.compression)).text()
         compression = "" if cell.strategy == FLAT else f"{cell.compression}"
+        auc = f"{cell.mean:.5f}{plus_minus(cell.sd)}"
         lines.append(
-            f"| {cell.subject} | {cell.strategy} | {compression} | {len(cell.auc)} | {cell.mean:.5f} ± {cell.sd:.5f} "
-            f"| {flat} | {naive} |"
+            f"| {cell.subject} | {cell.strategy} | {compression} | {len(cell.auc)} | {auc} | {flat} | {naive} |"
         )
     return "\n".join(lines)
 
