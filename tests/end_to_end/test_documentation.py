@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -77,6 +78,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
+    from benchmarks.main import NAMES, WITH_OPTIONS
     from ziggurat.cli.verbs import _overrides
     from ziggurat.config import override
     from ziggurat.recipes.catalogue import RECIPES, movielens_dlrm, recipe_named
@@ -89,6 +91,12 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
             if stopped.code:
                 pytest.fail(f"ziggurat {shlex.join(arguments)} does not parse")
             continue
+        if options.verb == "bench":
+            name = options.name.replace("-", "_")
+            assert name in {*NAMES, "all", "list"}, arguments
+            if name in WITH_OPTIONS:  # it knows its own options, and refuses others
+                importlib.import_module(f"benchmarks.{name}").parse_options(rest)
+                continue
         if options.verb != "train":
             assert not rest, arguments
             continue
