@@ -169,7 +169,7 @@ def replicate(
     process_group = group.process_group
     # Buffers are constants (`check_dense`): sending them before every forward pass would only make ranks wait.
     replicated = DistributedDataParallel(
-        module, process_group=process_group, gradient_as_bucket_view=True, broadcast_buffers=False
+        module, process_group=process_group, gradient_as_bucket_view=True, forward_sync_buffers=False
     )
 
     def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations, and ours are text

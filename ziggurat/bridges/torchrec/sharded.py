@@ -253,7 +253,7 @@ def _replicated(own: OwnTowers, topology: Topology) -> nn.Module:
     if topology.tower.process_group is None or not has_weights:
         return own
     return DistributedDataParallel(
-        own, process_group=topology.tower.process_group, gradient_as_bucket_view=True, broadcast_buffers=False
+        own, process_group=topology.tower.process_group, gradient_as_bucket_view=True, forward_sync_buffers=False
     )
 
 
