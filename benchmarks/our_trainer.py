@@ -37,8 +37,8 @@ class OurTrainer:
         """Train until the harness has seen enough."""
         batches = self.trainer.loader.batches
 
-        def held(*, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-            for batch in batches(epoch=epoch, start_step=start_step):
+        def held(*, epoch: int, start_row: int = 0) -> Iterator[Batch]:
+            for batch in batches(epoch=epoch, start_row=start_row):
                 turns.next_step(float(self.trainer.position.step))
                 yield batch
 
