@@ -32,12 +32,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(not keep_freed_memory().startswith("glibc"), reason=keep_freed_memory())
 def test_a_repeated_step_takes_few_page_faults() -> None:
-    faults = {
-        what: int(subprocess.run([sys.executable, "-c", _FAULTS, what], capture_output=True, text=True).stdout)
-        for what in ("keep", "default")
-    }
-    assert faults["default"] > 2_000  # the trap is real
-    assert faults["keep"] < faults["default"] / 4  # one block of 2,048 pages may be placed anew; else all 8, each step
+    def faults(what: str) -> list[int]:  # where blocks land differs from process to process
+        command = [sys.executable, "-c", _FAULTS, what]
+        return [int(subprocess.run(command, capture_output=True, text=True).stdout) for _ in range(3)]
+
+    assert max(faults("default")) > 2_000  # the trap is real
+    assert min(faults("keep")) < 200
 
 
 def test_says_what_it_did_and_can_be_called_again() -> None:
