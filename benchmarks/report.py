@@ -129,7 +129,7 @@ def write_report(report: Report, *, json_path: str = "", quick: bool = False) ->
     parent = ROOT / "build" / "benchmarks" / "reports" if quick else REPORTS
     folder = parent / f"{machine_slug(data['machine'])}-{data['date']}"  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=1)
+    text = json.dumps(data, indent=1).replace(f"{ROOT}/", "")  # settings name files of the checkout, wherever it is
     for path in (folder / f"{report.benchmark}.json", *([Path(json_path)] if json_path else [])):
         path.write_text(text + "\n")
     if report.contestants:

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist  # noqa: TID251
 from torch import nn
 
+from benchmarks.peers.torchrec_network import torchrec_network
 from benchmarks.worker import serve
-from benchmarks.workload import ModelKind, Workload, make_batches
+from benchmarks.workload import Workload, make_batches
 
 
 class TorchRecContestant:
@@ -94,38 +95,14 @@ def _sharded_model(workload: Workload, *, compile_dense: bool) -> tuple[nn.Modul
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", RANK="0", WORLD_SIZE="1")
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
     from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-    from torchrec.models.dlrm import DLRM, DLRM_DCN
     from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.manual_seed(workload.seed)
-    device = torch.device("cpu")
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t{index}",
-            embedding_dim=workload.dim,
-            num_embeddings=workload.num_rows,
-            feature_names=[f"c{index}"],
-            pooling=PoolingType.SUM,
-        )
-        for index in range(len(workload.lengths))
-    ]
-    collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    shape = {
-        "dense_in_features": workload.num_dense,
-        "dense_arch_layer_sizes": list(workload.bottom_mlp),
-        "over_arch_layer_sizes": [*workload.top_mlp, 1],
-        "dense_device": device,
-    }
-    if workload.model is ModelKind.DLRM:
-        model = DLRM(collection, **shape)
-    else:
-        cross = {"dcn_num_layers": workload.cross_layers, "dcn_low_rank_dim": workload.cross_rank}
-        model = DLRM_DCN(collection, **shape, **cross)
+    model = torchrec_network(workload)
     apply_optimizer_in_backward(RowWiseAdagrad, model.sparse_arch.parameters(), {"lr": workload.table_learning_rate})
     sharders = get_default_sharders()
     planner = EmbeddingShardingPlanner(topology=Topology(world_size=1, local_world_size=1, compute_device="cpu"))
@@ -134,7 +111,7 @@ def _sharded_model(workload: Workload, *, compile_dense: bool) -> tuple[nn.Modul
         model.compile_dense_path(compile_mode="default")
     chosen = {(entry.sharding_type, entry.compute_kernel) for module in plan.plan.values() for entry in module.values()}
     words = ", ".join(f"{sharding}/{kernel}" for sharding, kernel in sorted(chosen))
-    return DistributedModelParallel(model, device=device, plan=plan, sharders=sharders), words
+    return DistributedModelParallel(model, device=torch.device("cpu"), plan=plan, sharders=sharders), words
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.datacentre.serve import serve_ranks
+from benchmarks.peers.torchrec_network import torchrec_network
 from benchmarks.rank_batches import rank_batches
-from benchmarks.workload import ModelKind, Workload
+from benchmarks.workload import Workload
 
 
 class TorchRecRanks:
@@ -96,12 +97,11 @@ def _batches(workload: Workload) -> list[Any]:
 def _sharded_model(workload: Workload, *, row_wise: bool) -> torch.nn.Module:
     """`DLRMTrain` around the workload's network, inside DistributedModelParallel."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
     from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_row_wise, table_wise
     from torchrec.distributed.types import ShardingPlan
-    from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRMTrain
+    from torchrec.models.dlrm import DLRMTrain
 
     class Sharder(EmbeddingBagCollectionSharder):
         """On CPU TorchRec offers table-wise alone by default; the others work."""
@@ -111,35 +111,14 @@ def _sharded_model(workload: Workload, *, row_wise: bool) -> torch.nn.Module:
 
     torch.manual_seed(workload.seed)
     world_size, per_host = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cpu")
-    tables = [
-        EmbeddingBagConfig(
-            name=f"t{index}",
-            embedding_dim=workload.dim,
-            num_embeddings=workload.num_rows,
-            feature_names=[f"c{index}"],
-            pooling=PoolingType.SUM,
-        )
-        for index in range(len(workload.lengths))
-    ]
-    collection = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    shape = {
-        "dense_in_features": workload.num_dense,
-        "dense_arch_layer_sizes": list(workload.bottom_mlp),
-        "over_arch_layer_sizes": [*workload.top_mlp, 1],
-        "dense_device": device,
-    }
-    if workload.model is ModelKind.DLRM:
-        network = DLRM(collection, **shape)
-    else:
-        cross = {"dcn_num_layers": workload.cross_layers, "dcn_low_rank_dim": workload.cross_rank}
-        network = DLRM_DCN(collection, **shape, **cross)
+    network = torchrec_network(workload)
+    collection = network.sparse_arch.embedding_bag_collection
     rule = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": workload.table_learning_rate}
     sharder = Sharder(fused_params=rule)
     num_hosts = world_size // per_host
     placed = {
         table.name: table_row_wise(host_index=index % num_hosts) if row_wise else table_wise(rank=index % world_size)
-        for index, table in enumerate(tables)
+        for index, table in enumerate(collection.embedding_bag_configs())
     }
     plan = construct_module_sharding_plan(
         collection, placed, sharder=sharder, local_size=per_host, world_size=world_size, device_type="cpu"
@@ -148,7 +127,9 @@ def _sharded_model(workload: Workload, *, row_wise: bool) -> torch.nn.Module:
         entry.compute_kernel = "fused"
     model = DLRMTrain(network)
     [path] = [key for key, module in model.named_modules() if module is collection]
-    return DistributedModelParallel(model, device=device, plan=ShardingPlan({path: plan}), sharders=[sharder])
+    return DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=ShardingPlan({path: plan}), sharders=[sharder]
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,17 +24,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.embeddings import BatchShape, EmbeddingConfig, EmbeddingTables
-from ziggurat.embeddings.storage import initialise
-from ziggurat.errors import PlanError
+from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
-from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import PADDING_ROW
-from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
+from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.ids import IdExchange, LocalIds, PendingIds
-from ziggurat.parallel.shards import RankShare, Shard, cut_tables, share_of
-from ziggurat.parallel.table_shard import TableShard, table_shard
+from ziggurat.parallel.shards import RankShare
+from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import Rounding, Wire, WireConfig, WireFormat
@@ -51,161 +46,6 @@ class Flow:
     """
 
     sizes: list[int] = field(default_factory=list)
-
-
-class ShardedTables(nn.Module):
-    """The part of a model's tables that one rank holds.
-
-    Args:
-        inputs: fields and tables of the whole model.
-        config: dims, rule, kernel, initial weights.
-        plan: placements.
-        topology: the ranks.
-        seed: of the initial weights, which are those that one device would draw; None leaves them open.
-
-    Attributes:
-        shares: what every rank looks up, by rank.
-        mine: what this rank looks up.
-        local: this rank's tables: those with all columns, and those with some.
-    """
-
-    def __init__(
-        self, inputs: InputSpec, config: EmbeddingConfig, *, plan: Plan, topology: Topology, seed: int | None
-    ) -> None:
-        super().__init__()
-        if config.optimizer is TableOptimizerKind.ADAM_DENSE:
-            raise PlanError(
-                expected="a table optimizer that updates touched rows",
-                found=f"{config.optimizer.value!r}, which has a gradient for every row of every table",
-                where="parallel embeddings",
-                ways_out=(
-                    "--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)",
-                    "train on one device: the BARS protocol is for small tables",
-                ),
-            )
-        self.inputs, self.config = inputs, config
-        self.shards = cut_tables(plan, inputs, dim=config.dim)
-        self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
-        self.mine: RankShare = self.shares[topology.rank]
-        # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
-        self.local = tuple(EmbeddingTables(group.inputs, config, seed=None) for group in self.mine.groups)
-        self._topology = topology
-        for tables, group in zip(self.local, self.mine.groups, strict=True):
-            for shard in group.shards:
-                tables.tables.view(shard.table)[PADDING_ROW] = 0.0
-        if seed is not None:
-            self._draw(seed)
-
-    def lookup(self, ids: LocalIds, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "R C"]:
-        """This rank's columns for the samples of all ranks, in peer order."""
-        pooled = [
-            tables(batch, dtype=dtype)
-            for tables, batch, group in zip(self.local, ids.batches, self.mine.groups, strict=True)
-            if group.shards or group is self.mine.rows  # without tables an empty result, tied into the graph
-        ]
-        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
-
-    def list_lengths(self, ids: LocalIds) -> Float[Tensor, "R counts"]:
-        """How many rows of each list of `RankShare.counts` this rank has summed."""
-        batch, group = ids.batches[0], self.mine.rows
-        lengths_JR = batch.jagged.offsets.diff().view(len(group.lists), -1)
-        wanted = [index for index, share in enumerate(group.lists) if share.is_partial_mean]
-        return lengths_JR[wanted].t().float()
-
-    def load_whole(self, name: str, weight: Float[Tensor, "rows D"]) -> None:
-        """Copy this rank's part of a whole table."""
-        shard = self._shard(name)
-        if shard is not None:
-            rows = slice(shard.first_row, shard.first_row + shard.num_rows)
-            columns = slice(shard.first_column, shard.first_column + shard.num_columns)
-            with torch.no_grad():
-                self.part(shard).copy_(weight[rows, columns])
-
-    def part(self, shard: Shard) -> Float[Tensor, "rows columns"]:
-        """The weights of one of this rank's shards, without padding in front."""
-        return self._group(shard).tables.view(shard.table)[shard.num_padding :]
-
-    def state_shard(self, shard: Shard, state: Tensor) -> TableShard:
-        """Optimizer state of a shard (one number a row, or one a weight) as a part of the table's."""
-        part = state[shard.num_padding :]
-        if state.dim() == 1:
-            return table_shard(part, offsets=(shard.first_row,), shape=(shard.table_rows,))
-        return self._table_shard(shard, part)
-
-    def report(self) -> dict[str, Any]:
-        """What the start-up report says about this rank's tables."""
-        return {
-            "rank": self._topology.rank,
-            "shards": [
-                f"{s.table} ({s.placement.value}, {s.num_rows} × {s.num_columns})" for s in self.mine.rows.shards
-            ]
-            + [f"{s.table} ({s.placement.value}, {s.num_rows} × {s.num_columns})" for s in self.mine.columns.shards],
-            "groups": [tables.report() for tables in self.local if tables.inputs.tables],
-        }
-
-    def _apply(self, fn: Any, recurse: bool = True) -> ShardedTables:
-        super()._apply(fn, recurse)
-        for tables in self.local:
-            tables._apply(fn, recurse)
-        return self
-
-    def _draw(self, seed: int) -> None:
-        """The rows and columns that one device would have; a cut table is drawn whole, one at a time."""
-        for tables, group in zip(self.local, self.mine.groups, strict=True):
-            for shard in group.shards:
-                view = tables.tables.view(shard.table)
-                if shard.is_whole:
-                    initialise(view, name=shard.table, config=self.config, seed=seed)
-                    continue
-                whole = torch.empty(shard.table_rows, shard.table_columns)
-                initialise(whole, name=shard.table, config=self.config, seed=seed)
-                self.load_whole(shard.table, whole)
-
-    def _shard(self, name: str) -> Shard | None:
-        return next((shard for shard in self.shards[name] if shard.rank == self._topology.rank), None)
-
-    def _group(self, shard: Shard) -> EmbeddingTables:
-        return self.local[0] if shard in self.mine.rows.shards else self.local[1]
-
-    def _table_shard(self, shard: Shard, part: Tensor) -> TableShard:
-        return table_shard(
-            part,
-            offsets=(shard.first_row, shard.first_column),
-            shape=(shard.table_rows, shard.table_columns),
-        )
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        del keep_vars
-        for group in self.mine.groups:
-            for shard in group.shards:
-                name = f"{prefix}{shard.table}.weight"
-                whole = shard.is_whole and self._topology.world_size == 1
-                part = self.part(shard).detach()
-                destination[name] = part if whole else self._table_shard(shard, part)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        """Take whole tables, as one device saves them, or this rank's own parts."""
-        for group in self.mine.groups:
-            for shard in group.shards:
-                key = f"{prefix}{shard.table}.weight"
-                given = state_dict.get(key)
-                if given is None:
-                    missing_keys.append(key)
-                elif tuple(given.shape) != (shard.table_rows, shard.table_columns):
-                    error_msgs.append(f"table {shard.table!r}: expected the whole table, found {tuple(given.shape)}")
-                elif isinstance(given, TableShard):
-                    self.part(shard).copy_(given.part)
-                else:
-                    self.load_whole(shard.table, given)
 
 
 class ShardedEmbeddings(nn.Module):
@@ -238,9 +78,8 @@ class ShardedEmbeddings(nn.Module):
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
-            per_group = len(plan.towers) // topology.num_groups
-            own = plan.towers.towers[topology.group_index * per_group : (topology.group_index + 1) * per_group]
-            names = [name for tower in own for name in tower]
+            own = topology.towers_of(topology.group_index, num_towers=len(plan.towers))
+            names = [name for tower in own for name in plan.towers.towers[tower]]
         self.field_names = tuple(names)
         crosses_hosts = plan.towers is None
         group = topology.tower
@@ -296,16 +135,13 @@ class ShardedEmbeddings(nn.Module):
             samples of all peers, in the order of the tower groups.
         """
         ids = self._take_ids(batch)
-        pooled_RC = self.tables.lookup(ids)
-        per_place = self._rows_by_place(ids.sizes)
-        num_rows = per_place[self._topology.tower.position]
-        pooled_BT = self.hop(pooled_RC, rows_sent=per_place, num_rows=num_rows)
+        token, transfer = self._send(ids)
+        pooled_BT = self.hop.finish(token, transfer)
         if self._count_hop is None:
             return pooled_BT
-        lengths_RJ = (
-            self.tables.list_lengths(ids) if self.tables.mine.counts else pooled_RC.new_empty(len(pooled_RC), 0)
+        lengths_BJ = self._count_hop(
+            self.tables.list_lengths(ids), rows_sent=transfer.rows_sent, num_rows=transfer.num_rows
         )
-        lengths_BJ = self._count_hop(lengths_RJ.detach(), rows_sent=per_place, num_rows=num_rows)
         factors_BT = torch.ones_like(pooled_BT)
         for column, columns in enumerate(self._count_columns):
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
@@ -314,10 +150,7 @@ class ShardedEmbeddings(nn.Module):
     def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
         """The first half of `forward`: look up and send; `hop` has the second. See `pipeline.py`."""
         assert self.can_start
-        ids = self._take_ids(batch)
-        per_place = self._rows_by_place(ids.sizes)
-        num_rows = per_place[self._topology.tower.position]
-        return self.hop.start(self.tables.lookup(ids), rows_sent=per_place, num_rows=num_rows)
+        return self._send(self._take_ids(batch))
 
     @property
     def can_start(self) -> bool:
@@ -351,13 +184,15 @@ class ShardedEmbeddings(nn.Module):
         self._flow.sizes = ids.sizes
         return ids
 
-    def _rows_by_place(self, sizes: list[int]) -> list[int]:
-        """Samples that each member of the tower group wants: those of all its peers."""
+    def _send(self, ids: LocalIds) -> tuple[Tensor, Transfer]:
+        """Look up, and send each member of the tower group what it wants: columns for the samples of all its peers."""
         topology = self._topology
-        return [
-            sum(sizes[group * topology.tower_size + place] for group in range(topology.num_groups))
+        per_place = [
+            sum(ids.sizes[group * topology.tower_size + place] for group in range(topology.num_groups))
             for place in range(topology.tower_size)
         ]
+        num_rows = per_place[topology.tower.position]
+        return self.hop.start(self.tables.lookup(ids), rows_sent=per_place, num_rows=num_rows)
 
     def _plan_counts(self, shares: list[RankShare], traffic: Traffic) -> tuple[BlockExchange | None, list[slice]]:
         """How the lengths of lists travel whose rows are spread over ranks, always exactly."""

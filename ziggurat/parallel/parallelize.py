@@ -25,8 +25,9 @@ from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import RankingModel
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
-from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings, ShardedTables
+from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import TowerTransform
 from ziggurat.parallel.traffic import Traffic

@@ -49,6 +49,16 @@ class Shard:
     table_columns: int
 
     @property
+    def rows(self) -> slice:
+        """Its rows in the whole table."""
+        return slice(self.first_row, self.first_row + self.num_rows)
+
+    @property
+    def columns(self) -> slice:
+        """Its columns in the whole table."""
+        return slice(self.first_column, self.first_column + self.num_columns)
+
+    @property
     def num_padding(self) -> int:
         """Padding rows in front of the block, on its rank: 1 unless the block starts with the table's own."""
         return 1 if self.first_row else 0

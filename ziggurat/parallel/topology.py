@@ -87,6 +87,11 @@ class Topology:
         """t: which tower group this rank is in."""
         return self.rank // self.tower_size
 
+    def towers_of(self, group: int, *, num_towers: int) -> range:
+        """The towers that a tower group holds: consecutive ones, the same number in every group."""
+        per_group = num_towers // self.num_groups
+        return range(group * per_group, (group + 1) * per_group)
+
     def host_of(self, rank: int) -> int:
         """The host of a rank."""
         return rank // self.ranks_a_host

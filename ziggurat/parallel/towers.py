@@ -91,12 +91,11 @@ class TowerTransform(nn.Module):
         super().__init__()
         self._topology, self._flow = topology, flow
         self.towers = towers
-        per_group = len(towers) // topology.num_groups
         input_field_dims = [[field_dims[name] for name in tower] for tower in towers.towers]
         output_field_dims = input_field_dims
         if layer is not None:
             output_field_dims = [list(layer.module(t).output_field_dims) for t in range(len(towers))]
-        own = range(topology.group_index * per_group, (topology.group_index + 1) * per_group)
+        own = topology.towers_of(topology.group_index, num_towers=len(towers))
         modules: dict[int, nn.Module] = {
             tower: IdentityTower(input_field_dims[tower]) if layer is None else layer.module(tower) for tower in own
         }
@@ -105,7 +104,7 @@ class TowerTransform(nn.Module):
         columns, blocks, starts = [], [], {}
         for group in range(topology.num_groups):
             column = 0
-            for tower in range(group * per_group, (group + 1) * per_group):
+            for tower in topology.towers_of(group, num_towers=len(towers)):
                 for index, dim in enumerate(output_field_dims[tower]):
                     blocks.append(Block(dim, ((group, column),)))
                     if layer is None:

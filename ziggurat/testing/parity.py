@@ -24,9 +24,10 @@ from torch.distributed.tensor import DTensor
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
-from ziggurat.parallel.embeddings import ShardedEmbeddings, ShardedTables
+from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline, batch_rows
+from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 from ziggurat.training.losses import loss_sums
@@ -133,9 +134,7 @@ def _compare_tables(single: RankingModel, many: RankingModel, limit: float) -> N
     assert isinstance(tables, ShardedTables)
     for group in tables.mine.groups:
         for shard in group.shards:
-            rows = slice(shard.first_row, shard.first_row + shard.num_rows)
-            columns = slice(shard.first_column, shard.first_column + shard.num_columns)
-            wanted = single.embeddings.tables.view(shard.table)[rows, columns]
+            wanted = single.embeddings.tables.view(shard.table)[shard.rows, shard.columns]
             _same(f"table {shard.table}", tables.part(shard), wanted, limit)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 from ziggurat.models import RankingModel
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.parallel.embeddings import ShardedEmbeddings, ShardedTables
+from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.tables import ShardedTables
 
 _DENSE = {
     DenseParallelism.DDP: "copied on every rank, gradients all-reduced in buckets during the backward pass",
