@@ -9,7 +9,8 @@ the one building block that every ranking model shares: DLRM's bottom and top, t
 
 Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) divides by the standard deviation over the batch, which one
 sample does not have. With fewer than two samples a layer in training mode uses its running statistics instead and
-leaves them alone, so the short last batch of an epoch can never stop a run.
+leaves them alone, so the short last batch of an epoch can never stop a run. Layer normalisation (arXiv 1607.06450) looks
+at one sample alone.
 
 Cost: 2·in·out FLOPs a layer and sample forward, twice that backward. ReLU works in place: neither the linear layer
 before it nor batch normalisation needs its own output for the backward pass, so the copy is not made. Matrix products
@@ -31,6 +32,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
+from ziggurat.ops.dropout import dropout, relu_dropout_
 
 _PADDED_TO, _MIN_PADDED = 8, 128
 
@@ -49,6 +51,7 @@ class Normalization(StrEnum):
 
     NONE = "none"
     BATCH = "batch"
+    LAYER = "layer"
 
 
 class Init(StrEnum):
@@ -110,8 +113,10 @@ class MLP(nn.Module):
         self.output_activation = output_activation
         dims = (input_dim, *config.hidden_dims)
         self.layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims))
-        batch_norm = config.normalization is Normalization.BATCH
-        self.norms = nn.ModuleList(nn.BatchNorm1d(dim) for dim in config.hidden_dims if batch_norm)
+        self.norms = nn.ModuleList()
+        if config.normalization is not Normalization.NONE:
+            norm = nn.BatchNorm1d if config.normalization is Normalization.BATCH else nn.LayerNorm
+            self.norms.extend(norm(dim) for dim in config.hidden_dims)
         self.output = None if output_dim is None else nn.Linear(dims[-1], output_dim)
         self.output_dim = dims[-1] if output_dim is None else output_dim
 
@@ -128,10 +133,12 @@ class MLP(nn.Module):
         for index, layer in enumerate(self.layers):
             hidden_BH = _padded_linear(hidden_BH, layer) if index == 0 else layer(hidden_BH)
             if len(self.norms):
-                hidden_BH = _batch_normalise(self.norms[index], hidden_BH)
-            hidden_BH = activate(hidden_BH, self.config.activation)
-            if self.config.dropout:
-                hidden_BH = F.dropout(hidden_BH, self.config.dropout, self.training)
+                hidden_BH = _normalise(self.norms[index], hidden_BH)
+            if self.config.activation is Activation.RELU:
+                hidden_BH = relu_dropout_(hidden_BH, p=self.config.dropout, training=self.training)
+            else:
+                hidden_BH = activate(hidden_BH, self.config.activation)
+                hidden_BH = dropout(hidden_BH, p=self.config.dropout, training=self.training)
         if self.output is not None:
             hidden_BH = self.output(hidden_BH)
         if self.output_activation is not None:
@@ -166,9 +173,8 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
             return inputs.tanh()
 
 
-def _batch_normalise(norm: nn.Module, inputs_BH: Tensor) -> Tensor:
-    assert isinstance(norm, nn.BatchNorm1d)
-    if norm.training and inputs_BH.shape[0] < 2:
+def _normalise(norm: nn.Module, inputs_BH: Tensor) -> Tensor:
+    if isinstance(norm, nn.BatchNorm1d) and norm.training and inputs_BH.shape[0] < 2:
         return F.batch_norm(
             inputs_BH, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
         )
