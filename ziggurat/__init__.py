@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
+    from ziggurat.models import WukongConfig as WukongConfig
     from ziggurat.models import build_model as build_model
     from ziggurat.parallel.parallelize import ParallelConfig as ParallelConfig
     from ziggurat.parallel.parallelize import parallelize as parallelize
@@ -69,6 +70,7 @@ _HOMES = {
         "LogisticRegressionConfig",
         "TowerModuleConfig",
         "TowerModuleKind",
+        "WukongConfig",
         "build_model",
     ),
     "ziggurat.parallel.parallelize": ("ParallelConfig", "parallelize"),

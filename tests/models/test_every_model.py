@@ -17,11 +17,13 @@ from ziggurat.embeddings import EmbeddingConfig, TableOptimizer
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batch import validate_batch
 from ziggurat.models import (
+    Activation,
     CrossConfig,
     CrossKind,
     DCNv2Config,
     DLRMConfig,
     DNNConfig,
+    FMKind,
     HeadSharing,
     Init,
     Interaction,
@@ -32,6 +34,7 @@ from ziggurat.models import (
     NumericInput,
     RankingModel,
     Structure,
+    WukongConfig,
     build_model,
     flops_per_sample,
     num_parameters,
@@ -41,6 +44,20 @@ from ziggurat.training.losses import loss_of
 
 MLP = MLPConfig(hidden_dims=(8, 4))
 BARS = MLPConfig(hidden_dims=(8, 4), normalization=Normalization.BATCH, dropout=0.2)
+LAYER_NORM = MLPConfig(hidden_dims=(8, 4), normalization=Normalization.LAYER, activation=Activation.GELU)
+WUKONG = WukongConfig(
+    embedding_dim=4,
+    num_layers=2,
+    num_fm=(2,),
+    num_linear=(2,),
+    rank=(3,),
+    mlp=MLP,
+    attention=MLP,
+    num_attention_fields=2,
+    bottom=MLP,
+    num_bottom_fields=2,
+    head=MLP,
+)
 EXPERTS = CrossConfig(num_layers=3, rank=2, num_experts=2)
 
 CONFIGS: dict[str, ModelConfig] = {
@@ -73,9 +90,15 @@ CONFIGS: dict[str, ModelConfig] = {
     "dnn-bottom": DNNConfig(embedding_dim=4, deep=MLP, bottom=MLP, numeric=NumericInput.BOTTOM_MLP),
     "dnn-bars": DNNConfig(embedding_dim=4, deep=BARS, numeric=NumericInput.CONCAT, heads=HeadSharing.SEPARATE),
     "logistic_regression": LogisticRegressionConfig(),
+    **{f"wukong-{fm}": dataclasses.replace(WUKONG, fm=fm) for fm in FMKind},
+    "wukong-fields": dataclasses.replace(WUKONG, numeric=NumericInput.FIELDS, embeddings_per_feature=2),
+    "wukong-no-linear": dataclasses.replace(WUKONG, num_linear=(0,), num_fm=(3,), heads=HeadSharing.SEPARATE),
+    "wukong-bars": dataclasses.replace(
+        WUKONG, mlp=BARS, head=LAYER_NORM, init=Init.XAVIER_NORMAL, input_dropout=0.1, num_layers=1
+    ),
 }
 every_config = pytest.mark.parametrize("name", list(CONFIGS))
-COMPILED = ("dlrm-dot-bottom_mlp", "dcn_v2-parallel-full", "dcn_v2-cross_only-mixture", "dnn-bars")
+COMPILED = ("dlrm-dot-bottom_mlp", "dcn_v2-parallel-full", "dcn_v2-cross_only-mixture", "dnn-bars", "wukong-optimized")
 compiled_configs = pytest.mark.parametrize(
     "name", [name if name in COMPILED else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
 )
@@ -265,7 +288,7 @@ def test_seed_decides_all_weights_and_nothing_else_is_touched(name):
     )
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(one[key], same[key]) for key in one)
-    weights = [key for key in one if key.endswith("weight") and "norms" not in key]
+    weights = [key for key in one if key.endswith("weight") and "norm" not in key]
     assert all(not torch.equal(one[key], other[key]) for key in weights)
 
 
@@ -305,6 +328,18 @@ KEYS = {
     "dcn_v2-cross_only-mixture": {"cross.gate", "cross.cores.0", "outputs.0"},
     "dnn": {"heads.networks.0.layers.0", "heads.networks.0.output"},
     "logistic_regression": {"linear"},
+    "wukong-optimized": {
+        "stack.dense.bottom.output",
+        "layers.0.fm.products",
+        "layers.0.fm.norm",
+        "layers.1.fm.mlp.layers.0",
+        "layers.1.fm.mlp.output",
+        "layers.0.linear",
+        "layers.0.residual",
+        "layers.1.norm",
+        "heads.networks.0.output",
+    },
+    "wukong-attentive": {"layers.0.fm.products.compress", "layers.0.fm.products.attention.output"},
 }
 
 

@@ -1,6 +1,7 @@
 """Ranking models, each written for one device."""
 
 from ziggurat.models.build import ModelConfig as ModelConfig
+from ziggurat.models.build import TowerModelConfig as TowerModelConfig
 from ziggurat.models.build import build_model as build_model
 from ziggurat.models.cost import Flops as Flops
 from ziggurat.models.cost import ParameterCount as ParameterCount
@@ -18,6 +19,7 @@ from ziggurat.models.dlrm import Interaction as Interaction
 from ziggurat.models.dnn import DNN as DNN
 from ziggurat.models.dnn import DNNConfig as DNNConfig
 from ziggurat.models.heads import HeadSharing as HeadSharing
+from ziggurat.models.interactions.factorization_machine import FMKind as FMKind
 from ziggurat.models.logistic_regression import LogisticRegression as LogisticRegression
 from ziggurat.models.logistic_regression import LogisticRegressionConfig as LogisticRegressionConfig
 from ziggurat.models.mlp import Activation as Activation
@@ -30,3 +32,5 @@ from ziggurat.models.tower_modules import TowerModuleConfig as TowerModuleConfig
 from ziggurat.models.tower_modules import TowerModuleKind as TowerModuleKind
 from ziggurat.models.towers import TowerLayer as TowerLayer
 from ziggurat.models.towers import build_tower_module as build_tower_module
+from ziggurat.models.wukong import Wukong as Wukong
+from ziggurat.models.wukong import WukongConfig as WukongConfig

@@ -8,6 +8,7 @@ Torch's global random state is left as it was.
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 import torch
 
@@ -20,9 +21,11 @@ from ziggurat.models.dnn import DNN, DNNConfig
 from ziggurat.models.logistic_regression import LogisticRegression, LogisticRegressionConfig
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
+from ziggurat.models.wukong import Wukong, WukongConfig
 from ziggurat.plan import Towers
 
-ModelConfig = DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
+TowerModelConfig = DLRMConfig | DCNv2Config | DNNConfig | WukongConfig
+ModelConfig = TowerModelConfig | LogisticRegressionConfig
 
 
 def build_model(
@@ -40,7 +43,7 @@ def build_model(
 
     Raises:
         SchemaError: no label, or no feature.
-        ConfigError: settings that contradict each other or the inputs; towers below a logistic regression.
+        ConfigError: settings that contradict each other or the inputs; towers below a model that has no place for them.
         PlanError: the towers do not fit the features.
     """
     _check_inputs(inputs)
@@ -56,6 +59,8 @@ def build_model(
                 return DCNv2(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case DNNConfig():
                 return DNN(config, inputs=inputs, embeddings=embeddings, towers=layer)
+            case WukongConfig():
+                return Wukong(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case LogisticRegressionConfig():
                 return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
 
@@ -66,7 +71,7 @@ def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -
         inputs = dataclasses.replace(inputs, tables=tables)
         dim = len(inputs.labels)
     else:
-        dim = config.embedding_dim
+        dim = table_dim(config)
     default = EmbeddingConfig().dim
     if config.embedding.dim not in (default, dim):
         raise ConfigError(
@@ -78,16 +83,28 @@ def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -
     return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim), seed=seed)
 
 
+def table_dim(config: ModelConfig) -> int:
+    """Columns of a model's tables whose width the schema leaves open (a logistic regression has one a label)."""
+    match config:
+        case LogisticRegressionConfig():
+            return 1
+        case WukongConfig():
+            return config.embedding_dim * config.embeddings_per_feature
+        case _:
+            return config.embedding_dim
+
+
 def check_towers(config: ModelConfig, towers: Towers | None) -> None:
     """Refuse towers that have nowhere to go.
 
     Raises:
-        ConfigError: the model is a logistic regression.
+        ConfigError: the model has no tower variant.
     """
-    if towers is not None and isinstance(config, LogisticRegressionConfig):
+    if towers is not None and not isinstance(config, TowerModelConfig):
+        kinds = ", ".join(each.kind for each in get_args(TowerModelConfig))
         raise ConfigError(
-            expected="a model with an interaction above the towers: dlrm, dcn_v2 or dnn",
-            found=f"{len(towers)} towers with model {config.kind!r}, whose embeddings are single numbers",
+            expected=f"a model with an interaction above the towers: {kinds}",
+            found=f"{len(towers)} towers with model {config.kind!r}, which needs its embeddings as they are",
             where="towers",
             ways_out=("leave the towers out", "take another model"),
         )
@@ -96,7 +113,7 @@ def check_towers(config: ModelConfig, towers: Towers | None) -> None:
 def _build_towers(
     config: ModelConfig, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: Towers | None, seed: int
 ) -> TowerLayer | None:
-    if towers is None or isinstance(config, LogisticRegressionConfig):
+    if towers is None or not isinstance(config, TowerModelConfig):
         return None
     return TowerLayer(
         config.tower_module,

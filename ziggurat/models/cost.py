@@ -11,6 +11,7 @@ activations and norms are not matrix products; they are bound by memory and do n
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -57,9 +58,19 @@ def num_parameters(model: RankingModel) -> ParameterCount:
 
 def flops_per_sample(model: RankingModel) -> Flops:
     """FLOPs of the matrix products of the towers and of `model.interact` for one sample."""
-    without_input_gradient = {id(linear) for linear in model.linears_on_raw_inputs()}
+    return flops_of(model.modules(), on_raw_inputs=model.linears_on_raw_inputs())
+
+
+def flops_of(modules: Iterable[nn.Module], *, on_raw_inputs: Sequence[nn.Module] = ()) -> Flops:
+    """FLOPs of the matrix products of some modules (children are modules of their own) for one sample.
+
+    Args:
+        modules: each counts for what it computes itself.
+        on_raw_inputs: linear maps whose input needs no gradient.
+    """
+    without_input_gradient = {id(linear) for linear in on_raw_inputs}
     forward = backward = 0
-    for module in model.modules():
+    for module in modules:
         uses = 1
         if isinstance(module, nn.Linear):
             cost = 2 * module.in_features * module.out_features

@@ -1,6 +1,6 @@
 """Inputs without an embedding table: numbers and pretrained vectors, brought to the fields' size.
 
-    numbers (N)      BOTTOM_MLP   ──► MLP ──► 1 field of D          DLRM: arXiv 1906.00091
+    numbers (N)      BOTTOM_MLP   ──► MLP ──► 1 field of D          DLRM: arXiv 1906.00091 (Wukong: one or more)
                      FIELDS       ──► x_n · w_n: N fields of D      each number scales a learned vector; BARS, AutoInt
                      CONCAT       ──► as they are, beside the fields    DCNv2: arXiv 2008.13535, section 3.1
 
@@ -37,14 +37,17 @@ class DenseInputs(nn.Module):
         dim: D of a field.
         numeric: what to do with numbers.
         bottom: hidden layers of the bottom MLP; its closing linear map to D is activated too (as in the paper's code).
+        num_bottom_fields: m, fields that the bottom MLP gives.
 
     Attributes:
-        num_numeric_fields: fields that the numbers become (0, 1 or N).
+        num_numeric_fields: fields that the numbers become (0, m or N).
         num_vector_fields: one for each pretrained vector.
         num_beside: numbers that go beside the fields (N for CONCAT, else 0).
     """
 
-    def __init__(self, inputs: InputSpec, *, dim: int, numeric: NumericInput, bottom: MLPConfig) -> None:
+    def __init__(
+        self, inputs: InputSpec, *, dim: int, numeric: NumericInput, bottom: MLPConfig, num_bottom_fields: int = 1
+    ) -> None:
         super().__init__()
         num_dense = len(inputs.dense)
         self.dim = dim
@@ -52,13 +55,15 @@ class DenseInputs(nn.Module):
         self.bottom: MLP | None = None
         self.numeric_fields: NumericFields | None = None
         if num_dense and numeric is NumericInput.BOTTOM_MLP:
-            self.bottom = MLP(num_dense, config=bottom, output_dim=dim, output_activation=bottom.activation)
+            width = num_bottom_fields * dim
+            self.bottom = MLP(num_dense, config=bottom, output_dim=width, output_activation=bottom.activation)
         elif num_dense and numeric is NumericInput.FIELDS:
             self.numeric_fields = NumericFields(num_dense, dim=dim)
         self.vector_fields = nn.ModuleList(nn.Linear(spec.dim, dim, bias=False) for spec in inputs.vectors)
-        self.num_numeric_fields = {NumericInput.BOTTOM_MLP: min(num_dense, 1), NumericInput.FIELDS: num_dense}.get(
-            numeric, 0
-        )
+        self.num_numeric_fields = {
+            NumericInput.BOTTOM_MLP: num_bottom_fields if num_dense else 0,
+            NumericInput.FIELDS: num_dense,
+        }.get(numeric, 0)
         self.num_vector_fields = len(inputs.vectors)
         self.num_beside = num_dense if numeric is NumericInput.CONCAT else 0
 

@@ -9,8 +9,8 @@ the one building block that every ranking model shares: DLRM's bottom and top, t
 
 Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) divides by the standard deviation over the batch, which one
 sample does not have. With fewer than two samples a layer in training mode uses its running statistics instead and
-leaves them alone, so the short last batch of an epoch can never stop a run. Layer normalisation (arXiv 1607.06450) looks
-at one sample alone.
+leaves them alone, so the short last batch of an epoch can never stop a run. Layer normalisation (arXiv 1607.06450)
+looks at one sample alone.
 
 Cost: 2·in·out FLOPs a layer and sample forward, twice that backward. ReLU works in place: neither the linear layer
 before it nor batch normalisation needs its own output for the backward pass, so the copy is not made. Matrix products

@@ -35,7 +35,8 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 from ziggurat.models.cross import CrossNet, LowRankCrossNet
-from ziggurat.models.fieldwise import FieldMix, FieldwiseLinear, start_like_linear
+from ziggurat.models.fieldwise import FieldMix, FieldwiseLinear
+from ziggurat.models.interactions.factorization_machine import FactorizationMachine
 from ziggurat.models.mlp import Init
 
 
@@ -252,33 +253,3 @@ class FactorizationMachineTower(TowerModule):
             return outputs_BO
         kept_BX = fields_BFD.flatten(1)
         return outputs_BO + nn.functional.pad(kept_BX, (0, self.output_dim - kept_BX.shape[1]))
-
-
-class FactorizationMachine(nn.Module):
-    """P (Pᵀ Y): all pairwise dot products of F fields, projected to r numbers a field without forming them.
-
-    Args:
-        num_fields: F.
-        dim: D of a field; only used to count FLOPs.
-        rank: r.
-    """
-
-    def __init__(self, num_fields: int, *, dim: int, rank: int) -> None:
-        super().__init__()
-        self.dim = dim
-        self.weight = nn.Parameter(torch.empty(num_fields, rank))
-        self.initialise_own(Init.TORCH)
-
-    @property
-    def forward_flops(self) -> int:
-        """4·F·D·r."""
-        return 4 * self.weight.numel() * self.dim
-
-    def initialise_own(self, init: Init) -> None:
-        """Start Y as an `nn.Linear(F, r)` would."""
-        num_fields, rank = self.weight.shape
-        start_like_linear(self.weight, init, fan_in=num_fields, fan_out=rank)
-
-    def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
-        """The products, from right to left: 4·F·D·r FLOPs instead of 2·F²·(D + r)."""
-        return torch.bmm(fields_BFD, torch.matmul(fields_BFD.mT, self.weight))

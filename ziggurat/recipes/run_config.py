@@ -8,7 +8,7 @@ from ziggurat.data.prepare import DataConfig
 from ziggurat.data.synthetic import SyntheticConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
-from ziggurat.models import DCNv2Config, DLRMConfig, DNNConfig, LogisticRegressionConfig
+from ziggurat.models import ModelConfig, TowerModelConfig
 from ziggurat.models.build import check_towers
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.parallelize import ParallelConfig
@@ -92,7 +92,7 @@ class RunConfig:
     teacher: SyntheticConfig | None = None
     data: DataConfig
     table_schema: Schema
-    model: DLRMConfig | DCNv2Config | DNNConfig | LogisticRegressionConfig
+    model: ModelConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
@@ -106,7 +106,7 @@ class RunConfig:
                 of tower modules and no towers.
         """
         check_towers(self.model, self.towers)
-        if isinstance(self.model, LogisticRegressionConfig):
+        if not isinstance(self.model, TowerModelConfig):
             return
         if self.towers is not None:
             self.towers.check(

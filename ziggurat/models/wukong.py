@@ -1,0 +1,231 @@
+"""Wukong: a stack of factorization machine layers, made to grow (Zhang et al., arXiv 2403.02545, ICML 2024).
+
+    X₀ (n, d): all inputs as fields       one layer, X (n_i, d) in, X' (n_F + n_L, d) out:
+      │
+      ├─► layer 1   orders 1 … 2          X ─┬─► FMB: reshape(MLP(LN(X (Xᵀ Y)))) ── n_F fields ─┐
+      ├─► layer 2          1 … 4             ├─► LCB: W_L X ─────────────────────── n_L fields ─┴► + ─► LN ─► X'
+      ├─► …                                  └─► residual: X, or R X where n_i ≠ n_F + n_L ──────┘
+      ▼
+    flatten ─► MLP ─► logits
+
+Each layer doubles the order of the products that its output can hold, so l layers reach order 2^l. The first layer
+contracts n fields to n_F + n_L, usually far fewer; the layers above cost the same however many features there are.
+
+As published: LN over d after the sum; the fields of the FMB stand before those of the LCB; LCB and R have no bias. What
+the paper leaves open: Y starts like a linear layer; the closing layer of the FMB's MLP is linear; numbers enter as
+`numeric` says (the paper: a bottom MLP). Beyond the paper's default: the plain X Xᵀ and an attentive Y (both in the
+paper's text), several embeddings a feature, widths of their own for each layer, dropout on X₀.
+
+To make it larger (section 3.8): first more layers, then n_F, n_L, rank and the FMB's MLP together; n_L alone does
+little.
+
+Cost of a layer, FLOPs a sample forward: 4·n_i·k·d (FM) + 2·(n_i·k·h + … + h·n_F·d) (MLP) + 2·n_i·n_L·d (LCB)
++ 2·n_i·(n_F + n_L)·d where R is needed. The MLP is the largest part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.fieldwise import FieldMix
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.interactions.factorization_machine import (
+    AttentiveFactorizationMachine,
+    FactorizationMachine,
+    FactorizationMachineBlock,
+    FMKind,
+    PlainFactorizationMachine,
+)
+from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
+from ziggurat.models.tower_modules import TowerModuleConfig
+from ziggurat.models.towers import TowerLayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class WukongConfig:
+    """Settings of `Wukong`.
+
+    Args:
+        embedding_dim: d, width of every field.
+        embeddings_per_feature: a table has this many times d columns, and gives as many fields; see `StackedInputs`.
+        num_layers: l.
+        num_fm: n_F, fields out of the factorization machine block: one number for all layers, or one a layer.
+        num_linear: n_L, fields out of the linear compression block: one number for all layers, or one a layer; 0 for
+            none.
+        rank: k, columns of Y: one number for all layers, or one a layer. Unused by the plain form.
+        fm: plain X Xᵀ, optimised X (Xᵀ Y), or with an attentive Y.
+        attention: hidden layers of the MLP that makes an attentive Y.
+        num_attention_fields: fields that this MLP reads, after linear compression.
+        mlp: hidden layers of each block's MLP.
+        numeric: how numbers enter: `bottom_mlp` or `fields`.
+        bottom: hidden layers of the bottom MLP.
+        num_bottom_fields: fields that the bottom MLP gives.
+        input_dropout: probability of zeroing a number of X₀.
+        norm_eps: ε of the layer norms.
+        head: hidden layers of the final MLP.
+        heads: one final MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+        tower_module: what towers compute; unused unless the model has towers. Kind `fm` is made for Wukong.
+    """
+
+    kind: Literal["wukong"] = "wukong"
+    embedding_dim: int = 16
+    embeddings_per_feature: int = 1
+    num_layers: int = 3
+    num_fm: tuple[int, ...] = (16,)
+    num_linear: tuple[int, ...] = (16,)
+    rank: tuple[int, ...] = (24,)
+    fm: FMKind = FMKind.OPTIMIZED
+    attention: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(64,)))
+    num_attention_fields: int = 4
+    mlp: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 256)))
+    numeric: NumericInput = NumericInput.BOTTOM_MLP
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    num_bottom_fields: int = 1
+    input_dropout: float = 0.0
+    norm_eps: float = 1e-5
+    head: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 128)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
+
+    def __post_init__(self) -> None:
+        check_stackable(self.numeric, where="Wukong settings")
+        sizes = {"num_fm": self.num_fm, "num_linear": self.num_linear, "rank": self.rank}
+        wrong = {
+            name: given
+            for name, given in sizes.items()
+            if len(given) not in (1, self.num_layers) or min(given) < (0 if name == "num_linear" else 1)
+        }
+        counts = self.num_layers, self.embeddings_per_feature, self.num_bottom_fields, self.num_attention_fields
+        if wrong or min(counts) < 1:
+            raise ConfigError(
+                expected="num_layers, embeddings_per_feature, num_bottom_fields and num_attention_fields of 1 or more; "
+                "num_fm, rank (1 or more) and num_linear (0 or more) with one number, or one a layer",
+                found=f"{counts}; {wrong or sizes}, {self.num_layers} layers",
+                where="Wukong settings",
+                ways_out="correct the number",
+            )
+        if not 0.0 <= self.input_dropout < 1.0 or self.norm_eps <= 0:
+            raise ConfigError(
+                expected="0 <= input_dropout < 1, norm_eps above 0",
+                found=f"input_dropout = {self.input_dropout}, norm_eps = {self.norm_eps}",
+                where="Wukong settings",
+                ways_out="correct the number",
+            )
+
+    def layer(self, index: int) -> tuple[int, int, int]:
+        """(n_F, n_L, k) of one layer."""
+        return tuple(given[index if len(given) > 1 else 0] for given in (self.num_fm, self.num_linear, self.rank))  # pyright: ignore[reportReturnType]
+
+
+class WukongLayer(nn.Module):
+    """LN(concat(FMB(X), LCB(X)) + residual(X)).
+
+    Args:
+        num_fields: n_i, fields that come in.
+        dim: d.
+        config: of the model.
+        index: which layer this is.
+    """
+
+    def __init__(self, num_fields: int, *, dim: int, config: WukongConfig, index: int) -> None:
+        super().__init__()
+        num_fm, num_linear, rank = config.layer(index)
+        self.num_outputs = num_fm + num_linear
+        self.fm = FactorizationMachineBlock(
+            _products(config, num_fields=num_fields, dim=dim, rank=rank),
+            num_products=num_fields * (num_fields if config.fm is FMKind.PLAIN else rank),
+            num_outputs=num_fm,
+            dim=dim,
+            mlp=config.mlp,
+            norm_eps=config.norm_eps,
+        )
+        self.linear = FieldMix(num_fields, num_outputs=num_linear, dim=dim) if num_linear else None
+        same = num_fields == self.num_outputs
+        self.residual = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
+        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+
+    def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
+        """X_{i+1}: n_F + n_L fields."""
+        mixed_BMD = self.fm(fields_BFD)
+        if self.linear is not None:
+            mixed_BMD = torch.cat([mixed_BMD, self.linear(fields_BFD)], dim=1)
+        kept_BMD = fields_BFD if self.residual is None else self.residual(fields_BFD)
+        return self.norm(mixed_BMD + kept_BMD)
+
+
+def _products(config: WukongConfig, *, num_fields: int, dim: int, rank: int) -> nn.Module:
+    match config.fm:
+        case FMKind.PLAIN:
+            return PlainFactorizationMachine(num_fields, dim=dim)
+        case FMKind.OPTIMIZED:
+            return FactorizationMachine(num_fields, dim=dim, rank=rank)
+        case FMKind.ATTENTIVE:
+            return AttentiveFactorizationMachine(
+                num_fields,
+                dim=dim,
+                rank=rank,
+                num_compressed=config.num_attention_fields,
+                attention=config.attention,
+            )
+
+
+class Wukong(RankingModel):
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        config: WukongConfig,
+        *,
+        inputs: InputSpec,
+        embeddings: EmbeddingTables,
+        towers: TowerLayer | None = None,
+    ) -> None:
+        super().__init__(inputs, embeddings=embeddings, towers=towers)
+        self.config = config
+        self.stack = StackedInputs(
+            inputs,
+            field_dims=self.field_dims,
+            dim=config.embedding_dim if towers is None else towers.dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
+            num_bottom_fields=config.num_bottom_fields,
+        )
+        self.layers = nn.ModuleList()
+        num_fields = self.stack.num_fields
+        for index in range(config.num_layers):
+            layer = WukongLayer(num_fields, dim=self.stack.dim, config=config, index=index)
+            self.layers.append(layer)
+            num_fields = layer.num_outputs
+        self.heads = Heads(
+            num_fields * self.stack.dim, config=config.head, num_labels=len(inputs.labels), sharing=config.heads
+        )
+        initialise([self.stack, self.layers, self.heads], config.init)
+
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """All layers, then the final MLP."""
+        fields_BFD = self.stack(dense_BN, fields_BX, vectors)
+        if self.config.input_dropout:
+            fields_BFD = F.dropout(fields_BFD, self.config.input_dropout, self.training)
+        for layer in self.layers:
+            fields_BFD = layer(fields_BFD)
+        return self.heads(fields_BFD.flatten(1))
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Those that make fields of raw inputs."""
+        return self.stack.first_linears
