@@ -3,9 +3,8 @@
 A variant is a function that changes another's result (`dataclasses.replace`), never a copy. `RECIPES` lists them for
 the command line: the first line of each docstring is what `ziggurat recipes` prints.
 
-`*_bars_*` follow the BARS/FuxiCTR protocol to the letter (dense Adam on whole tables, whole-table L2, learning rate
-× 0.1 at each evaluation without improvement, patience 2, clip 10, N(0, 1e-4) tables, Xavier MLPs); the others train as
-large systems do (row-wise Adagrad on touched rows). The two are never compared with each other.
+`*_bars_*` follow the BARS/FuxiCTR protocol to the letter; the others train as large systems do (row-wise Adagrad on
+touched rows). `protocols.py` says what that means, and why the two are never compared with each other.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from ziggurat.data.prepare import DataConfig
 from ziggurat.data.raw import FileFormat
 from ziggurat.data.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic import SyntheticTeacher, learnable
-from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
@@ -35,6 +33,7 @@ from ziggurat.models import (
     ModelConfig,
     Normalization,
 )
+from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
@@ -84,7 +83,7 @@ def frappe_bars_dcn_v2() -> RunConfig:
             cross=CrossConfig(num_layers=4),
             deep=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.4),
             init=Init.XAVIER_NORMAL,
-            embedding=_bars_tables(),
+            embedding=bars_tables(),
         ),
         training=bars_training(embedding_l2=0.05),
     )
@@ -97,7 +96,7 @@ def frappe_bars_dlrm() -> RunConfig:
         interaction=Interaction.CAT,
         top=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.4),
         init=Init.XAVIER_NORMAL,
-        embedding=_bars_tables(),
+        embedding=bars_tables(),
     )
     training = bars_training(embedding_l2=0.1)
     return replace(frappe_bars_dcn_v2(), recipe="frappe_bars_dlrm", model=model, training=training)
@@ -109,7 +108,7 @@ def frappe_bars_dnn() -> RunConfig:
         embedding_dim=10,
         deep=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.2),
         init=Init.XAVIER_NORMAL,
-        embedding=_bars_tables(),
+        embedding=bars_tables(),
     )
     return replace(frappe_bars_dcn_v2(), recipe="frappe_bars_dnn", model=model)
 
@@ -229,23 +228,6 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
         return by_name[name](schema)
     config = by_name[name]()
     return config if schema is None else replace(config, table_schema=schema)
-
-
-def bars_training(*, embedding_l2: float, learning_rate: float = 1e-3) -> TrainingConfig:
-    """The training half of the BARS protocol (FuxiCTR `rank_model.py`): see the module docstring."""
-    return TrainingConfig(
-        epochs=100,
-        learning_rate=learning_rate,
-        embedding_l2=embedding_l2,
-        clip_norm=10.0,
-        schedule=ScheduleConfig(decay=Decay.PLATEAU, plateau_factor=0.1, minimum=1e-6),
-        early_stop=EarlyStopConfig(metric="auc", patience=2, min_delta=1e-6),
-        loader=LoaderConfig(batch_size=4096),
-    )
-
-
-def _bars_tables() -> EmbeddingConfig:
-    return EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=1e-4)
 
 
 def _table_run(recipe: str, model: ModelConfig, schema: Schema) -> RunConfig:

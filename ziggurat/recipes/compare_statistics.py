@@ -1,0 +1,171 @@
+"""Is one model better than another? Differences over seeds, and over test rows.
+
+Two things vary when a model is trained again: the seed, and which rows happened to be test rows. Both are asked:
+
+**Over seeds.** Runs of two models with the same seed see the same order of rows, so their test AUCs are paired. With
+differences d_1 … d_n, mean m and sample deviation s, Student's paired test takes t = m / (s/√n) with n−1 degrees of
+freedom. Wilcoxon's signed ranks need no normal distribution, but five seeds can give no p below 2/2⁵ = 0.0625.
+
+**Over rows** (DeLong, DeLong and Clarke-Pearson, Biometrics 1988). An AUC is a mean over pairs of a positive i and a
+negative j of ψ(x_i, y_j) = 1, ½ or 0. With V_i the mean of ψ over all negatives and W_j over all positives, the
+variance of an AUC is var(V)/m + var(W)/n, and of a difference that of the differences of V and of W. A mean of AUCs
+over seeds is still such a mean of pairs, so V and W are averaged over seeds first. Cost: one sort a run.
+
+The first says whether another seed would come out the same way, the second whether other test rows would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.errors import DataError
+
+MAX_EXACT = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """First minus second model, over paired runs.
+
+    Args:
+        mean: mean difference.
+        sd: sample standard deviation of the differences; NaN for one pair.
+        num_pairs: n.
+        t_p: two-sided p of Student's paired test; NaN for one pair.
+        wilcoxon_p: two-sided p of Wilcoxon's signed ranks, exact up to 14 pairs; NaN where it is not computed.
+        rows_p: two-sided p of DeLong's test over test rows; NaN without scores.
+        rows_error: standard error of the difference over test rows; NaN without scores.
+    """
+
+    mean: float
+    sd: float
+    num_pairs: int
+    t_p: float
+    wilcoxon_p: float
+    rows_p: float = math.nan
+    rows_error: float = math.nan
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
+    """Tests over seeds; the i-th values belong together.
+
+    Raises:
+        DataError: different numbers of values, or none.
+    """
+    if len(first) != len(second) or not first:
+        raise DataError(
+            expected="as many values of one model as of the other, paired by seed",
+            found=f"{len(first)} and {len(second)}",
+            where="paired_difference",
+            ways_out="compare the seeds that both models have",
+        )
+    differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    mean = float(differences.mean())
+    sd = float(differences.std(ddof=1)) if differences.size > 1 else math.nan
+    if sd > 0:
+        t_p = student_p(mean / (sd / math.sqrt(differences.size)), freedom=differences.size - 1)
+    else:
+        t_p = 1.0 if mean == 0.0 else (0.0 if sd == 0.0 else math.nan)
+    return PairedDifference(
+        mean=mean, sd=sd, num_pairs=differences.size, t_p=t_p, wilcoxon_p=wilcoxon_p(differences.tolist())
+    )
+
+
+def student_p(t: float, *, freedom: int) -> float:
+    """Two-sided p of Student's t: P(|T| ≥ |t|), by substituting T = √ν·tan θ and Simpson's rule.
+
+        P = 1 − 2·∫₀^{atan(|t|/√ν)} cos^{ν−1}θ dθ / B,    B = √π·Γ(ν/2)/Γ((ν+1)/2) = ∫_{−π/2}^{π/2} cos^{ν−1}θ dθ
+
+    The tail is integrated rather than its complement, so small p keep their digits.
+    """
+    start = math.atan(abs(t) / math.sqrt(freedom))
+    theta = np.linspace(start, math.pi / 2, 2001)
+    values = np.maximum(np.cos(theta), 0.0) ** (freedom - 1)
+    weights = np.ones(theta.size)
+    weights[1:-1:2], weights[2:-1:2] = 4.0, 2.0
+    tail = float(weights @ values) * (theta[1] - theta[0]) / 3.0
+    whole = math.sqrt(math.pi) * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    return min(1.0, 2.0 * tail / whole)
+
+
+def wilcoxon_p(differences: Sequence[float]) -> float:
+    """Two-sided p of Wilcoxon's signed ranks over all 2ⁿ signs; zeros are left out. NaN for more than 14 pairs."""
+    values = np.asarray([value for value in differences if value != 0.0])
+    if values.size > MAX_EXACT or len(differences) < 2:
+        return math.nan
+    if not values.size:
+        return 1.0
+    ranks = mid_ranks(np.abs(values))
+    observed = abs(float((np.sign(values) * ranks).sum()))
+    signs = np.asarray(list(itertools.product((-1.0, 1.0), repeat=values.size)))
+    return float((np.abs(signs @ ranks) >= observed - 1e-9).mean())
+
+
+def mid_ranks(values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2.0)[inverse]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placements:
+    """DeLong's structural components of one model, averaged over its runs.
+
+    Args:
+        positives: (m,) V: for each positive the share of negatives below it.
+        negatives: (n,) W: for each negative the share of positives above it.
+    """
+
+    positives: NDArray[np.float64]
+    negatives: NDArray[np.float64]
+
+    @property
+    def auc(self) -> float:
+        """The mean AUC of the runs."""
+        return float(self.positives.mean())
+
+
+def placements(scores: Sequence[NDArray[np.floating]], labels: NDArray[np.floating]) -> Placements:
+    """Components of one model's runs on the same test rows.
+
+    Args:
+        scores: (rows,) of each run.
+        labels: (rows,) 0 or 1.
+
+    Raises:
+        DataError: lengths differ, or only one class is there.
+    """
+    positive = np.asarray(labels) > 0.5
+    num_positives, num_negatives = int(positive.sum()), int((~positive).sum())
+    if any(len(each) != positive.size for each in scores) or not scores or not num_positives or not num_negatives:
+        raise DataError(
+            expected="scores of every run for the same rows, of both classes",
+            found=f"{[len(each) for each in scores]} scores, {num_positives} positives, {num_negatives} negatives",
+            where="placements",
+            ways_out="evaluate all runs on the same test data",
+        )
+    above, below = np.zeros(num_positives), np.zeros(num_negatives)
+    for each in scores:
+        ranks = mid_ranks(np.asarray(each))
+        above += (ranks[positive] - mid_ranks(np.asarray(each)[positive])) / num_negatives
+        below += 1.0 - (ranks[~positive] - mid_ranks(np.asarray(each)[~positive])) / num_positives
+    return Placements(positives=above / len(scores), negatives=below / len(scores))
+
+
+def delong(first: Placements, second: Placements) -> tuple[float, float, float]:
+    """Difference of two mean AUCs on the same rows, its standard error, and the two-sided p."""
+    over_positives = first.positives - second.positives
+    over_negatives = first.negatives - second.negatives
+    difference = float(over_positives.mean())
+    variance = over_positives.var(ddof=1) / over_positives.size + over_negatives.var(ddof=1) / over_negatives.size
+    error = math.sqrt(float(variance))
+    if error == 0.0:
+        return difference, error, 1.0 if difference == 0.0 else 0.0
+    return difference, error, math.erfc(abs(difference) / error / math.sqrt(2.0))
