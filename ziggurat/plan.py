@@ -28,6 +28,13 @@ class Placement(StrEnum):
     TABLE_WISE = "table_wise"  # whole, on one rank
     COLUMN_WISE = "column_wise"  # columns cut into equal parts, one a rank
     ROW_WISE = "row_wise"  # rows cut into equal blocks, one a rank
+    TABLE_ROW_WISE = "table_row_wise"  # the same over ranks of one host: partial sums are added up inside it
+    DATA_PARALLEL = "data_parallel"  # a copy on every rank (of the tower group); gradients of touched rows summed
+
+    @property
+    def cuts_rows(self) -> bool:
+        """True if each rank holds some rows with all their columns."""
+        return self in (Placement.ROW_WISE, Placement.TABLE_ROW_WISE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +166,15 @@ class Plan:
                 f"{num_towers} towers evenly; possible here: {possible_tower_sizes(self.world_size, num_towers)}",
                 f"S = {size}",
                 "plan, tower_size",
+            )
+        size = self.ranks_a_group
+        for entry in self.tables:
+            first = min(entry.ranks) // size * size
+            _expect(
+                entry.placement is not Placement.DATA_PARALLEL or entry.ranks == tuple(range(first, first + size)),
+                f"all ranks that look the table up, {list(range(first, first + size))}, in this order",
+                f"ranks {list(entry.ranks)}, {entry.placement.value}",
+                f"plan, table {entry.table!r}",
             )
 
     @property

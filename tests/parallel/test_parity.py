@@ -75,6 +75,7 @@ def check(rank: int, plan_json: str, case: dict) -> None:
         config=config,
         tolerance=Tolerance(fields=case.get("fields", 0.0)),
         num_parts=case.get("num_parts", 1),
+        ranks_a_host=case.get("ranks_a_host", 0),
     )
 
 
@@ -104,7 +105,7 @@ def placed(world_size: int, kind: Placement, towers: Towers | None = None, tower
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("kind", list(Placement))
 def test_flat_placements_equal_one_device(world_size: int, kind: Placement):
-    exact = 0.0 if kind is not Placement.ROW_WISE or world_size == 1 else 1e-6
+    exact = 0.0 if not kind.cuts_rows or world_size == 1 else 1e-6
     run(world_size, placed(world_size, kind), fields=exact)
 
 

@@ -51,6 +51,7 @@ class TableOptimizer:
         self._tables = tables
         self._scale = 1.0
         self._summed: list[SummedGradient | None] | None = None
+        self._is_replaced = False
         self._num_summed: list[int] = []
         self._num_steps = 0
         self._state: list[dict[str, Tensor]] = []
@@ -71,21 +72,24 @@ class TableOptimizer:
             recorded.clear()
         self._scale = 1.0
         self._summed = None
+        self._is_replaced = False
 
     def all_finite(self) -> bool:
         """True if no summed gradient, scaled, is NaN or infinite. Costs one scan of the output gradients."""
         if not math.isfinite(self._scale):
             return False
-        verdict = every_sum_is_finite([part for parts in self._tables.recorded for part in parts])
+        verdict = None
+        if not self._is_replaced:
+            verdict = every_sum_is_finite([part for parts in self._tables.recorded for part in parts])
         if verdict is not None and (abs(self._scale) <= 1.0 or not verdict):
             return verdict
-        summed = [gradient for gradient in self._sums() if gradient is not None]
+        summed = [gradient for gradient in self.sums() if gradient is not None]
         return all(bool(torch.isfinite(gradient.sums * self._scale).all()) for gradient in summed)
 
     def grad_norm_squared(self) -> float:
         """Σ g² over all rows, with the gradients of equal rows summed first, and `scale_grad` applied."""
         total = 0.0
-        for gradient in self._sums():
+        for gradient in self.sums():
             if gradient is not None and len(gradient.rows):
                 rows = torch.linalg.vector_norm(gradient.sums, dim=1, dtype=torch.float64)
                 total += float(rows.square_().cumsum_(0)[-1])  # cumsum: one order whatever the number of threads
@@ -94,6 +98,26 @@ class TableOptimizer:
     def scale_grad(self, factor: float) -> None:
         """Multiply the gradient by `factor` (clipping, loss scaling); done inside `step`."""
         self._scale *= float(factor)
+
+    def sums(self) -> list[SummedGradient | None]:
+        """The gradient of each storage, equal rows summed; made once for what is recorded now, used by `step` too."""
+        num_recorded = [len(parts) for parts in self._tables.recorded]
+        if self._summed is None or num_recorded != self._num_summed:
+            self._num_summed, self._is_replaced = num_recorded, False
+            kernel = self._tables.kernel
+            with torch.no_grad():
+                self._summed = [kernel.sum_gradients(parts) if parts else None for parts in self._tables.recorded]
+        return self._summed
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if `replace_sums` was called for what is recorded now."""
+        return self._is_replaced and [len(parts) for parts in self._tables.recorded] == self._num_summed
+
+    def replace_sums(self, sums: list[SummedGradient | None]) -> None:
+        """Go on with other sums, one a storage: those of all ranks that hold these tables."""
+        assert len(sums) == len(self.sums())
+        self._summed, self._is_replaced = sums, True
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
@@ -146,13 +170,3 @@ class TableOptimizer:
             if key != "step":
                 tensor.copy_(state[key])
         self._num_steps = int(state["step"])
-
-    def _sums(self) -> list[SummedGradient | None]:
-        """The summed gradient of each storage; made once for what is recorded now, used by `step` too."""
-        num_recorded = [len(parts) for parts in self._tables.recorded]
-        if self._summed is None or num_recorded != self._num_summed:
-            self._num_summed = num_recorded
-            kernel = self._tables.kernel
-            with torch.no_grad():
-                self._summed = [kernel.sum_gradients(parts) if parts else None for parts in self._tables.recorded]
-        return self._summed

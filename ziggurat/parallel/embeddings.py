@@ -28,13 +28,14 @@ from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
+from ziggurat.parallel.host_sums import HostSums, SentPart, sent_parts
 from ziggurat.parallel.ids import IdExchange, LocalIds, PendingIds
-from ziggurat.parallel.shards import RankShare
+from ziggurat.parallel.shards import FieldShare, RankShare
 from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import Rounding, Wire, WireConfig, WireFormat
-from ziggurat.plan import Plan
+from ziggurat.plan import Placement, Plan
 
 
 @dataclass
@@ -74,7 +75,9 @@ class ShardedEmbeddings(nn.Module):
         self.tables = tables
         self.inputs, self.config = tables.inputs, tables.config
         self._topology, self._flow = topology, flow
-        self._ids = IdExchange(tables.inputs, shares=tables.shares, topology=topology, traffic=traffic)
+        self._ids = IdExchange(
+            tables.inputs, shares=tables.shares, shards=tables.shards, topology=topology, traffic=traffic
+        )
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
@@ -84,15 +87,26 @@ class ShardedEmbeddings(nn.Module):
         crosses_hosts = plan.towers is None
         group = topology.tower
         shares = [tables.shares[rank] for rank in group.ranks]
-        widths = [share.shard.num_columns for each in tables.shares for share in each.fields]
+        placements = {parts[0].placement for parts in tables.shards.values()}
+        sums_in_host = topology.groups_span_hosts and Placement.TABLE_ROW_WISE in placements
+        self._host_sums = None
+        if sums_in_host:
+            self._host_sums = HostSums(
+                topology.host, shares=tables.shares, shards=tables.shards, wire_format=wire.in_tower, traffic=traffic
+            )
+        parts = [sent_parts(share, shards=tables.shards, sums_in_host=sums_in_host) for share in tables.shares]
+        widths = [part.width for each in parts for part in each if part.width]
         width = math.gcd(*widths) if widths else 1
         chosen = wire.between_towers if crosses_hosts else wire.in_tower
-        self.field_blocks = [_blocks(name, shares) for name in names]
+        copies = {share.field.name: share for share in tables.mine.own.fields}
+        sent = [parts[rank] for rank in group.ranks]
+        self.field_blocks = [_blocks(name, sent, copies=copies) for name in names]
         self.field_dims = tuple(sum(block.width for block in blocks) for blocks in self.field_blocks)
         self.output_dim = sum(self.field_dims)
         self.hop = BlockExchange(
             group,
-            columns=[share.num_columns for share in shares],
+            columns=[sum(part.width for part in each) for each in sent],
+            num_local=tables.mine.copies.num_columns,
             blocks=[block for blocks in self.field_blocks for block in blocks],
             forward_wire=Wire(chosen, width),
             backward_wire=Wire(chosen, width, wire.backward_rounding),
@@ -192,7 +206,11 @@ class ShardedEmbeddings(nn.Module):
             for place in range(topology.tower_size)
         ]
         num_rows = per_place[topology.tower.position]
-        return self.hop.start(self.tables.lookup(ids), rows_sent=per_place, num_rows=num_rows)
+        pooled = self.tables.lookup(ids)
+        if self._host_sums is not None:
+            pooled = self._host_sums(pooled)
+        local = self.tables.lookup_copies(ids)
+        return self.hop.start(pooled, rows_sent=per_place, num_rows=num_rows, local_BL=local)
 
     def _plan_counts(self, shares: list[RankShare], traffic: Traffic) -> tuple[BlockExchange | None, list[slice]]:
         """How the lengths of lists travel whose rows are spread over ranks, always exactly."""
@@ -225,13 +243,17 @@ class ShardedEmbeddings(nn.Module):
         return hop, columns
 
 
-def _blocks(name: str, shares: list[RankShare]) -> list[Block]:
-    """Where the columns of one field come from, in the members of a group."""
-    found = [(member, part) for member, share in enumerate(shares) for part in share.fields if part.field.name == name]
-    assert found, f"the plan gives nobody feature {name!r}"
+def _blocks(name: str, sent: list[tuple[SentPart, ...]], *, copies: dict[str, FieldShare]) -> list[Block]:
+    """Where the columns of one field come from: members of a group, or the rank's own copy."""
+    if name in copies:
+        share = copies[name]
+        return [Block(share.shard.num_columns, ((Block.LOCAL, share.column),))]
     by_column: dict[int, list[tuple[int, int]]] = {}
     widths: dict[int, int] = {}
-    for member, part in found:
-        by_column.setdefault(part.shard.first_column, []).append((member, part.column))
-        widths[part.shard.first_column] = part.shard.num_columns
+    for member, parts in enumerate(sent):
+        for part in parts:
+            if part.field == name and part.width:
+                by_column.setdefault(part.first_column, []).append((member, part.column))
+                widths[part.first_column] = part.width
+    assert by_column, f"the plan gives nobody feature {name!r}"
     return [Block(widths[first], tuple(by_column[first])) for first in sorted(by_column)]

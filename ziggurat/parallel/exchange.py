@@ -12,6 +12,9 @@ A rank has some columns for everybody's samples, and wants all columns for its o
 several sources is their sum: partial pools of a table whose rows are spread over the ranks (the reduce-scatter of
 row-wise tables is that sum). The backward pass sends each block's gradient to all its sources.
 
+Some columns need not travel: each rank has looked them up for its own samples (`Block.LOCAL`). They take their places
+in the output, untouched by the wire's format, and their gradient goes straight back.
+
 Gradients are summed, never averaged: the loss is divided by the size of the *global* batch before the backward pass, so
 what arrives is the gradient of the global mean, exactly as on one device.
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -44,8 +47,11 @@ class Block:
 
     Args:
         width: number of columns.
-        sources: (member of the group, first column in what it sends); several are summed.
+        sources: (member of the group, first column in what it sends); several are summed. The member `LOCAL` stands
+            for columns that are here already.
     """
+
+    LOCAL: ClassVar[int] = -1
 
     width: int
     sources: tuple[tuple[int, int], ...]
@@ -60,6 +66,7 @@ class Transfer:
     num_rows: int  # samples of this rank
     dtype: torch.dtype
     device: torch.device
+    local: Tensor  # (num_rows, local columns) values that stay here; in the backward pass their gradient
     forward: Pending | None = field(default=None, repr=False)
     backward: Pending | None = field(default=None, repr=False)
 
@@ -70,6 +77,7 @@ class BlockExchange:
     Args:
         group: who takes part.
         columns: how many columns each member sends.
+        num_local: how many columns stay on each rank.
         blocks: the output, from left to right.
         forward_wire: format of the values.
         backward_wire: format of their gradients.
@@ -87,34 +95,49 @@ class BlockExchange:
         backward_wire: Wire,
         traffic: Traffic,
         purpose: str,
+        num_local: int = 0,
     ) -> None:
         self.group = group
         self.columns = list(columns)
+        self.num_local = num_local
         self.blocks = _merge(blocks)
         self.output_dim = sum(block.width for block in self.blocks)
         self._forward_wire = forward_wire
         self._backward_wire = backward_wire
         self._traffic = traffic
         self._purpose = purpose
-        self._is_concatenation = [b.sources for b in self.blocks] == [
-            ((member, 0),) for member, number in enumerate(self.columns) if number
-        ] and [b.width for b in self.blocks] == [number for number in self.columns if number]
+        self._is_concatenation = (
+            num_local == 0
+            and [b.sources for b in self.blocks]
+            == [((member, 0),) for member, number in enumerate(self.columns) if number]
+            and [b.width for b in self.blocks] == [number for number in self.columns if number]
+        )
 
     def __call__(self, values_RC: Float[Tensor, "R C"], *, rows_sent: list[int], num_rows: int) -> Tensor:
         """Start and finish, as part of the autograd graph."""
         token, transfer = self.start(values_RC, rows_sent=rows_sent, num_rows=num_rows)
         return self.finish(token, transfer)
 
-    def start(self, values_RC: Float[Tensor, "R C"], *, rows_sent: list[int], num_rows: int) -> tuple[Tensor, Transfer]:
-        """Send; the token ties `finish` to `values_RC` in the autograd graph.
+    def start(
+        self,
+        values_RC: Float[Tensor, "R C"],
+        *,
+        rows_sent: list[int],
+        num_rows: int,
+        local_BL: Float[Tensor, "B L"] | None = None,
+    ) -> tuple[Tensor, Transfer]:
+        """Send; the token ties `finish` to the values in the autograd graph.
 
         Args:
             values_RC: this rank's columns for the samples of all members, member after member.
             rows_sent: how many rows belong to each member.
             num_rows: samples of this rank.
+            local_BL: columns that stay here, for this rank's samples.
         """
-        transfer = Transfer(self, rows_sent, num_rows, values_RC.dtype, values_RC.device)
-        return _Start.apply(values_RC, transfer), transfer
+        local = values_RC.new_empty(num_rows, 0) if local_BL is None else local_BL
+        assert local.shape == (num_rows, self.num_local), (local.shape, num_rows, self.num_local)
+        transfer = Transfer(self, rows_sent, num_rows, values_RC.dtype, values_RC.device, local.detach())
+        return _Start.apply(values_RC, local_BL, transfer), transfer
 
     def finish(self, token: Tensor, transfer: Transfer) -> Float[Tensor, "B T"]:
         """Wait, and put the columns in their order."""
@@ -145,6 +168,7 @@ class BlockExchange:
             piece.view(rows, number)
             for piece, number in zip(received.split([rows * n for n in self.columns]), self.columns, strict=True)
         ]
+        pieces.append(transfer.local)  # LOCAL is the last
         if self._is_concatenation:
             filled = [piece for piece in pieces if piece.shape[1]]
             return filled[0] if len(filled) == 1 else torch.cat([*filled, received.new_empty(rows, 0)], dim=1)
@@ -165,6 +189,8 @@ class BlockExchange:
             piece.view(rows, number)
             for piece, number in zip(packed.split([rows * n for n in self.columns]), self.columns, strict=True)
         ]
+        transfer.local = gradient_BT.new_empty(rows, self.num_local)
+        pieces.append(transfer.local)
         column = 0
         for block in self.blocks:
             for member, first in block.sources:
@@ -192,15 +218,16 @@ class _Start(torch.autograd.Function):
     """Sends values; in the backward pass takes the gradient that `_Finish` has sent for."""
 
     @staticmethod
-    def forward(ctx: Any, values_RC: Tensor, transfer: Transfer) -> Tensor:  # type: ignore[override]
-        ctx.transfer = transfer
+    def forward(ctx: Any, values_RC: Tensor, local_BL: Tensor | None, transfer: Transfer) -> Tensor:  # type: ignore[override]
+        ctx.transfer, ctx.has_local = transfer, local_BL is not None
         transfer.exchange.send_values(transfer, values_RC)
         return values_RC.new_empty(0)  # what autograd follows; the values are still on their way
 
     @staticmethod
-    def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, token: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
         del token
-        return ctx.transfer.exchange.receive_gradient(ctx.transfer), None
+        local = ctx.transfer.local if ctx.has_local else None
+        return ctx.transfer.exchange.receive_gradient(ctx.transfer), local, None
 
 
 class _Finish(torch.autograd.Function):

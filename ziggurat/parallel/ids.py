@@ -4,8 +4,12 @@
     ids      to each rank  [ one row a sample, feature-major | list lengths, feature-major | list rows ]
 
 Ids are local to the part of the table that the receiver holds, and 32 bits wide wherever that is enough (half of what
-64-bit ids take). The receiver puts the samples of all ranks into *peer order* (`Topology.peer_order`), so that the
-lookup's output needs no further permutation before the tower hop.
+64-bit ids take). Ids of a table whose rows are spread over ranks are sorted into one list a rank (`buckets.py`). The
+receiver puts the samples of all ranks into *peer order* (`Topology.peer_order`), so that the lookup's output needs no
+further permutation before the tower hop.
+
+Tables of which every rank has a copy take ids of the rank itself, and with towers of its peers: a second message of the
+same form, behind the first, to these ranks alone.
 
 Batches may differ in size from rank to rank and from step to step, and be empty.
 """
@@ -19,11 +23,11 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, SingleSpec
+from ziggurat.parallel.buckets import Bucket, sort_into_buckets
 from ziggurat.parallel.collectives import Pending, all_to_all
-from ziggurat.parallel.shards import FieldShare, RankShare, TableGroup
+from ziggurat.parallel.shards import FieldShare, Lookup, RankShare, Shard, TableGroup
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.plan import Placement
 
 
 @dataclass
@@ -34,14 +38,14 @@ class PendingIds:
         messages: to each rank; empty once they are sent.
         told: the sizes.
         sizes: samples of each rank, by rank; once the ids are sent.
-        num_values: list rows that come from each rank; once the ids are sent.
+        num_values: list rows that come from each rank, for what is exchanged and for copies; once the ids are sent.
         pending: the ids; None as long as only the sizes are sent.
     """
 
     messages: list[Tensor]
     told: Pending
     sizes: list[int] = field(default_factory=list)
-    num_values: list[int] = field(default_factory=list)
+    num_values: tuple[list[int], ...] = ()
     pending: Pending | None = None
 
 
@@ -51,7 +55,8 @@ class LocalIds:
 
     Args:
         sizes: samples of each rank, by rank.
-        batches: one a table group; the samples of all ranks in peer order.
+        batches: one for each of `RankShare.groups`: samples of all ranks in peer order; for copies samples of the
+            rank and its peers.
     """
 
     sizes: list[int]
@@ -64,14 +69,21 @@ class IdExchange:
     Args:
         inputs: fields of the model.
         shares: what each rank looks up, by rank.
+        shards: the parts of every table.
         topology: the ranks.
         traffic: counts messages.
     """
 
     def __init__(
-        self, inputs: InputSpec, *, shares: tuple[RankShare, ...], topology: Topology, traffic: Traffic
+        self,
+        inputs: InputSpec,
+        *,
+        shares: tuple[RankShare, ...],
+        shards: dict[str, tuple[Shard, ...]],
+        topology: Topology,
+        traffic: Traffic,
     ) -> None:
-        self._shares = shares
+        self._shards = shards
         self._mine = shares[topology.rank]
         self._topology = topology
         self._traffic = traffic
@@ -79,29 +91,38 @@ class IdExchange:
         self._jagged_index = {spec.name: index for index, spec in enumerate(inputs.jagged)}
         largest = max((table.num_rows for table in inputs.tables), default=0)
         self._dtype = torch.int32 if largest + 1 < 1 << 31 else torch.int64
-        self._single_of_rank = [
-            torch.tensor([self._single_index[share.field.name] for share in each.single], dtype=torch.int64)
-            for each in shares
+        nothing = Lookup(())
+        self._letters = [
+            (self._part(share.exchanged), self._part(share.own if share.rank in topology.peers.ranks else nothing))
+            for share in shares
+        ]
+        # What comes: from each rank for what is exchanged, and from the rank and its peers for copies.
+        self._fixed = [
+            (_num_fixed(self._mine.exchanged), _num_fixed(self._mine.own) if rank in topology.peers.ranks else 0)
+            for rank in range(topology.world_size)
         ]
 
     def start(self, batch: Batch) -> PendingIds:
         """Send the sizes of this rank's messages, without waiting for those of the others; collective.
 
         `send` sends the ids. With something else in between nobody waits for anybody there.
+
+        Raises:
+            BoundsError: a row outside a table whose rows are spread.
         """
-        starts = _list_starts(batch, len(self._jagged_index))
-        messages = [self._message(batch, share, starts) for share in self._shares]
+        lists = _Lists(batch, self._single_index, self._jagged_index, self._shards)
         size = batch.batch_size
-        counts = [
-            message.numel() - size * (len(share.single) + len(share.lists))
-            for message, share in zip(messages, self._shares, strict=True)
-        ]
+        messages, told = [], []
+        for rank, letters in enumerate(self._letters):
+            pieces = [self._letter(batch, part, lists, rank) for part in letters]
+            fixed = [size * _num_fixed(part.lookup) for part in letters]
+            told.append([size, *(piece.numel() - number for piece, number in zip(pieces, fixed, strict=True))])
+            messages.append(torch.cat(pieces))
         world, world_size = self._topology.world, self._topology.world_size
-        told = torch.tensor([[size, count] for count in counts], device=batch.single.device)
         pending = all_to_all(
-            told.view(-1),
-            sent=[2] * world_size,
-            received=[2] * world_size,
+            torch.tensor(told, device=batch.single.device).view(-1),
+            sent=[3] * world_size,
+            received=[3] * world_size,
             group=world,
             traffic=self._traffic,
             purpose="sizes",
@@ -112,12 +133,12 @@ class IdExchange:
         """Send the ids, unless they are sent already; collective."""
         if ids.pending is not None:
             return
-        ids.sizes, ids.num_values = ids.told.wait().view(-1, 2).t().tolist()
-        fixed = len(self._mine.single) + len(self._mine.lists)
+        ids.sizes, *num_values = ids.told.wait().view(-1, 3).t().tolist()
+        ids.num_values = tuple(num_values)
         ids.pending = all_to_all(
             torch.cat(ids.messages),
             sent=[message.numel() for message in ids.messages],
-            received=[size * fixed + values for size, values in zip(ids.sizes, ids.num_values, strict=True)],
+            received=[sum(lengths) for lengths in self._lengths(ids)],
             group=self._topology.world,
             traffic=self._traffic,
             purpose="ids",
@@ -132,62 +153,108 @@ class IdExchange:
         """Wait, and arrange the ids in peer order for the lookup; collective if they are not sent yet."""
         self.send(ids)
         assert ids.pending is not None
-        num_single, num_lists = len(self._mine.single), len(self._mine.lists)
-        lengths = [
-            size * (num_single + num_lists) + values for size, values in zip(ids.sizes, ids.num_values, strict=True)
-        ]
-        messages = ids.pending.wait().split(lengths)
-        single, list_lengths, values = [], [], []
-        for rank in self._topology.peer_order:
-            size, message = ids.sizes[rank], messages[rank]
-            single.append(message[: size * num_single].view(num_single, size))
-            ends = message[size * num_single : size * (num_single + num_lists)]
-            list_lengths.append(ends.view(num_lists, size))
-            values.append(message[size * (num_single + num_lists) :])
-        rows_SB = torch.cat(single, dim=1).to(torch.int64)
-        jagged = _merge_lists(list_lengths, values) if num_lists else None
-        return LocalIds(ids.sizes, self._batches(rows_SB, jagged))
+        lengths = self._lengths(ids)
+        pieces = iter(ids.pending.wait().split([number for pair in lengths for number in pair]))
+        letters = [(next(pieces), next(pieces)) for _ in lengths]
+        batches: list[Batch] = []
+        for index, lookup in enumerate((self._mine.exchanged, self._mine.own)):
+            ranks = self._topology.peers.ranks if index else self._topology.peer_order
+            batches += _read(
+                lookup, [letters[rank][index] for rank in ranks], sizes=[ids.sizes[rank] for rank in ranks]
+            )
+        return LocalIds(ids.sizes, tuple(batches))
 
-    def _message(self, batch: Batch, share: RankShare, starts: list[int]) -> Tensor:
-        """Everything that one rank needs to know of this batch."""
-        pieces = [batch.single[self._single_of_rank[share.rank]].view(-1)] if share.single else []
-        lists = [self._list(batch, each, starts) for each in share.lists]
-        pieces += [lengths for lengths, _ in lists] + [values for _, values in lists]
+    def _lengths(self, ids: PendingIds) -> list[tuple[int, int]]:
+        """Numbers in the two letters of each rank to this one."""
+        exchanged, own = ids.num_values
+        return [
+            (size * fixed[0] + values, size * fixed[1] + own_values)
+            for size, fixed, values, own_values in zip(ids.sizes, self._fixed, exchanged, own, strict=True)
+        ]
+
+    def _part(self, lookup: Lookup) -> _Part:
+        indices = [self._single_index[share.field.name] for share in lookup.single]
+        return _Part(lookup, torch.tensor(indices, dtype=torch.int64))
+
+    def _letter(self, batch: Batch, part: _Part, lists: _Lists, rank: int) -> Tensor:
+        """Everything of this batch that one rank needs to know for one lookup."""
+        pieces = [batch.single[part.single].view(-1)] if part.lookup.single else []
+        found = [lists.of(each, rank) for each in part.lookup.lists]
+        pieces += [each.lengths for each in found] + [each.rows for each in found]
         if not pieces:
             return batch.single.new_empty(0, dtype=self._dtype)
         return torch.cat([piece.to(self._dtype) for piece in pieces])
 
-    def _list(self, batch: Batch, share: FieldShare, starts: list[int]) -> tuple[Tensor, Tensor]:
-        """Lengths and rows of a feature that its rank looks up as a list."""
-        shard, size = share.shard, batch.batch_size
-        if isinstance(share.field, SingleSpec):
-            rows = batch.single[self._single_index[share.field.name]]
-            lengths = None
-        else:
-            index = self._jagged_index[share.field.name]
-            rows = batch.jagged.values[starts[index] : starts[index + 1]]
-            lengths = batch.jagged.offsets[index * size : (index + 1) * size + 1].diff()
-        if shard.placement is not Placement.ROW_WISE:
-            assert lengths is not None
-            return lengths, rows
-        inside = (rows >= shard.first_row) & (rows < shard.first_row + shard.num_rows)
-        local = rows[inside] - (shard.first_row - shard.num_padding)
-        if lengths is None:
-            return inside, local
-        ends = torch.cat([inside.new_zeros(1, dtype=torch.int64), inside.cumsum(0)])
-        bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return ends[bounds].diff(), local
 
-    def _batches(self, rows_SB: Tensor, jagged: JaggedRows | None) -> tuple[Batch, ...]:
-        size = rows_SB.shape[1]
-        batches = []
-        single = lists = 0
-        for group in self._mine.groups:
-            rows = rows_SB[single : single + len(group.single)]
-            batches.append(_batch(rows, size, _part(jagged, size, lists, group)))
-            single += len(group.single)
-            lists += len(group.lists)
-        return tuple(batches)
+@dataclass(frozen=True)
+class _Part:
+    """One lookup of another rank, and the positions of its single features in `Batch.single`."""
+
+    lookup: Lookup
+    single: Tensor
+
+
+class _Lists:
+    """The lists of one batch, as each rank is to see them; sorted into buckets once a feature."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        single_index: dict[str, int],
+        jagged_index: dict[str, int],
+        shards: dict[str, tuple[Shard, ...]],
+    ) -> None:
+        self._batch, self._single_index, self._jagged_index = batch, single_index, jagged_index
+        self._shards = shards
+        self._starts = _list_starts(batch, len(jagged_index))
+        self._buckets: dict[str, dict[int, Bucket]] = {}
+
+    def of(self, share: FieldShare, rank: int) -> Bucket:
+        """Lengths and rows of a feature that a rank looks up as a list."""
+        if not share.shard.placement.cuts_rows:
+            lengths, rows = self._whole(share)
+            assert lengths is not None
+            return Bucket(lengths, rows)
+        name = share.field.name
+        if name not in self._buckets:
+            lengths, rows = self._whole(share)
+            shards = self._shards[share.shard.table]
+            self._buckets[name] = sort_into_buckets(rows, lengths, shards=shards, feature=name)
+        return self._buckets[name][rank]
+
+    def _whole(self, share: FieldShare) -> tuple[Tensor | None, Tensor]:
+        """Lengths (None: one a sample) and rows of a feature."""
+        batch, size = self._batch, self._batch.batch_size
+        if isinstance(share.field, SingleSpec):
+            return None, batch.single[self._single_index[share.field.name]]
+        index = self._jagged_index[share.field.name]
+        lengths = batch.jagged.offsets[index * size : (index + 1) * size + 1].diff()
+        return lengths, batch.jagged.values[self._starts[index] : self._starts[index + 1]]
+
+
+def _num_fixed(lookup: Lookup) -> int:
+    """Numbers a sample in a letter, beside the rows of lists."""
+    return len(lookup.single) + len(lookup.lists)
+
+
+def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int]) -> list[Batch]:
+    """One batch a table group, from the letters of some ranks, in their order."""
+    num_single, num_lists = len(lookup.single), len(lookup.lists)
+    single, list_lengths, values = [], [], []
+    for letter, size in zip(letters, sizes, strict=True):
+        single.append(letter[: size * num_single].view(num_single, size))
+        list_lengths.append(letter[size * num_single : size * (num_single + num_lists)].view(num_lists, size))
+        values.append(letter[size * (num_single + num_lists) :])
+    rows_SB = torch.cat(single, dim=1).to(torch.int64)
+    jagged = _merge_lists(list_lengths, values) if num_lists else None
+    size = rows_SB.shape[1]
+    batches, next_single, next_list = [], 0, 0
+    for group in lookup.groups:
+        rows = rows_SB[next_single : next_single + len(group.single)]
+        batches.append(_batch(rows, size, _part(jagged, size, next_list, group)))
+        next_single += len(group.single)
+        next_list += len(group.lists)
+    return batches
 
 
 def _list_starts(batch: Batch, num_jagged: int) -> list[int]:

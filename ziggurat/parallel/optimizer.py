@@ -8,6 +8,9 @@ row-wise Adagrad keeps one number a row, the sum of mean squared gradients over 
 so ranks that hold parts of a row tell each other their Σ g_d² first. They have looked up the same rows, so each knows
 what the others will send: one small all-to-all for all such tables, one number a distinct row and part. The number is
 then the same on all of them, and a checkpoint of it fits any other placement.
+
+Tables that every rank has a copy of are updated by every rank, with gradients summed over them (`copies.py`): the same
+bits everywhere. The sum is made when the gradient is first asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch import Tensor
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.collectives import all_to_all
+from ziggurat.parallel.copies import sum_over_ranks
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.shards import Shard
 from ziggurat.parallel.topology import Topology
@@ -49,31 +53,33 @@ class ShardedTableOptimizer:
         self.config = embeddings.config
         self._tables = embeddings.tables
         self._topology, self._traffic = topology, traffic
-        rows, columns = self._tables.local
-        self._rows = TableOptimizer(rows)
-        self._columns = TableOptimizer(columns)
+        self._rows, self._columns, self._copies = (TableOptimizer(tables) for tables in self._tables.local)
+        self._all = (self._rows, self._columns, self._copies)
         rowwise = self.config.optimizer is TableOptimizerKind.ROWWISE_ADAGRAD
         self._any_cut = rowwise and any(share.columns.shards for share in self._tables.shares)
         self._scale = 1.0
 
     def zero_grad(self) -> None:
         """Forget what was recorded."""
-        self._rows.zero_grad()
-        self._columns.zero_grad()
+        for optimizer in self._all:
+            optimizer.zero_grad()
         self._scale = 1.0
 
     def all_finite(self) -> bool:
         """True if nothing on this rank is NaN or infinite; the step asks all ranks (`training/world_sums.py`)."""
-        return self._rows.all_finite() and self._columns.all_finite()
+        self._sum_copies()
+        return all(optimizer.all_finite() for optimizer in self._all)
 
     def grad_norm_squared(self) -> float:
-        """Of this rank's parts; parts of all ranks add up."""
-        return self._rows.grad_norm_squared() + self._columns.grad_norm_squared()
+        """Of this rank's parts; parts of all ranks add up, copies being counted on the first rank that has them."""
+        self._sum_copies()
+        counted = self._all if self._topology.tower.position == 0 else self._all[:2]
+        return sum(optimizer.grad_norm_squared() for optimizer in counted)
 
     def scale_grad(self, factor: float) -> None:
         """Multiply the gradient; done inside `step`."""
-        self._rows.scale_grad(factor)
-        self._columns.scale_grad(factor)
+        for optimizer in self._all:
+            optimizer.scale_grad(factor)
         self._scale *= float(factor)
 
     @torch.no_grad()
@@ -85,14 +91,15 @@ class ShardedTableOptimizer:
         """
         if self._any_cut:
             self._step_cut(lr)
-        self._columns.step(lr)
-        self._rows.step(lr)
+        self._sum_copies()
+        for optimizer in self._all:
+            optimizer.step(lr)
         self._scale = 1.0
 
     def state_dict(self) -> dict[str, Tensor]:
         """State by table, as parts of whole tables, and `step`."""
         entries: dict[str, Tensor] = {"step": self._rows.state_dict()["step"]}
-        for optimizer, group in zip((self._rows, self._columns), self._tables.mine.groups, strict=True):
+        for optimizer, group in zip(self._all, self._tables.mine.groups, strict=True):
             own = optimizer.state_dict()
             for shard in group.shards:
                 for name, state in own.items():
@@ -104,9 +111,18 @@ class ShardedTableOptimizer:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Set the step count; parts share memory with what a checkpoint was loaded into."""
-        for optimizer in (self._rows, self._columns):
+        for optimizer in self._all:
             own = optimizer.state_dict()
             optimizer.load_state_dict({**own, "step": state["step"]})
+
+    def _sum_copies(self) -> None:
+        """Sum the gradients of copied tables over the ranks that have them, once for what is recorded; collective."""
+        if self._copies.is_replaced:
+            return
+        sums = self._copies.sums()
+        present = [gradient for gradient in sums if gradient is not None]  # the same storages on every rank
+        summed = iter(sum_over_ranks(present, group=self._topology.tower, traffic=self._traffic))
+        self._copies.replace_sums([None if gradient is None else next(summed) for gradient in sums])
 
     # ------------------------------------------------------------------------------- tables that are cut by columns
 

@@ -32,7 +32,7 @@ from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import TowerTransform
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import WireConfig
-from ziggurat.plan import Plan
+from ziggurat.plan import Placement, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,11 @@ def parallelize(
 
 
 def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
-    """Check a plan against a model's inputs and the live ranks; see `Plan.check`."""
+    """Check a plan against a model's inputs and the live ranks; see `Plan.check`.
+
+    Raises:
+        PlanError: it does not fit, or a table-row-wise table has ranks on several hosts.
+    """
     plan.check(
         tables={spec.name: spec.table for spec in inputs.fields},
         world_size=topology.world_size,
@@ -164,6 +168,16 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
             where="parallelize",
             ways_out=f"Topology.create(tower_size={plan.ranks_a_group})",
         )
+    for entry in plan.tables:
+        hosts = sorted({topology.host_of(rank) for rank in entry.ranks})
+        if entry.placement is Placement.TABLE_ROW_WISE and len(hosts) > 1:
+            raise PlanError(
+                expected=f"ranks of one host for {entry.placement.value}; host {hosts[0]} has ranks "
+                f"{hosts[0] * topology.ranks_a_host} to {(hosts[0] + 1) * topology.ranks_a_host - 1}",
+                found=f"ranks {list(entry.ranks)} on hosts {hosts}",
+                where=f"plan, table {entry.table!r}",
+                ways_out=("name ranks of one host", f"place the table {Placement.ROW_WISE.value}"),
+            )
 
 
 def _check_towers(model: RankingModel, plan: Plan) -> None:

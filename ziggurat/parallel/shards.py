@@ -2,10 +2,17 @@
 
 Every placement becomes the same thing on a rank: a few smaller tables, looked up by an ordinary `EmbeddingTables`.
 
-    table_wise    the table                              looked up as on one device
-    column_wise   D/k columns of all rows on each rank   the same rows everywhere, narrower results
-    row_wise      a block of rows on each rank           every feature becomes a list of those of its rows that lie
-                                                         here; partial sums add up to the pool
+    table_wise      the table                              looked up as on one device
+    column_wise     D/k columns of all rows on each rank   the same rows everywhere, narrower results
+    row_wise        a block of rows on each rank           every feature becomes a list of those of its rows that lie
+                                                           here; partial sums add up to the pool
+    table_row_wise  the same, over ranks of one host       partial sums add up inside the host (`host_sums.py`), and
+                                                           only sums travel between hosts
+    data_parallel   the table, on every rank               looked up for the rank's own samples; nothing of it is
+                                                           exchanged but the gradients of touched rows
+
+Placements: Mudigere et al., "Software-hardware co-design for fast and scalable training of deep learning
+recommendation models" (Neo and ZionEX), ISCA 2022, section 4.2.
 
 The first row of every table is padding: it reads as zeros and is never updated. A block of rows that does not start
 at row 0 gets a padding row of its own in front, so row r of the table is row r − first + 1 of the block.
@@ -13,6 +20,7 @@ at row 0 gets a padding row of its own in front, so row r of the table is row r 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -86,13 +94,13 @@ class FieldShare:
     @property
     def is_single(self) -> bool:
         """True if the rank reads exactly one row a sample."""
-        return isinstance(self.field, SingleSpec) and self.shard.placement is not Placement.ROW_WISE
+        return isinstance(self.field, SingleSpec) and not self.shard.placement.cuts_rows
 
     @property
     def is_partial_mean(self) -> bool:
         """True if the rank sums a part of the rows of a mean, whose number only all ranks together know."""
         mean = isinstance(self.field, JaggedSpec) and self.field.pooling is Pooling.MEAN
-        return mean and self.shard.placement is Placement.ROW_WISE
+        return mean and self.shard.placement.cuts_rows
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,37 @@ class TableGroup:
         single = tuple(SingleSpec(name=share.field.name, table=share.field.table) for share in self.single)
         return InputSpec(single=single, jagged=tuple(map(_list_spec, self.lists)), tables=tables)
 
+    @cached_property
+    def num_columns(self) -> int:
+        """Columns of its lookup output."""
+        return sum(share.shard.num_columns for share in (*self.single, *self.lists))
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Table groups whose ids come in one message from each rank.
+
+    Args:
+        groups: in the order of the lookup output.
+    """
+
+    groups: tuple[TableGroup, ...]
+
+    @cached_property
+    def single(self) -> tuple[FieldShare, ...]:
+        """What needs one row a sample."""
+        return tuple(share for group in self.groups for share in group.single)
+
+    @cached_property
+    def lists(self) -> tuple[FieldShare, ...]:
+        """What needs a list of rows a sample."""
+        return tuple(share for group in self.groups for share in group.lists)
+
+    @cached_property
+    def fields(self) -> tuple[FieldShare, ...]:
+        """Everything that is looked up, in the order of the lookup output."""
+        return tuple(share for group in self.groups for share in (*group.single, *group.lists))
+
 
 @dataclass(frozen=True)
 class RankShare:
@@ -128,31 +167,34 @@ class RankShare:
         rank: whose.
         rows: parts with all columns (table-wise, row-wise).
         columns: parts with some columns. They are kept apart, because row-wise optimizer state depends on all columns.
+        copies: whole tables that every rank (of the tower group) has, looked up for the rank's own samples, and with
+            towers for those of its peers.
     """
 
     rank: int
     rows: TableGroup
     columns: TableGroup
+    copies: TableGroup
 
     @cached_property
-    def groups(self) -> tuple[TableGroup, TableGroup]:
-        """Both, in the order of the lookup output."""
-        return self.rows, self.columns
+    def groups(self) -> tuple[TableGroup, ...]:
+        """All three."""
+        return self.rows, self.columns, self.copies
 
     @cached_property
-    def single(self) -> tuple[FieldShare, ...]:
-        """What needs one row a sample."""
-        return (*self.rows.single, *self.columns.single)
+    def exchanged(self) -> Lookup:
+        """What is looked up for the samples of all ranks."""
+        return Lookup((self.rows, self.columns))
 
     @cached_property
-    def lists(self) -> tuple[FieldShare, ...]:
-        """What needs a list of rows a sample."""
-        return (*self.rows.lists, *self.columns.lists)
+    def own(self) -> Lookup:
+        """What is looked up for samples of this rank and its peers."""
+        return Lookup((self.copies,))
 
     @cached_property
     def fields(self) -> tuple[FieldShare, ...]:
-        """Everything that is looked up, in the order of the lookup output."""
-        return (*self.rows.single, *self.rows.lists, *self.columns.single, *self.columns.lists)
+        """What is looked up for all ranks, in the order of the lookup output."""
+        return self.exchanged.fields
 
     @cached_property
     def counts(self) -> tuple[FieldShare, ...]:
@@ -183,32 +225,38 @@ def cut_tables(plan: Plan, inputs: InputSpec, *, dim: int) -> dict[str, tuple[Sh
 def share_of(rank: int, *, inputs: InputSpec, shards: dict[str, tuple[Shard, ...]]) -> RankShare:
     """What a rank holds and looks up; the same on every rank that asks."""
     mine = {name: shard for name, parts in shards.items() for shard in parts if shard.rank == rank}
-    column = 0
-    groups = []
-    for by_columns in (False, True):
-        chosen = [s for s in mine.values() if (s.placement is Placement.COLUMN_WISE) is by_columns]
-        names = {shard.table for shard in chosen}
-        shares = [FieldShare(field=f, shard=mine[f.table], column=0) for f in inputs.fields if f.table in names]
-        placed: tuple[list[FieldShare], list[FieldShare]] = ([], [])
-        for kind, is_single in zip(placed, (True, False), strict=True):
-            for share in shares:
-                if share.is_single is is_single:
-                    kind.append(replace(share, column=column))
-                    column += share.shard.num_columns
-        groups.append(TableGroup(tuple(chosen), tuple(placed[0]), tuple(placed[1])))
-    return RankShare(rank, rows=groups[0], columns=groups[1])
+    columns = [shard for shard in mine.values() if shard.placement is Placement.COLUMN_WISE]
+    copies = [shard for shard in mine.values() if shard.placement is Placement.DATA_PARALLEL]
+    rows = [shard for shard in mine.values() if shard not in columns and shard not in copies]
+    by_rows = _table_group(rows, inputs, first_column=0)
+    by_columns = _table_group(columns, inputs, first_column=by_rows.num_columns)
+    return RankShare(rank, rows=by_rows, columns=by_columns, copies=_table_group(copies, inputs, first_column=0))
+
+
+def _table_group(shards: list[Shard], inputs: InputSpec, *, first_column: int) -> TableGroup:
+    """Shards with everything that looks them up, columns one after the other."""
+    mine = {shard.table: shard for shard in shards}
+    shares = [FieldShare(field=f, shard=mine[f.table], column=0) for f in inputs.fields if f.table in mine]
+    placed: tuple[list[FieldShare], list[FieldShare]] = ([], [])
+    column = first_column
+    for kind, is_single in zip(placed, (True, False), strict=True):
+        for share in shares:
+            if share.is_single is is_single:
+                kind.append(replace(share, column=column))
+                column += share.shard.num_columns
+    return TableGroup(tuple(shards), tuple(placed[0]), tuple(placed[1]))
 
 
 def _list_spec(share: FieldShare) -> JaggedSpec:
     pooling = Pooling.SUM
-    if isinstance(share.field, JaggedSpec) and share.shard.placement is not Placement.ROW_WISE:
+    if isinstance(share.field, JaggedSpec) and not share.shard.placement.cuts_rows:
         pooling = share.field.pooling
     return JaggedSpec(name=share.field.name, table=share.field.table, pooling=pooling)
 
 
 def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shard, ...]:
     kind, ranks = entry.placement, entry.ranks
-    rows = table.num_rows
+    rows, shape = table.num_rows, (table.num_rows, columns)
     if kind is Placement.COLUMN_WISE:
         if columns % len(ranks):
             raise PlanError(
@@ -219,24 +267,17 @@ def _cut(table: TableSpec, entry: TablePlacement, *, columns: int) -> tuple[Shar
             )
         width = columns // len(ranks)
         return tuple(
-            _shard(table.name, kind, rank, rows=(0, rows), columns=(i * width, width), shape=(rows, columns))
+            _shard(table.name, kind, rank, rows=(0, rows), columns=(i * width, width), shape=shape)
             for i, rank in enumerate(ranks)
         )
-    if kind is Placement.ROW_WISE:
+    if kind.cuts_rows:
         block = -(-rows // len(ranks))
         bounds = [min(i * block, rows) for i in range(len(ranks) + 1)]
         return tuple(
-            _shard(
-                table.name,
-                kind,
-                rank,
-                rows=(bounds[i], bounds[i + 1] - bounds[i]),
-                columns=(0, columns),
-                shape=(rows, columns),
-            )
-            for i, rank in enumerate(ranks)
+            _shard(table.name, kind, rank, rows=(first, last - first), columns=(0, columns), shape=shape)
+            for rank, (first, last) in zip(ranks, itertools.pairwise(bounds), strict=True)
         )
-    return (_shard(table.name, kind, ranks[0], rows=(0, rows), columns=(0, columns), shape=(rows, columns)),)
+    return tuple(_shard(table.name, kind, rank, rows=(0, rows), columns=(0, columns), shape=shape) for rank in ranks)
 
 
 def _shard(

@@ -40,7 +40,7 @@ class ShardedTables(nn.Module):
     Attributes:
         shares: what every rank looks up, by rank.
         mine: what this rank looks up.
-        local: this rank's tables: those with all columns, and those with some.
+        local: this rank's tables, one for each of `RankShare.groups`: those with all columns, those with some, copies.
     """
 
     def __init__(
@@ -74,10 +74,14 @@ class ShardedTables(nn.Module):
         """This rank's columns for the samples of all ranks, in peer order."""
         pooled = [
             tables(batch, dtype=dtype)
-            for tables, batch, group in zip(self.local, ids.batches, self.mine.groups, strict=True)
+            for tables, batch, group in zip(self.local[:2], ids.batches[:2], self.mine.exchanged.groups, strict=True)
             if group.shards or group is self.mine.rows  # without tables an empty result, tied into the graph
         ]
         return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
+
+    def lookup_copies(self, ids: LocalIds, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B L"] | None:
+        """Columns of the tables that every rank has a copy of, for samples of the rank and its peers; None: no such."""
+        return self.local[2](ids.batches[2], dtype=dtype) if self.mine.copies.shards else None
 
     def list_lengths(self, ids: LocalIds) -> Float[Tensor, "R counts"]:
         """How many rows of each list of `RankShare.counts` this rank has summed."""
@@ -138,7 +142,7 @@ class ShardedTables(nn.Module):
         return next((shard for shard in self.shards[name] if shard.rank == self._topology.rank), None)
 
     def _group(self, shard: Shard) -> EmbeddingTables:
-        return self.local[0] if shard in self.mine.rows.shards else self.local[1]
+        return self.local[next(i for i, group in enumerate(self.mine.groups) if shard in group.shards)]
 
     def _table_shard(self, shard: Shard, part: Tensor) -> TableShard:
         return table_shard(

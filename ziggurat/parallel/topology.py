@@ -62,6 +62,7 @@ class Topology:
         world: all ranks.
         tower: the S ranks that hold the same towers as this one.
         peers: the ranks with the same place in every tower group.
+        host: the ranks of this host.
     """
 
     rank: int
@@ -71,6 +72,7 @@ class Topology:
     world: RankGroup
     tower: RankGroup
     peers: RankGroup
+    host: RankGroup
 
     @property
     def num_hosts(self) -> int:
@@ -95,6 +97,11 @@ class Topology:
     def host_of(self, rank: int) -> int:
         """The host of a rank."""
         return rank // self.ranks_a_host
+
+    @property
+    def groups_span_hosts(self) -> bool:
+        """True if a tower group (or the world of a flat model) has ranks on several hosts."""
+        return self.ranks_a_host % self.tower_size != 0
 
     @property
     def peer_order(self) -> tuple[int, ...]:
@@ -126,21 +133,24 @@ class Topology:
         """
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             alone = RankGroup(ranks=(0,), position=0)
-            return Topology(0, 1, 1, 1, world=alone, tower=alone, peers=alone)
+            return Topology(0, 1, 1, 1, world=alone, tower=alone, peers=alone, host=alone)
         rank, world_size = dist.get_rank(), dist.get_world_size()
         ranks_a_host = ranks_a_host or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
         tower_size = tower_size or world_size
         _check(rank, world_size, ranks_a_host=ranks_a_host, tower_size=tower_size)
         towers = [range(first, first + tower_size) for first in range(0, world_size, tower_size)]
         peers = [range(place, world_size, tower_size) for place in range(tower_size)]
+        hosts = [range(first, first + ranks_a_host) for first in range(0, world_size, ranks_a_host)]
+        tower = _join(towers, rank)
         return Topology(
             rank,
             world_size,
             ranks_a_host,
             tower_size,
             world=RankGroup(tuple(range(world_size)), rank, dist.group.WORLD),
-            tower=_join(towers, rank),
+            tower=tower,
             peers=_join(peers, rank),
+            host=tower if hosts == towers else _join(hosts, rank),
         )
 
 

@@ -57,6 +57,7 @@ def assert_same_as_single_device(
     tolerance: Tolerance | None = None,
     cuts: Sequence[int] | None = None,
     num_parts: int = 1,
+    ranks_a_host: int = 0,
 ) -> None:
     """Raise AssertionError unless the parallel model does what one device does; collective over all ranks.
 
@@ -68,9 +69,10 @@ def assert_same_as_single_device(
         tolerance: how exact; by default to FP32 rounding.
         cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty.
         num_parts: parts of a batch in the pipeline.
+        ranks_a_host: of emulated hosts; 0: all ranks share one.
     """
     tolerance = tolerance or Tolerance()
-    topology = Topology.create(tower_size=plan.ranks_a_group)
+    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=ranks_a_host)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
     local = batch_rows(batch, bounds[topology.rank], bounds[topology.rank + 1])
     single, many = build(), build()
@@ -105,6 +107,7 @@ def assert_same_as_single_device(
         many_dense.zero_grad()
         _compare_dense(single, many, tolerance.others, gradients=False)
         _compare_tables(single, many, tolerance.others)
+        _compare_copies(many, topology)
 
 
 def _uneven(size: int, world_size: int) -> list[int]:
@@ -136,6 +139,19 @@ def _compare_tables(single: RankingModel, many: RankingModel, limit: float) -> N
         for shard in group.shards:
             wanted = single.embeddings.tables.view(shard.table)[shard.rows, shard.columns]
             _same(f"table {shard.table}", tables.part(shard), wanted, limit)
+
+
+def _compare_copies(many: RankingModel, topology: Topology) -> None:
+    """Tables that several ranks have a copy of are the same bits on all of them."""
+    tables = many.embeddings.tables
+    assert isinstance(tables, ShardedTables)
+    group = topology.tower.process_group
+    for shard in tables.mine.copies.shards:
+        part = tables.part(shard).clone()
+        if group is not None:
+            first = part.clone()
+            dist.broadcast(first, src=topology.tower.ranks[0], group=group)
+            assert torch.equal(first, part), f"copies of table {shard.table} differ from rank to rank"
 
 
 def _same(what: str, found: Tensor, wanted: Tensor, limit: float) -> None:

@@ -70,7 +70,14 @@ def tower_plan(
             case Placement.COLUMN_WISE:
                 _check_columns(entry, weights[name].shape[1])
                 generate = column_wise(ranks=list(entry.ranks))
-            case Placement.ROW_WISE:
+            case Placement.DATA_PARALLEL:
+                raise PlanError(
+                    expected="table_wise, column_wise or row_wise",
+                    found=entry.placement.value,
+                    where=f"plan, table {name!r}",
+                    ways_out="place it table_wise: TorchRec would reduce a copied table over all ranks",
+                )
+            case Placement.ROW_WISE | Placement.TABLE_ROW_WISE:
                 generate, local_size = table_row_wise(host_index=_group(entry, topology)), topology.tower_size
         sharding = generate(weights[name], local_size, topology.world_size, device_type, sharder)
         sharding.compute_kernel = kernel.value

@@ -1,0 +1,101 @@
+"""Buckets: the rows of a feature, sorted by the rank that holds them. For tables whose rows are spread over ranks.
+
+Blocks of rows have one size, so the owner of a row is a division. One stable sort by owner then brings together what
+goes to each rank, and keeps the order of the samples inside a bucket:
+
+    rows      7 0 9 | 3 | 8 1        3 samples; blocks of 5 rows on ranks a and b
+    owner     b a b | a | b a
+    to a      0 | 3 | 1              lengths 1 1 1
+    to b      7 9 | | 8              lengths 2 0 1      as rows of the block: 3 5 | | 4 (behind its padding row)
+
+Cost: O(N log N) for N rows and any number of ranks, where a mask for each rank costs ranks · N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from ziggurat.errors import BoundsError
+from ziggurat.parallel.shards import Shard
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What one rank looks up of a feature.
+
+    Args:
+        lengths: rows of each sample.
+        rows: sample after sample, local to the rank's part of the table.
+    """
+
+    lengths: Int[Tensor, "B"]
+    rows: Int[Tensor, "n"]
+
+
+def owners(rows_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...]) -> Int[Tensor, "N"]:
+    """Which of the shards of a table that is cut by rows holds each row."""
+    return rows_N.div(max(shards[0].num_rows, 1), rounding_mode="floor")
+
+
+def local_rows(rows_N: Int[Tensor, "N"], owners_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...]) -> Tensor:
+    """Rows of the owner's block, whose first is padding (its own, or the table's)."""
+    return rows_N - owners_N * shards[0].num_rows + (owners_N > 0)
+
+
+def check_bounds(rows_N: Tensor, *, table_rows: int, feature: str, lengths: Tensor | None, table: str) -> None:
+    """Refuse rows that no rank holds.
+
+    Raises:
+        BoundsError: names the first, with its sample.
+    """
+    if rows_N.numel() == 0:
+        return
+    low, high = torch.aminmax(rows_N)
+    if int(low) >= 0 and int(high) < table_rows:
+        return
+    position = sample = int(((rows_N < 0) | (rows_N >= table_rows)).nonzero()[0])
+    if lengths is not None:
+        sample = int(torch.searchsorted(lengths.cumsum(0), position, right=True))
+    raise BoundsError(
+        expected=f"rows 0 … {table_rows - 1} of table {table!r}",
+        found=f"row {int(rows_N[position])}",
+        where=f"feature {feature!r}, sample {sample} of this rank's batch",
+        ways_out=(
+            "encode raw ids with the run's Preprocessing instead of by hand",
+            'choose out_of_range = "unknown" or "clamp" for the table in the schema',
+        ),
+    )
+
+
+def sort_into_buckets(
+    rows_N: Int[Tensor, "N"], lengths_B: Int[Tensor, "B"] | None, *, shards: tuple[Shard, ...], feature: str
+) -> dict[int, Bucket]:
+    """One bucket for each rank that holds a part of the table.
+
+    Args:
+        rows_N: rows of the whole table, sample after sample.
+        lengths_B: rows of each sample; None: one each.
+        shards: of a table that is cut by rows.
+        feature: for errors.
+
+    Raises:
+        BoundsError: a row outside the table.
+    """
+    table = shards[0]
+    check_bounds(rows_N, table_rows=table.table_rows, feature=feature, lengths=lengths_B, table=table.table)
+    num_samples = len(rows_N) if lengths_B is None else len(lengths_B)
+    samples = torch.arange(num_samples, device=rows_N.device)
+    if lengths_B is not None:
+        samples = torch.repeat_interleave(samples, lengths_B)
+    owners_N = owners(rows_N, shards=shards)
+    sorted_N, order = torch.sort(owners_N, stable=True)
+    local_N = local_rows(rows_N[order], sorted_N, shards=shards)
+    counts = torch.bincount(owners_N, minlength=len(shards)).tolist()
+    lengths_KB = torch.bincount(owners_N * num_samples + samples, minlength=len(shards) * num_samples)
+    lengths = lengths_KB.view(len(shards), num_samples)
+    pieces = local_N.split(counts)
+    return {shard.rank: Bucket(lengths[index], pieces[index]) for index, shard in enumerate(shards)}
