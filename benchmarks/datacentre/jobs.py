@@ -194,10 +194,13 @@ class Job:
                         failures[number] = (float(answer["when"]), str(answer["error"]))
                     else:
                         answers[number] = answer
+        silent = [number for number in range(len(self._ranks)) if number not in answers and number not in failures]
         if failures:
             first = min(failures, key=lambda number: failures[number][0])
-            raise self._failure(first, operation, failures[first][1])
-        silent = [number for number in range(len(self._ranks)) if number not in answers]
+            text = failures[first][1]
+            if silent and "Timed out" in text:  # the rank that waited is not the one that hangs
+                raise self._failure(silent[0], operation, f"no answer of ranks {silent}; rank {first}: {text}")
+            raise self._failure(first, operation, text)
         if silent:
             raise self._failure(silent[0], operation, f"no answer of ranks {silent} in {self.spec.timeout_s:g} s")
         return [answers[number] for number in range(len(self._ranks))]
