@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ziggurat.features.schema_io import read_schema as read_schema
     from ziggurat.features.schema_io import write_schema as write_schema
     from ziggurat.models import DCNv2Config as DCNv2Config
+    from ziggurat.models import DHENConfig as DHENConfig
     from ziggurat.models import DLRMConfig as DLRMConfig
     from ziggurat.models import DNNConfig as DNNConfig
     from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
@@ -65,6 +66,7 @@ _HOMES = {
     "ziggurat.features.schema_io": ("read_schema", "write_schema"),
     "ziggurat.models": (
         "DCNv2Config",
+        "DHENConfig",
         "DLRMConfig",
         "DNNConfig",
         "LogisticRegressionConfig",

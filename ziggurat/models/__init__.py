@@ -13,6 +13,10 @@ from ziggurat.models.dcn_v2 import DCNv2 as DCNv2
 from ziggurat.models.dcn_v2 import DCNv2Config as DCNv2Config
 from ziggurat.models.dcn_v2 import Structure as Structure
 from ziggurat.models.dense_inputs import NumericInput as NumericInput
+from ziggurat.models.dhen import DHEN as DHEN
+from ziggurat.models.dhen import DHENConfig as DHENConfig
+from ziggurat.models.dhen import DHENModule as DHENModule
+from ziggurat.models.dhen import Ensemble as Ensemble
 from ziggurat.models.dlrm import DLRM as DLRM
 from ziggurat.models.dlrm import DLRMConfig as DLRMConfig
 from ziggurat.models.dlrm import Interaction as Interaction
@@ -20,6 +24,7 @@ from ziggurat.models.dnn import DNN as DNN
 from ziggurat.models.dnn import DNNConfig as DNNConfig
 from ziggurat.models.heads import HeadSharing as HeadSharing
 from ziggurat.models.interactions.factorization_machine import FMKind as FMKind
+from ziggurat.models.interactions.self_attention import AttentionConfig as AttentionConfig
 from ziggurat.models.logistic_regression import LogisticRegression as LogisticRegression
 from ziggurat.models.logistic_regression import LogisticRegressionConfig as LogisticRegressionConfig
 from ziggurat.models.mlp import Activation as Activation

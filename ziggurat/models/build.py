@@ -16,6 +16,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dcn_v2 import DCNv2, DCNv2Config
+from ziggurat.models.dhen import DHEN, DHENConfig
 from ziggurat.models.dlrm import DLRM, DLRMConfig
 from ziggurat.models.dnn import DNN, DNNConfig
 from ziggurat.models.logistic_regression import LogisticRegression, LogisticRegressionConfig
@@ -24,7 +25,7 @@ from ziggurat.models.towers import TowerLayer
 from ziggurat.models.wukong import Wukong, WukongConfig
 from ziggurat.plan import Towers
 
-TowerModelConfig = DLRMConfig | DCNv2Config | DNNConfig | WukongConfig
+TowerModelConfig = DLRMConfig | DCNv2Config | DNNConfig | WukongConfig | DHENConfig
 ModelConfig = TowerModelConfig | LogisticRegressionConfig
 
 
@@ -61,6 +62,8 @@ def build_model(
                 return DNN(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case WukongConfig():
                 return Wukong(config, inputs=inputs, embeddings=embeddings, towers=layer)
+            case DHENConfig():
+                return DHEN(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case LogisticRegressionConfig():
                 return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
 
@@ -88,7 +91,7 @@ def table_dim(config: ModelConfig) -> int:
     match config:
         case LogisticRegressionConfig():
             return 1
-        case WukongConfig():
+        case WukongConfig() | DHENConfig():
             return config.embedding_dim * config.embeddings_per_feature
         case _:
             return config.embedding_dim

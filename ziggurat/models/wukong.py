@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -51,6 +50,7 @@ from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
+from ziggurat.ops.dropout import dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +220,7 @@ class Wukong(RankingModel):
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """All layers, then the final MLP."""
         fields_BFD = self.stack(dense_BN, fields_BX, vectors)
-        if self.config.input_dropout:
-            fields_BFD = F.dropout(fields_BFD, self.config.input_dropout, self.training)
+        fields_BFD = dropout(fields_BFD, p=self.config.input_dropout, training=self.training)
         for layer in self.layers:
             fields_BFD = layer(fields_BFD)
         return self.heads(fields_BFD.flatten(1))
