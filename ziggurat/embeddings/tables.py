@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings.config import EmbeddingConfig
@@ -65,7 +65,7 @@ class EmbeddingTables(nn.Module):
         self.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         self.output_dim = sum(self.field_dims)
         self._layouts = _layouts(inputs, self.tables)
-        self._sequences: dict[str, tuple[FieldSlot, list[LookupLayout]]] = {}
+        self._single_layouts: dict[str, list[LookupLayout]] = {}
         self._chosen: ChosenKernel | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         if config.kernel is not KernelChoice.AUTO:
@@ -112,43 +112,54 @@ class EmbeddingTables(nn.Module):
             (B, L, D) vectors, zeros after the end of a list, with L the longest list of the batch; and the mask
             (B, L) of what is inside a list.
         """
-        slot, layouts = self._sequence_layouts(name)
+        position = [spec.name for spec in self.inputs.jagged].index(name)
+        slot = _slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
         lookups = Lookups.of(batch)
         lengths = lookups.lengths(slot)
         longest = int(lengths.max()) if lengths.numel() else 0
         mask_BL = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
         rows_BL = torch.zeros(mask_BL.shape, dtype=torch.int64, device=lengths.device)
         rows_BL[mask_BL] = lookups.rows(slot)
-        flat = Lookups(
-            batch_size=rows_BL.numel(),
-            single=rows_BL.view(1, -1),
-            values=lookups.values[:0],
-            offsets=lookups.offsets[:1],
-        )
         try:
-            if self.has_dense_gradients:
-                weights = [self.tables.parameter(each) for each in self.tables.places]
-                vectors = _DenseLookup.apply(self, flat, layouts, dtype, *weights)
-            else:
-                vectors = _RecordedLookup.apply(self._anchor, self, flat, layouts, dtype)
+            vectors = self.vectors(slot.table, rows_BL.view(-1), dtype=dtype)
         except BoundsError:
             raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), lookups)  # name the list's sample
             raise
         return vectors.view(*mask_BL.shape, vectors.shape[-1]), mask_BL
 
-    def _sequence_layouts(self, name: str) -> tuple[FieldSlot, list[LookupLayout]]:
-        """The list's own slot, and layouts that read it as one single field, made once."""
-        if name not in self._sequences:
-            position = [spec.name for spec in self.inputs.jagged].index(name)
-            spec = self.inputs.jagged[position]
-            place = self.tables.places[spec.table]
-            flat = _slot(SingleSpec(name=name, table=spec.table), index=0, column=0, tables=self.tables)
-            layouts = [
+    def vectors(
+        self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "N D"]:
+        """The vectors of some rows of one table; their gradients are recorded as those of `forward` are.
+
+        Args:
+            table: its name.
+            rows_N: rows, any number of times each.
+            dtype: of the vectors.
+
+        Raises:
+            BoundsError: a row is outside the table.
+        """
+        layouts = self._table_layouts(table)
+        nothing = rows_N.new_empty(0)
+        flat = Lookups(
+            batch_size=rows_N.numel(), single=rows_N.view(1, -1), values=nothing, offsets=rows_N.new_zeros(1)
+        )
+        if self.has_dense_gradients:
+            weights = [self.tables.parameter(each) for each in self.tables.places]
+            return _DenseLookup.apply(self, flat, layouts, dtype, *weights)
+        return _RecordedLookup.apply(self._anchor, self, flat, layouts, dtype)
+
+    def _table_layouts(self, table: str) -> list[LookupLayout]:
+        """Layouts that read one table as a single field, made once."""
+        if table not in self._single_layouts:
+            place = self.tables.places[table]
+            flat = _slot(SingleSpec(name=table, table=table), index=0, column=0, tables=self.tables)
+            self._single_layouts[table] = [
                 LookupLayout(dim=place.dim, width=place.dim, slots=(flat,) if index == place.storage else ())
                 for index in range(self.tables.num_storages)
             ]
-            self._sequences[name] = (_slot(spec, index=position, column=0, tables=self.tables), layouts)
-        return self._sequences[name]
+        return self._single_layouts[table]
 
     def table(self, name: str) -> Float[Tensor, "rows D"]:
         """The weights of one table, sharing memory with it (detached)."""

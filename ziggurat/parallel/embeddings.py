@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ziggurat.embeddings import BatchShape
@@ -30,6 +30,7 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.host_sums import HostSums, SentPart, sent_parts
 from ziggurat.parallel.ids import IdExchange, LocalIds, PendingIds
+from ziggurat.parallel.sequences import SequenceExchange
 from ziggurat.parallel.shards import FieldShare, RankShare
 from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
@@ -78,6 +79,7 @@ class ShardedEmbeddings(nn.Module):
         self._ids = IdExchange(
             tables.inputs, shares=tables.shares, shards=tables.shards, topology=topology, traffic=traffic
         )
+        self._sequences = SequenceExchange(tables, topology=topology, wire=wire, traffic=traffic)
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
@@ -160,6 +162,15 @@ class ShardedEmbeddings(nn.Module):
         for column, columns in enumerate(self._count_columns):
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
         return pooled_BT * factors_BT
+
+    def sequence(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+        """The vectors of a list feature for this rank's samples, not pooled; collective. See `sequences.py`.
+
+        As `EmbeddingTables.sequence`, but L is the longest list of this rank's batch.
+        """
+        return self._sequences(batch, name, dtype=dtype)
 
     def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
         """The first half of `forward`: look up and send; `hop` has the second. See `pipeline.py`."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
@@ -82,6 +82,14 @@ class ShardedTables(nn.Module):
     def lookup_copies(self, ids: LocalIds, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "B L"] | None:
         """Columns of the tables that every rank has a copy of, for samples of the rank and its peers; None: no such."""
         return self.local[2](ids.batches[2], dtype=dtype) if self.mine.copies.shards else None
+
+    def vectors(
+        self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "N D"]:
+        """Vectors of rows of this rank's part of a table (rows of the part, padding in front counted)."""
+        shard = self._shard(table)
+        assert shard is not None, f"this rank has no part of table {table!r}"
+        return self._group(shard).vectors(table, rows_N, dtype=dtype)
 
     def list_lengths(self, ids: LocalIds) -> Float[Tensor, "R counts"]:
         """How many rows of each list of `RankShare.counts` this rank has summed."""

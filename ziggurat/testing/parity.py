@@ -110,6 +110,59 @@ def assert_same_as_single_device(
         _compare_copies(many, topology)
 
 
+def assert_same_sequences(
+    build: Callable[[], RankingModel],
+    plan: Plan,
+    *,
+    batch: Batch,
+    names: Sequence[str],
+    cuts: Sequence[int] | None = None,
+    ranks_a_host: int = 0,
+) -> None:
+    """Raise AssertionError unless un-pooled lists are those of one device; collective over all ranks.
+
+    Compared are vectors and masks (the same bits), and the weights of every table after each of two steps whose loss
+    is a random weighted sum of the vectors of all `names` and of the pooled fields.
+
+    Args:
+        build: makes the model, the same each time (fixed seed).
+        plan: what to execute.
+        batch: a global batch.
+        names: list features to read as sequences.
+        cuts: where the batch is cut; see `assert_same_as_single_device`.
+        ranks_a_host: of emulated hosts; 0: all ranks share one.
+    """
+    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=ranks_a_host)
+    bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
+    first, last = bounds[topology.rank], bounds[topology.rank + 1]
+    local = batch_rows(batch, first, last)
+    single, many = build(), build()
+    parallel = parallelize(many, plan, topology)
+    optimizers = [TableOptimizer(single.embeddings), parallel.table_optimizer(many)]
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        losses = [torch.zeros(()), torch.zeros(())]
+        for name in names:
+            wanted_BLD, wanted_BL = single.embeddings.sequence(batch, name)
+            found_BLD, found_BL = many.embeddings.sequence(local, name)
+            longest = found_BL.shape[1]
+            assert torch.equal(found_BL, wanted_BL[first:last, :longest]), f"mask of {name!r}"
+            limit = 0.0 if step == 0 else 1e-6
+            _same(f"sequence {name!r}, step {step + 1}", found_BLD, wanted_BLD[first:last, :longest], limit)
+            factors_BLD = torch.randn(wanted_BLD.shape, generator=generator)
+            losses[0] = losses[0] + (wanted_BLD * factors_BLD).sum()
+            losses[1] = losses[1] + (found_BLD * factors_BLD[first:last, :longest]).sum()
+        pooled = [single.fields(batch), many.fields(local)]
+        factors_BX = torch.randn(pooled[0].shape, generator=generator)
+        losses[0] = losses[0] + (pooled[0] * factors_BX).sum()
+        losses[1] = losses[1] + (pooled[1] * factors_BX[first:last]).sum()
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step(_LEARNING_RATE)
+        _compare_tables(single, many, 1e-5)
+        _compare_copies(many, topology)
+
+
 def _uneven(size: int, world_size: int) -> list[int]:
     """Cuts into parts that shrink to nothing."""
     if world_size == 1:

@@ -1,0 +1,175 @@
+"""SequenceExchange: the vectors of a list, one for each row and not pooled, from whoever holds the rows.
+
+Pooled lookups send sums; a sequence model wants every vector of a user's history, where the sample is. So rows go out
+and vectors come back, for one feature at a time:
+
+    rows of this rank's lists ──► to the rank(s) that hold them ──► looked up ──► vectors back, in the order of the rows
+
+    table_wise                    all rows to one rank
+    row_wise, table_row_wise      each row to the rank of its block (`buckets.py`); vectors are put back in order
+    column_wise                   all rows to every rank that has some columns; pieces side by side
+    data_parallel                 nowhere; with towers to the rank at the same place in the group that has the table
+
+Nothing is summed on the way, so the vectors are those of one device, bit for bit (with an FP32 wire). Gradients of
+vectors go the same way back and are recorded there like any other lookup's.
+
+    bytes out ≈ 4·N for the rows, and N·D·e there and back, N rows of this rank, e bytes a number of the wire
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from ziggurat.features.batch import Batch
+from ziggurat.parallel.buckets import check_bounds, local_rows, owners
+from ziggurat.parallel.collectives import all_to_all
+from ziggurat.parallel.shards import Shard
+from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.traffic import Traffic
+from ziggurat.parallel.wire import Wire, WireConfig
+from ziggurat.plan import Placement
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Rows on their way: how many go to and come from each rank."""
+
+    rows: Tensor
+    sent: list[int]
+    received: list[int]
+
+
+class SequenceExchange:
+    """See the module's docstring. All ranks ask for the same features in the same order.
+
+    Args:
+        tables: this rank's part of the tables.
+        topology: the ranks.
+        wire: vectors travel in the format `between_towers`.
+        traffic: counts messages.
+    """
+
+    def __init__(self, tables: ShardedTables, *, topology: Topology, wire: WireConfig, traffic: Traffic) -> None:
+        self._tables, self._topology, self._wire, self._traffic = tables, topology, wire, traffic
+        self._anchor = torch.zeros((), requires_grad=True)
+        largest = max((table.num_rows for table in tables.inputs.tables), default=0)
+        self._row_dtype = torch.int32 if largest + 1 < 1 << 31 else torch.int64
+
+    def __call__(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+        """The vectors of a list feature for this rank's samples; collective. See `EmbeddingTables.sequence`.
+
+        Raises:
+            BoundsError: a row outside the table.
+        """
+        inputs, size = self._tables.inputs, batch.batch_size
+        index = [spec.name for spec in inputs.jagged].index(name)
+        table = inputs.jagged[index].table
+        offsets = batch.jagged.offsets[index * size : (index + 1) * size + 1]
+        rows_N = batch.jagged.values[int(offsets[0]) : int(offsets[-1])]
+        lengths = offsets.diff()
+        shards = self._tables.shards[table]
+        check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
+        vectors_ND = self._vectors(rows_N, shards, dtype=dtype)
+        longest = int(lengths.max()) if lengths.numel() else 0
+        mask_BL = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
+        padded_BLD = vectors_ND.new_zeros(size, longest, vectors_ND.shape[1])
+        padded_BLD[mask_BL] = vectors_ND
+        return padded_BLD, mask_BL
+
+    def _vectors(self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...], *, dtype: torch.dtype) -> Tensor:
+        """(N, D) vectors of rows of one table."""
+        kind = shards[0].placement
+        if kind is Placement.DATA_PARALLEL and self._topology.num_groups == 1:
+            return self._tables.vectors(shards[0].table, rows_N, dtype=dtype)
+        order: Tensor | None = None
+        wanted: dict[int, Tensor] = {}
+        asked = shards
+        if kind.cuts_rows:
+            owner, order = torch.sort(owners(rows_N, shards=shards), stable=True)
+            counts = torch.bincount(owner, minlength=len(shards)).tolist()
+            pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
+            wanted = {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}
+        else:
+            if kind is Placement.DATA_PARALLEL:
+                size = self._topology.tower_size
+                asked = tuple(shard for shard in shards if shard.rank % size == self._topology.rank % size)
+            wanted = {shard.rank: rows_N for shard in asked}
+        route = self._send_rows(wanted, device=rows_N.device)
+        mine = next((shard for shard in shards if shard.rank == self._topology.rank), None)
+        if mine is None:
+            values = torch.empty(0, shards[0].num_columns, dtype=dtype, device=rows_N.device)
+        else:
+            values = self._tables.vectors(mine.table, route.rows, dtype=dtype)
+        flat = _Return.apply(self._anchor, values, route, self)
+        parts = flat.split([number * values.shape[1] for number in route.sent])
+        by_shard = [parts[shard.rank].view(-1, shard.num_columns) for shard in asked]
+        if kind is Placement.COLUMN_WISE:
+            return torch.cat(by_shard, dim=1)
+        vectors = torch.cat(by_shard)
+        return vectors if order is None else vectors[torch.argsort(order)]
+
+    def _send_rows(self, wanted: dict[int, Tensor], *, device: torch.device) -> _Route:
+        """Bring rows, local to the parts that the others hold, to them."""
+        world, world_size = self._topology.world, self._topology.world_size
+        nothing = torch.empty(0, dtype=torch.int64, device=device)
+        pieces = [wanted.get(rank, nothing).to(self._row_dtype) for rank in range(world_size)]
+        sent = [piece.numel() for piece in pieces]
+        told = all_to_all(
+            torch.tensor(sent, device=device),
+            sent=[1] * world_size,
+            received=[1] * world_size,
+            group=world,
+            traffic=self._traffic,
+            purpose="sequence sizes",
+        ).wait()
+        received: list[int] = told.tolist()
+        rows = all_to_all(
+            torch.cat(pieces),
+            sent=sent,
+            received=received,
+            group=world,
+            traffic=self._traffic,
+            purpose="sequence ids",
+        ).wait()
+        return _Route(rows.to(torch.int64), sent, received)
+
+    def move(self, values: Tensor, *, sent: list[int], received: list[int], width: int, backward: bool) -> Tensor:
+        """One exchange of vectors of `width` numbers; flat."""
+        wire = Wire(self._wire.between_towers, width)
+        if backward:
+            wire = Wire(self._wire.between_towers, width, self._wire.backward_rounding)
+        buffer = all_to_all(
+            wire.encode(values.contiguous()),
+            sent=[wire.num_items(number * width) for number in sent],
+            received=[wire.num_items(number * width) for number in received],
+            group=self._topology.world,
+            traffic=self._traffic,
+            purpose="sequence backward" if backward else "sequence forward",
+        )
+        return wire.decode(buffer.wait(), dtype=values.dtype)
+
+
+class _Return(torch.autograd.Function):
+    """Vectors to the ranks that asked for them; their gradients back."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, anchor: Tensor, values: Tensor, route: _Route, exchange: SequenceExchange
+    ) -> Tensor:
+        del anchor  # requires a gradient, so that every rank takes part in the backward pass
+        ctx.saved = (route, exchange, values.shape)
+        return exchange.move(values, sent=route.received, received=route.sent, width=values.shape[1], backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:  # type: ignore[override]
+        route, exchange, shape = ctx.saved
+        received = exchange.move(gradient, sent=route.sent, received=route.received, width=shape[1], backward=True)
+        return None, received.view(shape), None, None
