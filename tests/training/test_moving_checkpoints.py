@@ -101,6 +101,21 @@ def test_from_four_ranks_to_any(tmp_path: Path) -> None:
     check(tmp_path, {name: (4, case) for name, case in SOURCES.items()}, TARGETS)
 
 
+def test_copies_and_rows_over_a_host(tmp_path: Path) -> None:
+    copies, in_host = Placement.DATA_PARALLEL, Placement.TABLE_ROW_WISE
+    sources = {
+        "copies": (4, Case(towers=True, tower_size=2, placement=copies)),
+        "in_host": (4, Case(towers=True, tower_size=2, placement=in_host)),
+    }
+    targets = {
+        "one_device": (1, Case(towers=True)),
+        "two_copies": (2, Case(towers=True, tower_size=2, placement=copies)),
+        "two_row_wise": TARGETS["two_row_wise"],
+        "four_in_host": sources["in_host"],
+    }
+    check(tmp_path, sources, targets)
+
+
 def test_from_one_device_and_two_ranks(tmp_path: Path) -> None:
     adam = {"optimizer": TableOptimizerKind.SPARSE_ADAM}
     sources = {
