@@ -33,6 +33,10 @@ FROZEN = {
         "--samples",
         "--out",
     },
+    "compare": {
+        *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
+        *("--out", "--json"),
+    },
     "recipes": set(),
     "report": set(),
     "verify": set(),

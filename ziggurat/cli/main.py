@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ziggurat import __version__
+from ziggurat.cli.compare_verbs import COMPARE_EPILOG, COMPARE_SUMMARY, add_compare_arguments
 from ziggurat.errors import ConfigError, ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, scale out, compress, serve."
@@ -84,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
     _towers_verb(verb("towers", "group the features of a trained model into towers"))
 
+    add_compare_arguments(verb("compare", COMPARE_SUMMARY, COMPARE_EPILOG))
     verb("recipes", "list the recipes with one line each")
     report = verb("report", "write report.html of a run again")
     report.add_argument("run", help="folder of a run")
@@ -206,7 +208,7 @@ def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
-    from ziggurat.cli import verbs
+    from ziggurat.cli import compare_verbs, verbs
 
     return {
         "demo": verbs.demo,
@@ -215,6 +217,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "predict": verbs.predict,
         "data": verbs.data,
         "towers": verbs.towers,
+        "compare": compare_verbs.compare,
         "recipes": verbs.recipes,
         "report": verbs.report,
         "verify": verbs.verify,

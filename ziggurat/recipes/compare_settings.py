@@ -1,0 +1,167 @@
+"""Settings of every model for each data set, and the variants that a comparison tries.
+
+On Frappe the baselines are BARS's best configurations (its run logs of Frappe_x1): tables of 10 columns, MLPs of
+400-400-400 with batch normalisation, each model's own penalty λ on the tables and dropout. On the other data sets all
+models get the same width, the same MLP and the same λ to start from.
+
+A fair comparison gives each model the same number of tries. `variant` makes the k-th: the same change of λ and dropout
+for every model, in one order, the settings themselves first:
+
+    k        0    1    2     3      4      5     6      7     8
+    λ ·      1    2    0.5   1      1      2     0.5    4     0.25
+    dropout  0    0    0    +0.1   −0.1   +0.1  +0.1    0     0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ziggurat.errors import ConfigError
+from ziggurat.models import (
+    CrossConfig,
+    DCNv2Config,
+    DLRMConfig,
+    DNNConfig,
+    Interaction,
+    LogisticRegressionConfig,
+    MLPConfig,
+    ModelConfig,
+    Normalization,
+    WukongConfig,
+)
+from ziggurat.recipes.compare_data import ComparedData
+
+VARIANTS = (
+    (1.0, 0.0),
+    (2.0, 0.0),
+    (0.5, 0.0),
+    (1.0, 0.1),
+    (1.0, -0.1),
+    (2.0, 0.1),
+    (0.5, 0.1),
+    (4.0, 0.0),
+    (0.25, 0.0),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """A model for one data set.
+
+    Args:
+        model: sizes and dropout; the protocol adds how weights start and how tables learn.
+        embedding_l2: λ of the penalty on whole tables; `bars` only.
+    """
+
+    model: ModelConfig
+    embedding_l2: float
+
+
+def settings_of(name: str, data: ComparedData) -> ModelSettings:
+    """The settings of the model called `name` on a data set.
+
+    Raises:
+        ConfigError: no such model.
+    """
+    makers = FRAPPE if data is ComparedData.FRAPPE else OTHERS
+    if name not in makers:
+        raise ConfigError(
+            expected="models out of " + ", ".join(makers),
+            found=repr(name),
+            where="ziggurat compare, --models",
+            ways_out="separate them by commas: --models dnn,dcn_v2,wukong",
+        )
+    return makers[name]()
+
+
+def variant(settings: ModelSettings, index: int) -> ModelSettings:
+    """The `index`-th variant, as the module docstring lists them; 0 is the settings themselves."""
+    factor, shift = VARIANTS[index]
+    return ModelSettings(
+        model=_shift_dropout(settings.model, shift), embedding_l2=round(settings.embedding_l2 * factor, 9)
+    )
+
+
+def _shift_dropout(config: Any, shift: float) -> Any:
+    """Every MLP's dropout moved by `shift`, kept within 0 … 0.8."""
+    if isinstance(config, MLPConfig):
+        return replace(config, dropout=round(min(0.8, max(0.0, config.dropout + shift)), 6)) if shift else config
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return config
+    entries = {entry.name: getattr(config, entry.name) for entry in dataclasses.fields(config) if entry.init}
+    changed = {name: _shift_dropout(value, shift) for name, value in entries.items()}
+    return replace(config, **{name: value for name, value in changed.items() if value is not entries[name]})
+
+
+def _mlp(*hidden_dims: int, dropout: float) -> MLPConfig:
+    return MLPConfig(hidden_dims=hidden_dims, normalization=Normalization.BATCH, dropout=dropout)
+
+
+def _frappe_dnn() -> ModelSettings:
+    return ModelSettings(model=DNNConfig(embedding_dim=10, deep=_mlp(400, 400, 400, dropout=0.2)), embedding_l2=0.05)
+
+
+def _frappe_dlrm() -> ModelSettings:
+    model = DLRMConfig(embedding_dim=10, interaction=Interaction.CAT, top=_mlp(400, 400, 400, dropout=0.4))
+    return ModelSettings(model=model, embedding_l2=0.1)
+
+
+def _frappe_dcn_v2() -> ModelSettings:
+    model = DCNv2Config(embedding_dim=10, cross=CrossConfig(num_layers=4), deep=_mlp(400, 400, 400, dropout=0.4))
+    return ModelSettings(model=model, embedding_l2=0.05)
+
+
+def _frappe_wukong() -> ModelSettings:
+    model = WukongConfig(
+        embedding_dim=16,
+        num_layers=2,
+        num_fm=(8,),
+        num_linear=(8,),
+        rank=(8,),
+        mlp=_mlp(256, dropout=0.2),
+        head=_mlp(400, dropout=0.2),
+    )
+    return ModelSettings(model=model, embedding_l2=0.05)
+
+
+def _other_dnn() -> ModelSettings:
+    return ModelSettings(model=DNNConfig(deep=_mlp(400, 400, dropout=0.2)), embedding_l2=_OTHER_L2)
+
+
+def _other_dlrm() -> ModelSettings:
+    return ModelSettings(model=DLRMConfig(top=_mlp(400, 400, dropout=0.2)), embedding_l2=_OTHER_L2)
+
+
+def _other_dcn_v2() -> ModelSettings:
+    model = DCNv2Config(cross=CrossConfig(num_layers=3), deep=_mlp(400, 400, dropout=0.2))
+    return ModelSettings(model=model, embedding_l2=_OTHER_L2)
+
+
+def _other_wukong() -> ModelSettings:
+    return replace(_frappe_wukong(), embedding_l2=_OTHER_L2)
+
+
+def _logistic_regression() -> ModelSettings:
+    return ModelSettings(model=LogisticRegressionConfig(), embedding_l2=_OTHER_L2)
+
+
+_OTHER_L2 = 1e-3
+
+FRAPPE: dict[str, Callable[[], ModelSettings]] = {
+    "logistic_regression": _logistic_regression,
+    "dnn": _frappe_dnn,
+    "dlrm": _frappe_dlrm,
+    "dcn_v2": _frappe_dcn_v2,
+    "wukong": _frappe_wukong,
+}
+
+OTHERS: dict[str, Callable[[], ModelSettings]] = {
+    "logistic_regression": _logistic_regression,
+    "dnn": _other_dnn,
+    "dlrm": _other_dlrm,
+    "dcn_v2": _other_dcn_v2,
+    "wukong": _other_wukong,
+}
