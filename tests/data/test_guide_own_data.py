@@ -10,6 +10,8 @@ import pytest
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "bring-your-own-data.md"
 
+_GAP = re.compile(r" {2,}")
+
 
 def _blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(), re.S | re.M)
@@ -28,7 +30,8 @@ def _commands() -> list[tuple[str, list[str]]]:
 
 
 def _agrees(shown: list[str], printed: str) -> bool:
-    """`…` alone on a line stands for any lines, inside one for any text; spaces at the end do not count."""
+    """`…` alone on a line stands for any lines, inside one for any text; widths of gaps do not count."""
+    shown, printed = [_GAP.sub("  ", line) for line in shown], _GAP.sub("  ", printed)
     pattern = "".join(
         r"(?:.*\n)*?" if line == "…" else ".*".join(map(re.escape, line.rstrip().split("…"))) + r"[ ]*\n"
         for line in shown
