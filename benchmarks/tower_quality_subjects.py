@@ -77,7 +77,7 @@ def planted_teacher() -> SyntheticConfig:
 
 
 def planted() -> RunConfig:
-    """DLRM on planted groups, one pass over 375,000 training rows."""
+    """DLRM on planted groups, two passes over 375,000 training rows."""
     teacher, config = planted_teacher(), recipe_named("synthetic_dlrm")
     return replace(
         config,
@@ -93,7 +93,7 @@ def planted() -> RunConfig:
         ),
         training=replace(
             config.training,
-            epochs=1,
+            epochs=2,
             learning_rate=5e-3,
             table_learning_rate=0.1,
             loader=LoaderConfig(batch_size=512),
@@ -138,7 +138,7 @@ SUBJECTS = (
         num_towers=4,
         module=MODULE,
         rounds=PLANTED_ROUNDS,
-        note="375,000 training rows, one pass, batch 512, N = 16, 16 features of 12 ids in 4 groups, 4 towers",
+        note="375,000 training rows, two passes, batch 512, N = 16, 16 features of 12 ids in 4 groups, 4 towers",
     ),
     Subject(
         key="movielens",
