@@ -43,7 +43,7 @@ _ASSUMED = {
 def _gpu(
     *, name: str, memory_gb: float, memory_rate: float, tflop: tuple[float, float, float], link: tuple[float, float]
 ) -> Cluster:
-    """A kind of host; rates in GB/s of one direction and TFLOP/s (FP32, TF32, BF16 or FP16)."""
+    """A kind of host; rates in GB/s of one direction and TFLOP/s (FP32, TF32, BF16)."""
     fp32, tf32, half = tflop
     sheet = f"NVIDIA data sheet, {name}"
     published = {
@@ -51,7 +51,7 @@ def _gpu(
         "device.memory_bytes_per_s": sheet,
         "device.fp32_flop_per_s": sheet,
         "device.tf32_flop_per_s": sheet + (", dense" if tf32 else ": has none"),
-        "device.bf16_flop_per_s": sheet + ", dense tensor cores" + ("" if tf32 else ", FP16"),
+        "device.bf16_flop_per_s": sheet + (", dense" if half else ": has FP16 alone"),
         "inside.bytes_per_s": f"{sheet}: NVLink, {2 * link[0]:g} GB/s in both directions",
         "between.bytes_per_s": f"arXiv 2403.00877, platform table: {link[1] * 8:g} Gbit/s a device",
         "devices_a_host": "DGX and HGX boards",
@@ -83,7 +83,7 @@ def _gpu(
 
 
 KINDS: dict[str, Cluster] = {
-    "v100": _gpu(name="V100 SXM2 32 GB", memory_gb=32, memory_rate=900, tflop=(15.7, 0.0, 125.0), link=(150, 12.5)),
+    "v100": _gpu(name="V100 SXM2 32 GB", memory_gb=32, memory_rate=900, tflop=(15.7, 0.0, 0.0), link=(150, 12.5)),
     "a100": _gpu(name="A100 SXM 40 GB", memory_gb=40, memory_rate=1555, tflop=(19.5, 156.0, 312.0), link=(300, 25)),
     "h100": _gpu(name="H100 SXM 80 GB", memory_gb=80, memory_rate=3350, tflop=(67.0, 494.7, 989.4), link=(450, 50)),
 }

@@ -37,6 +37,15 @@ FROZEN = {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
         *("--out", "--json"),
     },
+    "plan": {
+        *("--cluster", "--towers", "--compare", "--save", "--schema", "--compression", "--rows", "--list-length"),
+        *("--budget-s", "--seed"),
+    },
+    "simulate": {
+        *("--cluster", "--towers", "--plot", "--schema", "--compression", "--rows", "--list-length", "--budget-s"),
+        "--seed",
+    },
+    "cluster show": {"--out"},
     "recipes": set(),
     "report": set(),
     "verify": set(),

@@ -7,7 +7,16 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ziggurat import __version__
+from ziggurat.cli.cluster_verbs import CLUSTER_SUMMARY, add_cluster_arguments
 from ziggurat.cli.compare_verbs import COMPARE_EPILOG, COMPARE_SUMMARY, add_compare_arguments
+from ziggurat.cli.plan_verbs import (
+    PLAN_EPILOG,
+    PLAN_SUMMARY,
+    SIMULATE_EPILOG,
+    SIMULATE_SUMMARY,
+    add_plan_arguments,
+    add_simulate_arguments,
+)
 from ziggurat.errors import ConfigError, ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, scale out, compress, serve."
@@ -20,6 +29,7 @@ EXAMPLES = """examples:
   ziggurat evaluate runs/movielens_dlrm ratings.parquet
   ziggurat predict runs/movielens_dlrm ratings.parquet --out scores.parquet
   ziggurat towers partition runs/movielens_dlrm --towers 4
+  ziggurat plan movielens_dlrm --cluster h100x64 --save plan.json
   torchrun --nproc-per-node 2 -m ziggurat train movielens_dlrm --towers towers.json --wire bf16
 """
 
@@ -85,6 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
     _towers_verb(verb("towers", "group the features of a trained model into towers"))
 
+    add_plan_arguments(verb("plan", PLAN_SUMMARY, PLAN_EPILOG))
+    add_simulate_arguments(verb("simulate", SIMULATE_SUMMARY, SIMULATE_EPILOG))
+    add_cluster_arguments(verb("cluster", CLUSTER_SUMMARY))
     add_compare_arguments(verb("compare", COMPARE_SUMMARY, COMPARE_EPILOG))
     verb("recipes", "list the recipes with one line each")
     report = verb("report", "write report.html of a run again")
@@ -172,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(known)
     rest += settings
     try:
-        if rest and options.verb not in ("train", "bench"):
+        if rest and options.verb not in ("train", "bench", "plan", "simulate"):
             raise ConfigError(
                 expected=f"arguments of `ziggurat {options.verb}`",
                 found=" ".join(rest),
@@ -208,7 +221,7 @@ def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
-    from ziggurat.cli import compare_verbs, verbs
+    from ziggurat.cli import cluster_verbs, compare_verbs, plan_verbs, verbs
 
     return {
         "demo": verbs.demo,
@@ -217,6 +230,9 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "predict": verbs.predict,
         "data": verbs.data,
         "towers": verbs.towers,
+        "plan": plan_verbs.plan,
+        "simulate": plan_verbs.simulate,
+        "cluster": cluster_verbs.cluster,
         "compare": compare_verbs.compare,
         "recipes": verbs.recipes,
         "report": verbs.report,

@@ -59,7 +59,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.progress import show_progress
 
     stored, folder = _run_to_train(options)
-    config = _with_towers(override(stored, _overrides(rest) | _rank_overrides(options)), options)
+    config = _with_towers(override(stored, settings_given(rest) | _rank_overrides(options)), options)
     if options.resume:
         _refuse_other_towers(config, stored=stored)
     if options.settings:
@@ -299,7 +299,7 @@ def _refuse_other_towers(config: RunConfig, *, stored: RunConfig) -> None:
     )
 
 
-def _overrides(rest: list[str]) -> dict[str, str]:
+def settings_given(rest: list[str]) -> dict[str, str]:
     """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
     changes: dict[str, str] = {}
     position = 0

@@ -146,6 +146,16 @@ def prepare(
         ) from error
 
 
+def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
+    """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
+    try:
+        fingerprint = _fingerprint(config, schema, _Sources(config).paths)
+        target = Path(folder) / fingerprint
+        return open_prepared(target, fingerprint=fingerprint, reused=True) if target.exists() else None
+    except ZigguratError:
+        return None
+
+
 def _fingerprint(config: DataConfig, schema: Schema, paths: Sequence[Path]) -> str:
     """16 hex digits that change with the settings, the schema and the raw files."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]

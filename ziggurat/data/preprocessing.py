@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +121,7 @@ class Preprocessing:
         self.schema = schema
         self.vocabularies = dict(vocabularies)
         self.numbers = dict(numbers)
-        self.inputs = _inputs(schema, self.vocabularies)
+        self.inputs = inputs_of_schema(schema, self.vocabularies)
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
         self._fingerprint = ""
 
@@ -303,8 +303,13 @@ class Preprocessing:
         return rows
 
 
-def _inputs(schema: Schema, vocabularies: Mapping[str, Vocabulary]) -> InputSpec:
-    """What a model sees: features by their tensor form, in the order of the schema."""
+def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> InputSpec:
+    """What a model sees: features by their tensor form, in the order of the schema.
+
+    Args:
+        schema: features and tables.
+        vocabularies: by table; only the number of ids counts (a planner has nothing else).
+    """
     dense: list[str] = []
     single: list[SingleSpec] = []
     jagged: list[JaggedSpec] = []
@@ -346,7 +351,7 @@ def _table_spec(
     schema: Schema,
     feature: Dense | Categorical | MultiHot | Sequence | Vector,
     name: str,
-    vocabularies: Mapping[str, Vocabulary],
+    vocabularies: Mapping[str, Sized],
 ) -> TableSpec:
     table = schema.table(name)
     if isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ziggurat.data.datasets import schema_for
+from ziggurat.data.datasets.criteo import mlperf_schema
 from ziggurat.data.loader import LoaderConfig
 from ziggurat.data.prepare import DataConfig
 from ziggurat.data.raw import FileFormat
@@ -32,7 +33,11 @@ from ziggurat.models import (
     MLPConfig,
     ModelConfig,
     Normalization,
+    TowerModuleConfig,
+    TowerModuleKind,
 )
+from ziggurat.models.dcn_v2 import CrossKind, Structure
+from ziggurat.models.dense_inputs import NumericInput
 from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
@@ -148,6 +153,41 @@ def criteo_dcn_v2() -> RunConfig:
     return replace(criteo_dlrm(), recipe="criteo_dcn_v2", model=DATA_DCN_V2)
 
 
+def mlperf_dlrm() -> RunConfig:
+    """DLRM as in MLPerf, on Criteo 1TB: 26 tables, 204 M rows × 128 (97 GiB). To be planned, or --data.train FILES."""
+    return RunConfig(
+        recipe="mlperf_dlrm",
+        data=DataConfig(format=FileFormat.CRITEO, split=SplitConfig(by=SplitBy.TIME_ORDER)),
+        table_schema=mlperf_schema(),
+        model=DLRMConfig(
+            embedding_dim=128,
+            bottom=MLPConfig(hidden_dims=(512, 256)),
+            top=MLPConfig(hidden_dims=(1024, 1024, 512, 256)),
+        ),
+        training=TrainingConfig(epochs=1, loader=LoaderConfig(batch_size=8192)),
+    )
+
+
+def mlperf_dcn_v2() -> RunConfig:
+    """DLRM-DCNv2 as in MLPerf: the same tables, lists of 1 to 100 ids. To be planned, or --data.train PARQUET."""
+    model = DCNv2Config(
+        embedding_dim=128,
+        structure=Structure.STACKED,
+        cross=CrossConfig(num_layers=3, kind=CrossKind.LOW_RANK, rank=512),
+        deep=MLPConfig(hidden_dims=(1024, 1024, 512, 256)),
+        numeric=NumericInput.BOTTOM_MLP,
+        bottom=MLPConfig(hidden_dims=(512, 256)),
+        tower_module=TowerModuleConfig(kind=TowerModuleKind.CROSS, cross_rank=512),
+    )
+    return replace(
+        mlperf_dlrm(),
+        recipe="mlperf_dcn_v2",
+        data=DataConfig(split=SplitConfig(by=SplitBy.FILES)),
+        table_schema=mlperf_schema(multi_hot=True),
+        model=model,
+    )
+
+
 def synthetic_dlrm() -> RunConfig:
     """DLRM on a synthetic teacher whose best reachable AUC is known."""
     teacher = learnable()
@@ -193,6 +233,8 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     frappe_dcn_v2,
     criteo_dlrm,
     criteo_dcn_v2,
+    mlperf_dlrm,
+    mlperf_dcn_v2,
     synthetic_dlrm,
     synthetic_dcn_v2,
     table_dlrm,

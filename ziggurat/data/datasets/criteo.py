@@ -28,7 +28,9 @@ from ziggurat.features.schema import (
     Encoding,
     Feature,
     Label,
+    MultiHot,
     NumericTransform,
+    Pooling,
     Schema,
     Table,
 )
@@ -44,6 +46,8 @@ _TERABYTE_IDS = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
     *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
 )
+# Ids a sample of each feature in MLPerf training's DLRM-DCNv2 (its `multi_hot_sizes`); 214 in all.
+_MLPERF_LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 _HOW = {
     "criteo-kaggle": "download the Criteo Kaggle display advertising data (train.txt) from Criteo AI Lab",
     "criteo-1tb": "download the Criteo 1TB click logs (day_0.gz … day_23.gz) from Criteo AI Lab",
@@ -81,6 +85,24 @@ def criteo_schema(name: str, *, min_count: int = 10, max_hashed_rows: int = 10_0
         labels=(Label(name="label"),),
         tables=tuple(tables),
     )
+
+
+def mlperf_schema(*, multi_hot: bool = False) -> Schema:
+    """Criteo 1TB with MLPerf's table sizes, every id hashed; 204,184,588 rows.
+
+    Args:
+        multi_hot: lists of MLPerf's lengths instead of one id a feature (as its `materialize_synthetic_multihot`
+            makes them).
+    """
+    pairs = zip(CATEGORICAL, _MLPERF_LENGTHS, strict=True)
+    features: list[Feature] = [Dense(name=column) for column in DENSE]
+    if multi_hot:
+        features += [MultiHot(name=name, max_length=length, pooling=Pooling.SUM) for name, length in pairs]
+    else:
+        features += [Categorical(name=name) for name in CATEGORICAL]
+    sizes = zip(CATEGORICAL, _TERABYTE_IDS, strict=True)
+    tables = tuple(Table(name=name, encoding=Encoding.HASHING, num_rows=count) for name, count in sizes)
+    return Schema(features=tuple(features), labels=(Label(name="label"),), tables=tables)
 
 
 def check_criteo(name: str, *, source: str | os.PathLike[str] | None) -> Path:

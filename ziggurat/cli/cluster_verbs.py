@@ -1,0 +1,50 @@
+"""`ziggurat cluster …`: descriptions of machines."""
+
+from __future__ import annotations
+
+import argparse
+
+CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where each comes from"
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """The actions of `ziggurat cluster`."""
+    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
+    summary = "print the constants of a cluster with their sources, or write them as TOML"
+    show = actions.add_parser(
+        "show",
+        help=summary,
+        description=summary,
+        epilog="Names: v100xN, a100xN, h100xN (N devices, 8 a host), local (this machine), or a file cluster.toml.\n"
+        'A file may begin with like = "h100x64" and hold only what differs.',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.add_argument("name", help="h100x64, local, cluster.toml …")
+    show.add_argument("--out", metavar="FILE", help="write it there as TOML, to be edited")
+
+
+def cluster(options: argparse.Namespace, rest: list[str]) -> int:
+    """`cluster show`."""
+    del rest
+    return _show(options)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from ziggurat.cluster_catalogue import find_cluster
+
+    console = Console()
+    found = find_cluster(options.name)
+    if options.out:
+        found.save(options.out)
+        console.print(f"written to {options.out}; plan with it: ziggurat plan RECIPE --cluster {options.out}")
+        return 0
+    console.print(found.describe(), highlight=False)
+    table = Table("constant", "value", "origin", "source", box=box.SIMPLE)
+    for constant in found.constants():
+        table.add_row(constant.name, constant.shown, constant.origin.value, constant.source)
+    console.print(table, markup=False)
+    return 0

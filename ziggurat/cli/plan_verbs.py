@@ -1,0 +1,206 @@
+"""`ziggurat plan` and `ziggurat simulate`: their arguments, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ziggurat.recipes.plan_run import PlannedRun, PlanRequest
+    from ziggurat.recipes.run_config import RunConfig
+
+PLAN_SUMMARY = "place a model's tables on a cluster, explain each place, and predict the step; needs no GPU, no ranks"
+PLAN_EPILOG = """The cluster is a name (h100x64: 64 devices, 8 a host; a100xN, v100xN, local) or a file;
+`ziggurat cluster show h100x64` prints its constants. Settings of the run count: --training.loader.batch-size (of a
+rank), --parallel.wire.between-towers, --model.embedding-dim … Examples:
+  ziggurat plan movielens_dlrm --cluster h100x64
+  ziggurat plan mlperf_dlrm --cluster h100x16 --compare
+  ziggurat plan mlperf_dlrm --cluster cluster.toml --towers towers.json --save plan.json
+  torchrun --nproc-per-node 8 -m ziggurat train mlperf_dlrm --plan plan.json
+"""
+SIMULATE_SUMMARY = "predict the step of a model, flat and with towers, as its cluster grows"
+SIMULATE_EPILOG = """Braces count hosts of 8 devices, doubled from the first to the last. Examples:
+  ziggurat simulate mlperf_dcn_v2 --cluster 'a100x{2..128}' --plot growth.png
+  ziggurat simulate mlperf_dlrm --cluster h100x64 h100x512 --compression 4
+"""
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `ziggurat plan`."""
+    _add_shared(parser)
+    parser.add_argument("--cluster", metavar="NAME", required=True, help="h100x64, local, cluster.toml …")
+    parser.add_argument("--towers", metavar="FILE", help="towers.json: towers and tables are planned together")
+    parser.add_argument("--compare", action="store_true", help="against every baseline")
+    parser.add_argument("--save", metavar="FILE", help="write plan.json, for ziggurat train --plan")
+
+
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `ziggurat simulate`."""
+    _add_shared(parser)
+    parser.add_argument("--cluster", metavar="NAME", required=True, nargs="+", help="names, or a range a100x{2..128}")
+    parser.add_argument("--towers", metavar="FILE", help="towers.json (default: neighbours, a block a host)")
+    parser.add_argument("--plot", metavar="FILE", help="write stacked bars there (.png or .svg)")
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="recipe", help="a recipe, a config.json, or the folder of a run")
+    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
+    parser.add_argument("--compression", metavar="X", help="short for --model.tower-module.compression")
+    parser.add_argument(
+        "--rows", metavar="TABLE=N", action="append", default=[], help="ids of a table, where no data says it"
+    )
+    parser.add_argument(
+        "--list-length", metavar="FEATURE=X", action="append", default=[], help="mean ids a sample of a list"
+    )
+    parser.add_argument("--budget-s", metavar="S", type=float, default=3.0, help="of a search (default: %(default)g)")
+    parser.add_argument("--seed", type=int, default=0, help="of the search (default: %(default)s)")
+
+
+def plan(options: argparse.Namespace, rest: list[str]) -> int:
+    """Plan, print, save."""
+    from ziggurat.cluster_catalogue import find_cluster
+    from ziggurat.planning.plan_report import PlanReport
+    from ziggurat.recipes.plan_run import plan_run
+
+    config = _config(options, rest)
+    found = plan_run(config, find_cluster(options.cluster), request=_request(options))
+    report = PlanReport(found.planned)
+    _print_table(report.table())
+    for line in (*report.lines(), *_flat_lines(found), *(f"note      {note}" for note in found.notes)):
+        _print(line)
+    if options.compare:
+        from ziggurat.planning.plan_comparison import compare_plans
+
+        _print_table(compare_plans(found.planned, seed=options.seed))
+    if options.save:
+        found.planned.plan.save(options.save)
+        ranks = found.planned.plan.world_size
+        towers = " --towers " + options.towers if options.towers else ""
+        _print(f"plan      {options.save}: torchrun … -m ziggurat train {options.run}{towers} --plan {options.save}")
+        _print(f"          ({ranks} ranks)")
+    return 0
+
+
+def simulate(options: argparse.Namespace, rest: list[str]) -> int:
+    """Steps as the cluster grows, as a table and a plot."""
+    from ziggurat.recipes.cluster_range import clusters_named
+    from ziggurat.recipes.plan_run import SimulatedStep, simulate_run
+    from ziggurat.recipes.simulation_report import PARTS, plot_simulation, step_parts
+
+    config = _config(options, rest, needs_towers=False)
+    steps: list[SimulatedStep] = []
+    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *PARTS, "samples/s", "flat / towers", "")]
+    flat_ms = 0.0
+    for step in simulate_run(config, clusters_named(options.cluster), request=_request(options)):
+        steps.append(step)
+        devices = f"{step.cluster.world_size}"
+        if step.timeline is None:
+            rows.append((devices, step.kind, "–", *("" for _ in PARTS), "", "", f"does not fit: {step.note}"))
+            flat_ms = 0.0 if step.kind == "flat" else flat_ms
+            continue
+        step_ms = 1e3 * step.timeline.step_s
+        flat_ms = step_ms if step.kind == "flat" else flat_ms
+        ratio = f"{flat_ms / step_ms:.2f}" if step.kind == "towers" and flat_ms else ""
+        parts = (f"{value:.2f}" for value in step_parts(step.timeline).values())
+        rows.append((devices, step.kind, f"{step_ms:.2f}", *parts, f"{step.samples_per_s:,.0f}", ratio, step.note))
+    _print_table(rows)
+    if options.plot:
+        plot_simulation(steps, Path(options.plot), title=options.run)
+        _print(f"plot {options.plot}")
+    return 0
+
+
+def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool = True) -> RunConfig:
+    """The run that the command line names, with its settings and towers."""
+    from ziggurat.cli.verbs import settings_given
+    from ziggurat.config import override
+    from ziggurat.plan import Towers
+    from ziggurat.recipes.catalogue import recipe_named
+    from ziggurat.recipes.execute import load_config
+
+    schema = None
+    if options.schema:
+        from ziggurat.features.schema_io import read_schema
+
+        schema = read_schema(options.schema)
+    is_file = Path(options.run).is_dir() or options.run.endswith(".json")
+    config = load_config(options.run) if is_file else recipe_named(options.run, schema=schema)
+    config = override(config, settings_given(rest))
+    if options.towers:
+        config = dataclasses.replace(config, towers=Towers.load(options.towers))
+    if options.compression is not None:
+        if config.towers is None and needs_towers:
+            raise _no_towers()
+        config = override(config, {"model.tower-module.compression": options.compression})
+    return config
+
+
+def _request(options: argparse.Namespace) -> PlanRequest:
+    from ziggurat.recipes.plan_run import PlanRequest
+
+    return PlanRequest(
+        budget_s=options.budget_s,
+        seed=options.seed,
+        rows={name: int(value) for name, value in _pairs(options.rows, flag="--rows")},
+        list_lengths=dict(_pairs(options.list_length, flag="--list-length")),
+        folder=Path(options.run) if Path(options.run).is_dir() else None,
+    )
+
+
+def _pairs(words: Sequence[str], *, flag: str) -> Iterable[tuple[str, float]]:
+    from ziggurat.errors import ConfigError
+
+    for word in words:
+        name, equals, value = word.partition("=")
+        try:
+            number = float(value.replace("_", ""))
+        except ValueError:
+            number = 0.0
+        if not equals or number <= 0:
+            raise ConfigError(
+                expected=f"{flag} NAME=NUMBER, above 0", found=repr(word), where="command line", ways_out="correct it"
+            )
+        yield name, number
+
+
+def _no_towers() -> Exception:
+    from ziggurat.errors import ConfigError
+
+    return ConfigError(
+        expected="towers to compress",
+        found="none",
+        where="command line, --compression",
+        ways_out=("add --towers FILE", "leave --compression out"),
+    )
+
+
+def _flat_lines(found: PlannedRun) -> list[str]:
+    """What the same model without towers would do."""
+    planned, flat = found.planned, found.flat
+    if planned.plan.towers is None:
+        return []
+    if flat is None:
+        return ["flat      without towers the model does not fit"]
+    step_ms, flat_ms = 1e3 * planned.timeline.step_s, 1e3 * flat.timeline.step_s
+    verdict = "faster" if step_ms < flat_ms else "slower: these towers do not pay here"
+    return [f"flat      {flat_ms:.2f} ms without towers; with them {flat_ms / step_ms:.2f} times as fast ({verdict})"]
+
+
+def _print_table(rows: Sequence[Sequence[Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*rows[0], box=box.SIMPLE)
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(width=None).print(table, markup=False)
+
+
+def _print(line: str) -> None:
+    from rich.console import Console
+
+    Console().print(line, soft_wrap=True, markup=False, highlight=False)

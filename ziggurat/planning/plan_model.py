@@ -1,0 +1,290 @@
+"""Plan a model on a cluster: towers to hosts, tables inside, memory, and the step that comes out. No ranks, no GPU.
+
+    model, inputs ──► StepWork ──► PlanningProblem ──► search ──► Plan ──► StepSimulator ──► predicted step
+    cluster ────────────┴──────────────┴── memory left for tables
+
+Memory of a device, in the order in which it is given away:
+
+    reserve       a share of it (`Cluster.reserve`): context, fragmentation, what nobody counts
+    dense         16 bytes a weight: FP32 weight, gradient, two moments of Adam; tower modules of its group too
+    activations   8 bytes for each number that a layer reads or writes, B samples: kept forward, with a gradient back
+    buffers       looked-up columns for all samples, and received columns for its own, each with gradients
+    tables        the rest: weights and optimizer state
+
+With towers, sizes S of tower groups that the towers allow are tried, those nearest to a host first, since the tower hop
+is to stay inside one. The plan whose simulated step is shortest wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float32
+
+from ziggurat.cluster import Cluster
+from ziggurat.errors import PlanError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.build import ModelConfig
+from ziggurat.plan import Placement, Plan, Towers, possible_tower_sizes
+from ziggurat.planning.analytic import AnalyticJudge
+from ziggurat.planning.judge import Judge, device_costs
+from ziggurat.planning.problem import Assignment, PlanningProblem
+from ziggurat.planning.search import search
+from ziggurat.planning.simulator import StepSettings, StepSimulator
+from ziggurat.planning.step_work import StepWork, step_work
+from ziggurat.planning.timeline import Timeline
+
+ALL_PLACEMENTS = tuple(Placement)
+_BYTES_A_WEIGHT = 16
+_MOST_SIZES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """How to plan.
+
+    Args:
+        budget_s: seconds for the search, of all tower sizes together.
+        seed: of the search.
+        tower_size: S; 0 tries those that the towers allow.
+        placements: ways to cut tables that may be used.
+        step: formats and overlap of the step.
+    """
+
+    budget_s: float = 3.0
+    seed: int = 0
+    tower_size: int = 0
+    placements: tuple[Placement, ...] = ALL_PLACEMENTS
+    step: StepSettings = dataclasses.field(default_factory=StepSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelToPlace:
+    """A model as a planner sees it.
+
+    Args:
+        config: of the model.
+        inputs: features and tables.
+        batch_size: B, samples a rank.
+        list_lengths: mean rows a sample of features that are lists.
+        towers: groups of features; None for a flat model.
+    """
+
+    config: ModelConfig
+    inputs: InputSpec
+    batch_size: int
+    list_lengths: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    towers: Towers | None = None
+
+    @cached_property
+    def work(self) -> StepWork:
+        """What a step does."""
+        return step_work(
+            self.config,
+            self.inputs,
+            batch_size=self.batch_size,
+            towers=self.towers,
+            list_lengths=self.list_lengths,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryLedger:
+    """What takes a device's memory beside its tables, in bytes."""
+
+    reserve: int
+    dense: int
+    activations: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.reserve + self.dense + self.activations + self.buffers
+
+    def describe(self) -> str:
+        """One line."""
+        parts = {"reserve": self.reserve, "dense network": self.dense, "activations": self.activations}
+        parts["exchange buffers"] = self.buffers
+        return ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in parts.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """A plan and what was thought about it.
+
+    Args:
+        plan: for `parallel/`.
+        model: what was planned.
+        cluster: for what.
+        problem: as the search saw it.
+        assignments: its answer, in the order of the problem's tables.
+        judge: its prices.
+        simulator: of the whole step.
+        memory: what tables could not have.
+    """
+
+    plan: Plan
+    model: ModelToPlace
+    cluster: Cluster
+    problem: PlanningProblem
+    assignments: tuple[Assignment, ...]
+    judge: Judge
+    simulator: StepSimulator
+    memory: MemoryLedger
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The predicted step."""
+        return self.simulator.timeline(self.plan)
+
+    @cached_property
+    def rank_ms(self) -> Float32[np.ndarray, " P"]:
+        """What tables cost each rank: lookup, ids, hop there and back, update."""
+        return device_costs(self.judge, states_of(self.problem, self.assignments, judge=self.judge)[None])[0]
+
+    @cached_property
+    def rank_bytes(self) -> tuple[int, ...]:
+        """Tables and optimizer state on each rank."""
+        return bytes_of_ranks(self.problem, self.assignments)
+
+
+def plan_model(model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings | None = None) -> PlannedModel:
+    """Find a plan.
+
+    Args:
+        model: what to place.
+        cluster: on what.
+        settings: budget, formats.
+
+    Raises:
+        PlanError: it does not fit, with the table, the rank, bytes and ways out; or the towers do not fit the ranks.
+    """
+    settings = settings or PlanSettings()
+    if not model.inputs.tables:
+        raise PlanError(
+            expected="a model with embedding tables",
+            found="none",
+            where="plan",
+            ways_out="nothing has to be placed: every rank holds the whole model",
+        )
+    sizes = tower_sizes(model.towers, cluster, asked=settings.tower_size)
+    found: list[PlannedModel] = []
+    refusals: list[PlanError] = []
+    for size in sizes:
+        try:
+            found.append(_plan_for(model, cluster, settings, size=size, budget_s=settings.budget_s / len(sizes)))
+        except PlanError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return min(found, key=lambda planned: planned.timeline.step_s)
+
+
+def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> list[int]:
+    """Sizes of tower groups to try: that of a host first, then others near it; [0] for a flat model.
+
+    Raises:
+        PlanError: the towers cannot be shared out evenly, or not with the size that was asked for.
+    """
+    if towers is None:
+        return [0]
+    possible = possible_tower_sizes(cluster.world_size, len(towers))
+    if asked:
+        Plan(world_size=cluster.world_size, tables=(), towers=towers, tower_size=asked)  # refuses what is impossible
+        return [asked]
+    host = cluster.devices_a_host
+    near = sorted(possible, key=lambda size: (abs(np.log2(size / host)), size))
+    return near[:_MOST_SIZES]
+
+
+def planning_problem(
+    model: ModelToPlace, cluster: Cluster, *, tower_size: int, placements: Sequence[Placement] = ALL_PLACEMENTS
+) -> tuple[PlanningProblem, MemoryLedger]:
+    """What the search is given.
+
+    Args:
+        model: tables and towers.
+        cluster: devices and memory.
+        tower_size: S; 0 for a flat model.
+        placements: ways to cut tables that may be used.
+    """
+    work, world = model.work, cluster.world_size
+    memory = memory_ledger(work, cluster)
+    allowed: tuple[tuple[int, ...] | None, ...] = ()
+    if model.towers is not None:
+        shell = Plan(world_size=world, tables=(), towers=model.towers, tower_size=tower_size)
+        ranks = {
+            name: tuple(shell.tower_ranks(index)) for index, tower in enumerate(model.towers.towers) for name in tower
+        }
+        homes = {spec.table: ranks[spec.name] for spec in model.inputs.fields}
+        allowed = tuple(homes.get(table.name) for table in work.tables)
+    usable = [each for each in placements if world > 1 or each is Placement.TABLE_WISE]
+    problem = PlanningProblem(
+        tables=work.tables,
+        num_devices=world,
+        memory_bytes=(cluster.device.memory_bytes,),
+        reserve_bytes=memory.total,
+        allowed=allowed,
+        devices_a_host=cluster.devices_a_host,
+        placements=tuple(usable),
+    )
+    return problem, memory
+
+
+def memory_ledger(work: StepWork, cluster: Cluster) -> MemoryLedger:
+    """What a device needs beside its tables; see the module's docstring."""
+    parts = [work.bottom, work.top, *(tower.network for tower in work.towers)]
+    columns = sum(dim for _, _, dim in work.fields)
+    looked_up = work.batch_size * columns * 4  # G·B samples of Σ D / G columns
+    received = work.batch_size * work.output_dim * 4
+    return MemoryLedger(
+        reserve=cluster.device.memory_bytes - cluster.usable_bytes,
+        dense=_BYTES_A_WEIGHT * sum(part.num_parameters for part in parts),
+        activations=int(8 * work.batch_size * sum(part.numbers for part in parts)),
+        buffers=2 * (looked_up + received),
+    )
+
+
+def states_of(
+    problem: PlanningProblem, assignments: Sequence[Assignment], *, judge: Judge
+) -> Float32[np.ndarray, "P H"]:
+    """The state of every device: sums of the encodings of its shards."""
+    shards = [shard for table, each in enumerate(assignments) for shard in problem.shards(table, each)]
+    devices = [device for each in assignments for device in each.devices]
+    encodings = judge.encode(shards)
+    states = np.zeros((problem.num_devices, encodings.shape[1]), dtype=np.float32)
+    np.add.at(states, devices, encodings)
+    return states
+
+
+def bytes_of_ranks(problem: PlanningProblem, assignments: Sequence[Assignment]) -> tuple[int, ...]:
+    """Tables and optimizer state on each device."""
+    found = [0] * problem.num_devices
+    for table, each in enumerate(assignments):
+        for device, shard in zip(each.devices, problem.shards(table, each), strict=True):
+            found[device] += shard.memory_bytes
+    return tuple(found)
+
+
+def _plan_for(
+    model: ModelToPlace, cluster: Cluster, settings: PlanSettings, *, size: int, budget_s: float
+) -> PlannedModel:
+    problem, memory = planning_problem(model, cluster, tower_size=size, placements=settings.placements)
+    simulator = StepSimulator(cluster, model.work, settings=settings.step)
+    judge = AnalyticJudge(simulator.costs(group_size=size))
+    answer = search(problem, judge, budget_s=budget_s, seed=settings.seed)
+    return PlannedModel(
+        plan=problem.to_plan(answer.assignments, towers=model.towers, tower_size=size),
+        model=model,
+        cluster=cluster,
+        problem=problem,
+        assignments=tuple(answer.assignments),
+        judge=judge,
+        simulator=simulator,
+        memory=memory,
+    )

@@ -1,0 +1,234 @@
+"""PlanReport: a plan as a table that a person can read, and why each table is where it is.
+
+`why` is one number: what the busiest rank would cost if this table alone went to its next best place, everything else
+staying. Next best is tried among
+
+    whole          on each of the ranks that now do least
+    by columns     in 2, 4, … parts on the ranks that now do least
+    by rows, or as a copy on every rank
+
+A small number means that the table could as well lie elsewhere; 0 that the busiest rank does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float32
+
+from ziggurat.cluster import Launch
+from ziggurat.plan import Placement
+from ziggurat.planning.analytic import AnalyticCosts, TableCost
+from ziggurat.planning.judge import device_costs
+from ziggurat.planning.plan_model import PlannedModel, bytes_of_ranks, states_of
+from ziggurat.planning.problem import Assignment
+
+_LEAST = 4  # ranks that are tried as a new home
+_MOST_RANKS_SHOWN = 6
+_MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextBest:
+    """The best other place of a table.
+
+    Args:
+        assignment: where; None if nothing else fits.
+        more_ms: what the busiest rank would cost more (less, if negative: the search was short).
+    """
+
+    assignment: Assignment | None
+    more_ms: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.assignment is None:
+            return "nothing else fits"
+        sign = "+" if self.more_ms >= 0 else "−"
+        place = f"{self.assignment.placement.value} on {show_ranks(self.assignment.devices)}"
+        return f"{place}: {sign}{abs(self.more_ms):.3f} ms"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """One table of the report."""
+
+    table: str
+    num_rows: int
+    dim: int
+    assignment: Assignment
+    tower: int | None
+    num_bytes: int
+    cost: TableCost
+    next_best: NextBest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One rank of the report."""
+
+    rank: int
+    cost_ms: float
+    num_bytes: int
+
+
+class PlanReport:
+    """What to print of a planned model.
+
+    Args:
+        planned: see `plan_model`.
+    """
+
+    def __init__(self, planned: PlannedModel) -> None:
+        self.planned = planned
+        self.next_best = next_best(planned)
+        costs = planned.simulator.costs(group_size=planned.plan.ranks_a_group)
+        self.tables = tuple(self._rows(costs))
+
+    @property
+    def ranks(self) -> tuple[RankRow, ...]:
+        """Milliseconds and bytes of every rank."""
+        planned = self.planned
+        return tuple(
+            RankRow(rank=rank, cost_ms=float(cost), num_bytes=size)
+            for rank, (cost, size) in enumerate(zip(planned.rank_ms, planned.rank_bytes, strict=True))
+        )
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Heading and one line a table, the most expensive first."""
+        has_towers = self.planned.plan.towers is not None
+        heading = ("table", "rows × columns", "placement", "ranks", "tower", "MiB", "ms", "next best")
+        lines = []
+        for row in sorted(self.tables, key=lambda row: -row.cost.total_ms):
+            line = [
+                row.table,
+                f"{row.num_rows:,} × {row.dim}",
+                row.assignment.placement.value,
+                show_ranks(row.assignment.devices),
+                "–" if row.tower is None else str(row.tower),
+                f"{row.num_bytes / _MIB:,.1f}",
+                f"{row.cost.total_ms:.3f}",
+                row.next_best.text,
+            ]
+            lines.append(tuple(line))
+        found = [heading, *lines]
+        return found if has_towers else [line[:4] + line[5:] for line in found]
+
+    def lines(self) -> list[str]:
+        """The sum of it: step, where its time goes, memory, balance."""
+        planned = self.planned
+        timeline, work = planned.timeline, planned.model.work
+        step_ms, costs = 1e3 * timeline.step_s, planned.rank_ms
+        rate = timeline.samples_per_s(work.batch_size)
+        parts = sorted(timeline.parts_ms().items(), key=lambda item: -item[1])
+        size = planned.plan.ranks_a_group
+        towers = "" if planned.plan.towers is None else f", {len(planned.plan.towers)} towers in groups of {size} ranks"
+        room = planned.problem.room_bytes[0]
+        fullest = max(planned.rank_bytes)
+        return [
+            f"cluster   {planned.cluster.describe()}{towers}",
+            f"step      {step_ms:.2f} ms predicted, {rate:,.0f} samples/s at {work.batch_size:,} samples a rank",
+            "of it     " + ", ".join(f"{name} {value:.2f}" for name, value in parts if value >= 0.005 * step_ms),
+            f"tables    {costs.max():.3f} ms on the busiest rank, {costs.mean():.3f} ms on the mean rank "
+            f"(imbalance {costs.max() / max(float(costs.mean()), 1e-9):.2f})",
+            f"memory    {fullest / 2**30:.2f} GiB of tables on the fullest rank, which has room for {room / 2**30:.2f}",
+            f"kept back {planned.memory.describe()}",
+            *self._bound_by_program(),
+        ]
+
+    def _bound_by_program(self) -> list[str]:
+        """A line if the program that starts the operations takes longer than the devices do."""
+        timeline, device = self.planned.timeline, self.planned.cluster.device
+        rest_ms = timeline.parts_ms().get("rest", 0.0)
+        if device.launch is not Launch.AHEAD or not rest_ms:
+            return []
+        return [
+            f"note      the program, not the devices, sets the step: it takes {1e3 * device.step_s:g} ms "
+            "(device.step_s); larger batches cost nothing until then"
+        ]
+
+    def _rows(self, costs: AnalyticCosts) -> Iterator[TableRow]:
+        planned = self.planned
+        towers = planned.plan.towers
+        tower_of: dict[str, int] = {}
+        if towers is not None:
+            of_feature = {name: index for index, tower in enumerate(towers.towers) for name in tower}
+            tower_of = {spec.table: of_feature[spec.name] for spec in planned.model.inputs.fields}
+        for index, (profile, each) in enumerate(zip(planned.problem.tables, planned.assignments, strict=True)):
+            shards = planned.problem.shards(index, each)
+            yield TableRow(
+                table=profile.name,
+                num_rows=profile.num_rows,
+                dim=profile.dim,
+                assignment=each,
+                tower=tower_of.get(profile.name),
+                num_bytes=sum(shard.memory_bytes for shard in shards),
+                cost=costs.table_cost(shards),
+                next_best=self.next_best[index],
+            )
+
+
+def next_best(planned: PlannedModel) -> list[NextBest]:
+    """For each table, the cheapest other place that fits."""
+    problem, judge = planned.problem, planned.judge
+    states = states_of(problem, planned.assignments, judge=judge)
+    used = np.array(bytes_of_ranks(problem, planned.assignments))
+    now = float(planned.rank_ms.max())
+    order = np.argsort(planned.rank_ms, kind="stable")
+    found = []
+    for table, own in enumerate(planned.assignments):
+        without, free = states.copy(), np.array(problem.room_bytes) - used
+        own_shards = problem.shards(table, own)
+        for device, shard, encoding in zip(own.devices, own_shards, judge.encode(own_shards), strict=True):
+            without[device] -= encoding
+            free[device] += shard.memory_bytes
+        options = [
+            each for each in _options(planned, table, order) if each != own and _fits(planned, table, each, free)
+        ]
+        if not options:
+            found.append(NextBest(assignment=None))
+            continue
+        candidates = np.stack([_with(planned, table, each, without) for each in options])
+        costs = device_costs(judge, candidates).max(axis=1)
+        best = int(costs.argmin())
+        found.append(NextBest(assignment=options[best], more_ms=float(costs[best]) - now))
+    return found
+
+
+def _options(planned: PlannedModel, table: int, order: np.ndarray) -> list[Assignment]:
+    """Other places for a table, on the ranks that do least."""
+    problem = planned.problem
+    allowed = set(problem.devices_of(table))
+    least = [int(device) for device in order if int(device) in allowed]
+    options = [Assignment(placement=Placement.TABLE_WISE, devices=(device,)) for device in least[:_LEAST]]
+    for parts in problem.column_parts(table)[1:]:
+        if parts <= len(least):
+            options.append(Assignment(placement=Placement.COLUMN_WISE, devices=tuple(sorted(least[:parts]))))
+    return options + list(problem.spread_options(table))
+
+
+def _fits(planned: PlannedModel, table: int, option: Assignment, free: np.ndarray) -> bool:
+    shards = planned.problem.shards(table, option)
+    return all(shard.memory_bytes <= free[device] for device, shard in zip(option.devices, shards, strict=True))
+
+
+def _with(
+    planned: PlannedModel, table: int, option: Assignment, without: Float32[np.ndarray, "P H"]
+) -> Float32[np.ndarray, "P H"]:
+    state = without.copy()
+    encodings = planned.judge.encode(planned.problem.shards(table, option))
+    for device, encoding in zip(option.devices, encodings, strict=True):
+        state[device] += encoding
+    return state
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people: "3", "2, 7", "0–7", "0, 3, 5, … (12)"."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}–{ranks[-1]}"
+    if len(ranks) > _MOST_RANKS_SHOWN:
+        return ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_SHOWN]) + f", … ({len(ranks)})"
+    return ", ".join(str(rank) for rank in ranks)
