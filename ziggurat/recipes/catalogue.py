@@ -33,8 +33,6 @@ from ziggurat.models import (
     MLPConfig,
     ModelConfig,
     Normalization,
-    TowerModuleConfig,
-    TowerModuleKind,
 )
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dense_inputs import NumericInput
@@ -177,7 +175,6 @@ def mlperf_dcn_v2() -> RunConfig:
         deep=MLPConfig(hidden_dims=(1024, 1024, 512, 256)),
         numeric=NumericInput.BOTTOM_MLP,
         bottom=MLPConfig(hidden_dims=(512, 256)),
-        tower_module=TowerModuleConfig(kind=TowerModuleKind.CROSS, cross_rank=512),
     )
     return replace(
         mlperf_dlrm(),

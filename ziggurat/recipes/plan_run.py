@@ -123,14 +123,15 @@ def simulate_run(
         PlanError, ConfigError: see `plan_run`; what does not fit is a step without a timeline, with the reason.
     """
     request = request or PlanRequest()
-    config.check()
     data = _inputs(config, request)
     for cluster in clusters:
         settings = plan_settings(config, cluster, request)
         yield _simulated(replace(config, towers=None), data, cluster, settings, kind="flat")
         towers = config.towers or neighbours(data.inputs, most=cluster.hosts)
         if cluster.hosts > 1 and len(towers) > 1:
-            yield _simulated(replace(config, towers=towers), data, cluster, settings, kind="towers")
+            with_towers = replace(config, towers=towers)
+            with_towers.check()
+            yield _simulated(with_towers, data, cluster, settings, kind="towers")
 
 
 def neighbours(inputs: InputSpec, *, most: int) -> Towers:
