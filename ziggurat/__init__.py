@@ -30,14 +30,21 @@ if TYPE_CHECKING:
     from ziggurat.features.schema import Vector as Vector
     from ziggurat.features.schema_io import read_schema as read_schema
     from ziggurat.features.schema_io import write_schema as write_schema
+    from ziggurat.models import AutoIntConfig as AutoIntConfig
     from ziggurat.models import DCNv2Config as DCNv2Config
+    from ziggurat.models import DeepFMConfig as DeepFMConfig
     from ziggurat.models import DHENConfig as DHENConfig
+    from ziggurat.models import DINConfig as DINConfig
     from ziggurat.models import DLRMConfig as DLRMConfig
     from ziggurat.models import DNNConfig as DNNConfig
+    from ziggurat.models import FinalMLPConfig as FinalMLPConfig
+    from ziggurat.models import FinalNetConfig as FinalNetConfig
     from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
+    from ziggurat.models import MaskNetConfig as MaskNetConfig
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
     from ziggurat.models import WukongConfig as WukongConfig
+    from ziggurat.models import XDeepFMConfig as XDeepFMConfig
     from ziggurat.models import build_model as build_model
     from ziggurat.parallel.parallelize import ParallelConfig as ParallelConfig
     from ziggurat.parallel.parallelize import parallelize as parallelize
@@ -65,6 +72,13 @@ _HOMES = {
     "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
     "ziggurat.features.schema_io": ("read_schema", "write_schema"),
     "ziggurat.models": (
+        "AutoIntConfig",
+        "DeepFMConfig",
+        "DINConfig",
+        "FinalMLPConfig",
+        "FinalNetConfig",
+        "MaskNetConfig",
+        "XDeepFMConfig",
         "DCNv2Config",
         "DHENConfig",
         "DLRMConfig",

@@ -207,4 +207,4 @@ def test_modules_come_from_the_command_line():
     config = override(CONFIG, {"modules": "attention,linear", "ensemble": "weighted_sum"})
     model = build_model(config, small_inputs(), seed=0)
     assert isinstance(model, DHEN)
-    assert list(model.layers[0].parts) == ["attention", "linear"]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    assert list(model.layers[0].parts) == ["attention", "linear"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.config import from_json, override, to_json
@@ -19,26 +20,39 @@ from ziggurat.features.batch import validate_batch
 from ziggurat.models import (
     Activation,
     AttentionConfig,
+    AutoIntConfig,
+    Blocks,
     CrossConfig,
     CrossKind,
     DCNv2Config,
+    DeepFMConfig,
     DHENConfig,
     DHENModule,
     DLRMConfig,
     DNNConfig,
     Ensemble,
+    FinalMLP,
+    FinalMLPConfig,
+    FinalNetConfig,
     FMKind,
+    Gating,
     HeadSharing,
     Init,
     Interaction,
     LogisticRegressionConfig,
+    MaskNetConfig,
+    MaskStructure,
     MLPConfig,
     ModelConfig,
     Normalization,
     NumericInput,
     RankingModel,
+    Residual,
+    Selection,
     Structure,
+    Wide,
     WukongConfig,
+    XDeepFMConfig,
     build_model,
     flops_per_sample,
     num_parameters,
@@ -48,6 +62,7 @@ from ziggurat.training.losses import loss_of
 
 MLP = MLPConfig(hidden_dims=(8, 4))
 BARS = MLPConfig(hidden_dims=(8, 4), normalization=Normalization.BATCH, dropout=0.2)
+LINEAR = MLPConfig(hidden_dims=(8, 4), activation=Activation.IDENTITY)
 LAYER_NORM = MLPConfig(hidden_dims=(8, 4), normalization=Normalization.LAYER, activation=Activation.GELU)
 WUKONG = WukongConfig(
     embedding_dim=4,
@@ -106,6 +121,48 @@ CONFIGS: dict[str, ModelConfig] = {
     "dnn-bottom": DNNConfig(embedding_dim=4, deep=MLP, bottom=MLP, numeric=NumericInput.BOTTOM_MLP),
     "dnn-bars": DNNConfig(embedding_dim=4, deep=BARS, numeric=NumericInput.CONCAT, heads=HeadSharing.SEPARATE),
     "logistic_regression": LogisticRegressionConfig(),
+    "deepfm": DeepFMConfig(embedding_dim=4, deep=MLP),
+    "deepfm-only-fm": DeepFMConfig(embedding_dim=4, deep=MLPConfig(hidden_dims=())),
+    "deepfm-bars": DeepFMConfig(
+        embedding_dim=4, deep=BARS, numeric=NumericInput.BOTTOM_MLP, bottom=MLP, init=Init.XAVIER_NORMAL
+    ),
+    "xdeepfm": XDeepFMConfig(embedding_dim=4, cin=(3, 2), deep=MLP, heads=HeadSharing.SEPARATE),
+    "xdeepfm-bars": XDeepFMConfig(embedding_dim=4, cin=(3,), deep=MLPConfig(hidden_dims=()), init=Init.XAVIER_NORMAL),
+    "autoint": AutoIntConfig(embedding_dim=4, attention=AttentionConfig(dim=6, num_heads=2), deep=MLP),
+    "autoint-bars": AutoIntConfig(
+        embedding_dim=4,
+        attention=AttentionConfig(dim=4, scaled=False, layer_norm=True, dropout=0.1),
+        deep=BARS,
+        wide=Wide.LINEAR,
+        init=Init.XAVIER_NORMAL,
+    ),
+    "autoint-no-deep": AutoIntConfig(
+        embedding_dim=4, attention=AttentionConfig(dim=6), deep=MLPConfig(hidden_dims=()), num_layers=1
+    ),
+    "masknet-serial": MaskNetConfig(embedding_dim=4, deep=MLP),
+    "masknet-parallel": MaskNetConfig(
+        embedding_dim=4, structure=MaskStructure.PARALLEL, deep=MLP, num_blocks=2, block_dim=5, reduction_ratio=0.5
+    ),
+    "masknet-bars": MaskNetConfig(
+        embedding_dim=4,
+        structure=MaskStructure.PARALLEL,
+        deep=BARS,
+        block_norm=Normalization.NONE,
+        field_norm=Normalization.NONE,
+        heads=HeadSharing.SEPARATE,
+        init=Init.XAVIER_NORMAL,
+    ),
+    "finalmlp": FinalMLPConfig(embedding_dim=4, first=MLP, second=MLP, gate=MLP, num_heads=2),
+    "finalmlp-bars": FinalMLPConfig(
+        embedding_dim=4, first=BARS, second=MLP, selection=Selection.NONE, init=Init.XAVIER_NORMAL
+    ),
+    "finalmlp-concat": FinalMLPConfig(
+        embedding_dim=4, first=MLP, second=MLP, selection=Selection.NONE, numeric=NumericInput.CONCAT
+    ),
+    "finalnet": FinalNetConfig(embedding_dim=4, first=LINEAR, second=MLP),
+    "finalnet-sum": FinalNetConfig(embedding_dim=4, first=MLP, second=MLP, residual=Residual.SUM, gating=Gating.FIELDS),
+    "finalnet-bars": FinalNetConfig(embedding_dim=4, first=BARS, second=BARS, init=Init.XAVIER_NORMAL),
+    "finalnet-one": FinalNetConfig(embedding_dim=4, first=LAYER_NORM, blocks=Blocks.ONE),
     **{f"wukong-{fm}": dataclasses.replace(WUKONG, fm=fm) for fm in FMKind},
     **{
         f"dhen-{module}": dataclasses.replace(DHEN, modules=(module,), num_outputs=(3,), num_layers=1)
@@ -201,7 +258,8 @@ def test_gradient_reaches_every_parameter_and_every_input(name):
     model.interact(dense, pooled, vectors).square().sum().backward()
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
-        assert parameter.grad.any(), key
+        # FinalMLP's gates without a context read a learned vector that starts with zeros.
+        assert parameter.grad.any() or key.startswith("gates."), key
     columns = torch.cat([values.grad.abs().sum(dim=0) for values in (dense, pooled, *vectors.values())])
     assert (columns > 0).all()
 
@@ -287,6 +345,12 @@ def check_bf16(model: RankingModel, *, compiled: bool) -> None:
     assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 
+def flops_of_learned_gates(model: RankingModel) -> int:
+    """What FinalMLP's gates without a context compute, once a batch."""
+    gates = model.gates if isinstance(model, FinalMLP) else []
+    return sum(2 * layer.weight.numel() for gate in gates for layer in gate.modules() if isinstance(layer, nn.Linear))
+
+
 @every_config
 @pytest.mark.parametrize("sizes", [{}, {"num_dense": 0}, {"num_single": 0, "num_jagged": 0}])
 def test_flops_are_torchs_count(name, sizes):
@@ -298,9 +362,9 @@ def test_flops_are_torchs_count(name, sizes):
             logits = model.interact(batch.dense, pooled, batch.vectors)
         with FlopCounterMode(display=False) as backward:
             logits.sum().backward()
-        flops = flops_per_sample(model)
-        assert forward.get_total_flops() == 6 * flops.forward
-        assert backward.get_total_flops() == 6 * flops.backward
+        flops, a_batch = flops_per_sample(model), flops_of_learned_gates(model)
+        assert forward.get_total_flops() == 6 * flops.forward + a_batch
+        assert backward.get_total_flops() == 6 * flops.backward + 2 * a_batch
         assert flops.total == flops.forward + flops.backward
 
 
@@ -316,7 +380,7 @@ def test_seed_decides_all_weights_and_nothing_else_is_touched(name):
     )
     assert torch.equal(torch.rand(1), expected)
     assert all(torch.equal(one[key], same[key]) for key in one)
-    weights = [key for key in one if key.endswith("weight") and "norm" not in key]
+    weights = [key for key in one if key.endswith("weight") and "norm" not in key and "gate.mix" not in key]
     assert all(not torch.equal(one[key], other[key]) for key in weights)
 
 

@@ -102,7 +102,7 @@ def test_logits_are_the_papers_equations(kind, num_linear):
 
 def test_widths_differ_by_layer_and_residual_is_compressed_only_where_it_must_be():
     model = build()
-    shapes = [(layer.fm.products.weight.shape, layer.num_outputs, layer.residual is None) for layer in model.layers]  # pyright: ignore[reportAttributeAccessIssue]
+    shapes = [(layer.fm.products.weight.shape, layer.num_outputs, layer.residual is None) for layer in model.layers]
     assert shapes == [((5, 3), 4, False), ((4, 2), 4, True)]
 
 
@@ -139,7 +139,7 @@ def test_schema_gives_one_feature_more_embeddings_and_narrow_tables_a_projection
     found = stack(torch.empty(2, 0), pooled, {})
     torch.testing.assert_close(found[:, :4].flatten(1), pooled[:, :16])
     weight = stack.alignment.projections[0].weight
-    torch.testing.assert_close(found[:, 4], pooled[:, 16:] @ weight.T)  # pyright: ignore[reportArgumentType, reportCallIssue, reportOperatorIssue, reportAttributeAccessIssue]
+    torch.testing.assert_close(found[:, 4], pooled[:, 16:] @ weight.T)
 
 
 def test_input_dropout_acts_in_training_only():

@@ -1,5 +1,8 @@
 """Ranking models, each written for one device."""
 
+from ziggurat.models.autoint import AutoInt as AutoInt
+from ziggurat.models.autoint import AutoIntConfig as AutoIntConfig
+from ziggurat.models.autoint import Wide as Wide
 from ziggurat.models.build import ModelConfig as ModelConfig
 from ziggurat.models.build import TowerModelConfig as TowerModelConfig
 from ziggurat.models.build import build_model as build_model
@@ -12,21 +15,38 @@ from ziggurat.models.dcn_v2 import CrossKind as CrossKind
 from ziggurat.models.dcn_v2 import DCNv2 as DCNv2
 from ziggurat.models.dcn_v2 import DCNv2Config as DCNv2Config
 from ziggurat.models.dcn_v2 import Structure as Structure
+from ziggurat.models.deepfm import DeepFM as DeepFM
+from ziggurat.models.deepfm import DeepFMConfig as DeepFMConfig
 from ziggurat.models.dense_inputs import NumericInput as NumericInput
 from ziggurat.models.dhen import DHEN as DHEN
 from ziggurat.models.dhen import DHENConfig as DHENConfig
 from ziggurat.models.dhen import DHENModule as DHENModule
 from ziggurat.models.dhen import Ensemble as Ensemble
+from ziggurat.models.din import DIN as DIN
+from ziggurat.models.din import AttentionActivation as AttentionActivation
+from ziggurat.models.din import AttentionWeights as AttentionWeights
+from ziggurat.models.din import DINConfig as DINConfig
 from ziggurat.models.dlrm import DLRM as DLRM
 from ziggurat.models.dlrm import DLRMConfig as DLRMConfig
 from ziggurat.models.dlrm import Interaction as Interaction
 from ziggurat.models.dnn import DNN as DNN
 from ziggurat.models.dnn import DNNConfig as DNNConfig
+from ziggurat.models.finalmlp import FinalMLP as FinalMLP
+from ziggurat.models.finalmlp import FinalMLPConfig as FinalMLPConfig
+from ziggurat.models.finalmlp import Selection as Selection
+from ziggurat.models.finalnet import Blocks as Blocks
+from ziggurat.models.finalnet import FinalNet as FinalNet
+from ziggurat.models.finalnet import FinalNetConfig as FinalNetConfig
+from ziggurat.models.finalnet import Gating as Gating
+from ziggurat.models.finalnet import Residual as Residual
 from ziggurat.models.heads import HeadSharing as HeadSharing
 from ziggurat.models.interactions.factorization_machine import FMKind as FMKind
 from ziggurat.models.interactions.self_attention import AttentionConfig as AttentionConfig
 from ziggurat.models.logistic_regression import LogisticRegression as LogisticRegression
 from ziggurat.models.logistic_regression import LogisticRegressionConfig as LogisticRegressionConfig
+from ziggurat.models.masknet import MaskNet as MaskNet
+from ziggurat.models.masknet import MaskNetConfig as MaskNetConfig
+from ziggurat.models.masknet import MaskStructure as MaskStructure
 from ziggurat.models.mlp import Activation as Activation
 from ziggurat.models.mlp import Init as Init
 from ziggurat.models.mlp import MLPConfig as MLPConfig
@@ -39,3 +59,5 @@ from ziggurat.models.towers import TowerLayer as TowerLayer
 from ziggurat.models.towers import build_tower_module as build_tower_module
 from ziggurat.models.wukong import Wukong as Wukong
 from ziggurat.models.wukong import WukongConfig as WukongConfig
+from ziggurat.models.xdeepfm import XDeepFM as XDeepFM
+from ziggurat.models.xdeepfm import XDeepFMConfig as XDeepFMConfig

@@ -15,18 +15,35 @@ import torch
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.models.autoint import AutoInt, AutoIntConfig, Wide
 from ziggurat.models.dcn_v2 import DCNv2, DCNv2Config
+from ziggurat.models.deepfm import DeepFM, DeepFMConfig
 from ziggurat.models.dhen import DHEN, DHENConfig
+from ziggurat.models.din import DIN, DINConfig
 from ziggurat.models.dlrm import DLRM, DLRMConfig
 from ziggurat.models.dnn import DNN, DNNConfig
+from ziggurat.models.finalmlp import FinalMLP, FinalMLPConfig, context_columns
+from ziggurat.models.finalnet import FinalNet, FinalNetConfig
 from ziggurat.models.logistic_regression import LogisticRegression, LogisticRegressionConfig
+from ziggurat.models.masknet import MaskNet, MaskNetConfig
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
 from ziggurat.models.wukong import Wukong, WukongConfig
+from ziggurat.models.xdeepfm import XDeepFM, XDeepFMConfig
 from ziggurat.plan import Towers
 
 TowerModelConfig = DLRMConfig | DCNv2Config | DNNConfig | WukongConfig | DHENConfig
-ModelConfig = TowerModelConfig | LogisticRegressionConfig
+FlatModelConfig = (
+    LogisticRegressionConfig
+    | DeepFMConfig
+    | XDeepFMConfig
+    | AutoIntConfig
+    | MaskNetConfig
+    | FinalMLPConfig
+    | FinalNetConfig
+    | DINConfig
+)
+ModelConfig = TowerModelConfig | FlatModelConfig
 
 
 def build_model(
@@ -66,15 +83,24 @@ def build_model(
                 return DHEN(config, inputs=inputs, embeddings=embeddings, towers=layer)
             case LogisticRegressionConfig():
                 return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
+            case DeepFMConfig():
+                return DeepFM(config, inputs=inputs, embeddings=embeddings)
+            case XDeepFMConfig():
+                return XDeepFM(config, inputs=inputs, embeddings=embeddings)
+            case AutoIntConfig():
+                return AutoInt(config, inputs=inputs, embeddings=embeddings)
+            case MaskNetConfig():
+                return MaskNet(config, inputs=inputs, embeddings=embeddings)
+            case FinalMLPConfig():
+                return FinalMLP(config, inputs=inputs, embeddings=embeddings)
+            case FinalNetConfig():
+                return FinalNet(config, inputs=inputs, embeddings=embeddings)
+            case DINConfig():
+                return DIN(config, inputs=inputs, embeddings=embeddings)
 
 
 def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -> EmbeddingTables:
-    if isinstance(config, LogisticRegressionConfig):
-        tables = tuple(dataclasses.replace(table, embedding_dim=0) for table in inputs.tables)
-        inputs = dataclasses.replace(inputs, tables=tables)
-        dim = len(inputs.labels)
-    else:
-        dim = table_dim(config)
+    dim = len(inputs.labels) if isinstance(config, LogisticRegressionConfig) else table_dim(config)
     default = EmbeddingConfig().dim
     if config.embedding.dim not in (default, dim):
         raise ConfigError(
@@ -83,11 +109,22 @@ def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -
             where=f"settings of model {config.kind!r}",
             ways_out=("set model.embedding-dim", "leave model.embedding.dim alone"),
         )
+    if isinstance(config, LogisticRegressionConfig):
+        tables = [dataclasses.replace(table, embedding_dim=0) for table in inputs.tables]
+    else:
+        extra = _extra_columns(config, inputs)
+        tables = [
+            dataclasses.replace(table, embedding_dim=(table.embedding_dim or dim) + extra[table.name])
+            if extra.get(table.name)
+            else table
+            for table in inputs.tables
+        ]
+    inputs = dataclasses.replace(inputs, tables=tuple(tables))
     return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim), seed=seed)
 
 
 def table_dim(config: ModelConfig) -> int:
-    """Columns of a model's tables whose width the schema leaves open (a logistic regression has one a label)."""
+    """Columns of a vector in the tables whose width the schema leaves open (a logistic regression: one a label)."""
     match config:
         case LogisticRegressionConfig():
             return 1
@@ -95,6 +132,19 @@ def table_dim(config: ModelConfig) -> int:
             return config.embedding_dim * config.embeddings_per_feature
         case _:
             return config.embedding_dim
+
+
+def _extra_columns(config: ModelConfig, inputs: InputSpec) -> dict[str, int]:
+    """Columns of each table beyond its vectors; see `extra_columns.py`."""
+    match config:
+        case DeepFMConfig() | XDeepFMConfig():
+            return dict.fromkeys((table.name for table in inputs.tables), len(inputs.labels))
+        case AutoIntConfig() if config.wide is Wide.LINEAR:
+            return dict.fromkeys((table.name for table in inputs.tables), len(inputs.labels))
+        case FinalMLPConfig():
+            return context_columns(config, inputs)
+        case _:
+            return {}
 
 
 def check_towers(config: ModelConfig, towers: Towers | None) -> None:

@@ -5,6 +5,7 @@ and sample. Backward, each product has two: the gradient of the weight and the g
 make "backward is twice forward" wrong by several percent for small models: a linear map on raw numbers needs no
 gradient of its input, and the pairwise dot product of `dot.py` uses the symmetry of X Xᵀ and pays once.
 
+What runs once a batch and not once a sample (a gate of FinalMLP that reads nothing of the sample) does not count.
 Columns of zeros that only align memory (`mlp.py`) are no work asked for and do not count. Lookups, pooling,
 activations and norms are not matrix products; they are bound by memory and do not count.
 """
@@ -19,6 +20,7 @@ from torch import nn
 from ziggurat.models.cross import CrossNetMix, ExpertCores
 from ziggurat.models.dot import PairwiseDot
 from ziggurat.models.fieldwise import CountsFlops
+from ziggurat.models.finalmlp import ContextGate
 from ziggurat.models.ranking_model import RankingModel
 
 
@@ -68,9 +70,14 @@ def flops_of(modules: Iterable[nn.Module], *, on_raw_inputs: Sequence[nn.Module]
         modules: each counts for what it computes itself.
         on_raw_inputs: linear maps whose input needs no gradient.
     """
+    modules = list(modules)
     without_input_gradient = {id(linear) for linear in on_raw_inputs}
+    gates = [each for each in modules if isinstance(each, ContextGate) and each.learned is not None]
+    once_a_batch = {id(each) for gate in gates for each in gate.modules()}
     forward = backward = 0
     for module in modules:
+        if id(module) in once_a_batch:
+            continue
         uses = 1
         if isinstance(module, nn.Linear):
             cost = 2 * module.in_features * module.out_features

@@ -44,6 +44,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     SILU = "silu"
     TANH = "tanh"
+    IDENTITY = "identity"  # none
 
 
 class Normalization(StrEnum):
@@ -133,7 +134,7 @@ class MLP(nn.Module):
         for index, layer in enumerate(self.layers):
             hidden_BH = _padded_linear(hidden_BH, layer) if index == 0 else layer(hidden_BH)
             if len(self.norms):
-                hidden_BH = _normalise(self.norms[index], hidden_BH)
+                hidden_BH = normalise(self.norms[index], hidden_BH)
             if self.config.activation is Activation.RELU:
                 hidden_BH = relu_dropout_(hidden_BH, p=self.config.dropout, training=self.training)
             else:
@@ -171,9 +172,12 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
             return F.silu(inputs)
         case Activation.TANH:
             return inputs.tanh()
+        case Activation.IDENTITY:
+            return inputs
 
 
-def _normalise(norm: nn.Module, inputs_BH: Tensor) -> Tensor:
+def normalise(norm: nn.Module, inputs_BH: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
+    """Apply a batch or layer norm; batch norm of fewer than two samples as the module docstring says."""
     if isinstance(norm, nn.BatchNorm1d) and norm.training and inputs_BH.shape[0] < 2:
         return F.batch_norm(
             inputs_BH, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps

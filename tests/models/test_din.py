@@ -1,0 +1,182 @@
+"""DIN against its equations, position by position, and its place in a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ziggurat.config import from_json, to_json
+from ziggurat.embeddings import EmbeddingConfig, TableOptimizer
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
+from ziggurat.models import DIN, AttentionActivation, AttentionWeights, DINConfig, MLPConfig, build_model
+from ziggurat.models.cost import flops_per_sample
+from ziggurat.models.din import Dice, TargetAttention
+from ziggurat.testing.batches import random_batch, small_inputs
+from ziggurat.training.losses import loss_of
+
+INPUTS = InputSpec(
+    dense=("age",),
+    single=(SingleSpec(name="user", table="user"), SingleSpec(name="item", table="item")),
+    jagged=(
+        JaggedSpec(name="tags", table="tag"),
+        JaggedSpec(name="clicks", table="item", ordered=True),
+        JaggedSpec(name="skips", table="item", ordered=True),
+    ),
+    tables=(
+        TableSpec(name="user", num_rows=9),
+        TableSpec(name="item", num_rows=12),
+        TableSpec(name="tag", num_rows=6),
+    ),
+    labels=(LabelSpec(name="click"),),
+)
+CONFIG = DINConfig(embedding_dim=4, attention_dims=(5,), deep=MLPConfig(hidden_dims=(6,)))
+
+
+def array(tensor) -> np.ndarray:
+    return tensor.detach().numpy().astype(np.float64)
+
+
+def score(query: np.ndarray, key: np.ndarray, attention: TargetAttention) -> float:
+    x = np.concatenate([query, key, query - key, query * key])
+    for index, layer in enumerate(attention.layers):
+        x = array(layer.weight) @ x + array(layer.bias)
+        if len(attention.dice):
+            dice = attention.dice[index]
+            p = 1 / (1 + np.exp(-(x - array(dice.norm.running_mean)) / np.sqrt(array(dice.norm.running_var) + 1e-9)))
+            x = p * x + (1 - p) * array(dice.alpha) * x
+        else:
+            x = np.maximum(x, 0)
+    return float((array(attention.output.weight) @ x + array(attention.output.bias))[0])
+
+
+@pytest.mark.parametrize("activation", list(AttentionActivation))
+@pytest.mark.parametrize("weights", list(AttentionWeights))
+def test_histories_are_pooled_as_the_paper_says(activation, weights):
+    config = dataclasses.replace(CONFIG, attention_activation=activation, weights=weights)
+    model = build_model(config, INPUTS, seed=0).eval()
+    assert isinstance(model, DIN)
+    assert model.pairs == [("clicks", "item"), ("skips", "item")]
+    for attention in model.attentions:
+        for dice in attention.dice:
+            dice.alpha.data.uniform_(-1, 1)
+            dice.norm.running_mean.uniform_(-1, 1)
+            dice.norm.running_var.uniform_(0.5, 2)
+    batch = random_batch(INPUTS, 8)
+    found = array(model.fields(batch)).reshape(8, 5, 4)
+    items = array(model.embeddings.table("item"))
+    items[0] = 0  # the padding row
+    offsets = batch.jagged.offsets.tolist()
+    for history in (1, 2):
+        attention = model.attentions[history - 1]
+        for sample in range(8):
+            query = items[batch.single[1, sample]]
+            at = history * 8 + sample
+            keys = items[batch.jagged.values[offsets[at] : offsets[at + 1]].numpy()]
+            scores = np.array([score(query, key, attention) for key in keys])
+            if weights is AttentionWeights.SOFTMAX and len(scores):
+                scores = np.exp(scores) / np.exp(scores).sum()
+            expected = scores @ keys if len(keys) else np.zeros(4)
+            np.testing.assert_allclose(found[sample, 2 + history], expected, rtol=1e-4, atol=1e-6)
+    others = array(model.embeddings(batch)).reshape(8, 5, 4)
+    np.testing.assert_array_equal(found[:, :3], others[:, :3])
+
+
+def test_dice_is_between_relu_and_identity():
+    dice = Dice(1)
+    x = torch.linspace(-3, 3, 101).unsqueeze(1)
+    dice.alpha.data.fill_(1.0)
+    torch.testing.assert_close(dice(x), x)
+    dice.alpha.data.zero_()
+    normal = (x - x.mean()) / x.std(correction=0)
+    torch.testing.assert_close(dice(x), x * normal.sigmoid())
+    one = dice(torch.tensor([[2.0]]))  # a single position leaves the statistics alone
+    assert one.isfinite().all()
+    assert dice.norm.running_mean.abs() < 0.2
+
+
+def test_gradients_reach_the_table_through_history_and_target():
+    embedding = EmbeddingConfig(init="normal", init_std=0.5)
+    model = build_model(dataclasses.replace(CONFIG, embedding=embedding), INPUTS, seed=0)
+    batch = random_batch(INPUTS, 32)
+    before = model.embeddings.table("item").clone()
+    tables = TableOptimizer(model.embeddings)
+    dense = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(60):
+        dense.zero_grad()
+        tables.zero_grad()
+        loss = loss_of(model(batch), batch.labels, inputs=INPUTS)
+        loss.backward()
+        losses.append(loss.item())
+        dense.step()
+        tables.step(0.1)
+    assert losses[-1] < 0.6 * losses[0]
+    changed = (model.embeddings.table("item") != before).any(dim=1)
+    touched = torch.zeros(12, dtype=torch.bool)
+    offsets = batch.jagged.offsets
+    touched[batch.single[1]] = True
+    touched[batch.jagged.values[offsets[32] :]] = True
+    touched[0] = False
+    assert torch.equal(changed, touched)
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+def test_empty_histories_and_batches():
+    model = build_model(CONFIG, INPUTS, seed=0)
+    batch = random_batch(INPUTS, 3, max_length=0)
+    assert not model.fields(batch).view(3, 5, 4)[:, 3:].any()
+    assert model(batch).isfinite().all()
+    assert model(Batch.empty(INPUTS)).shape == (0, 1)
+
+
+def test_flops_are_those_of_histories_of_one():
+    model = build_model(CONFIG, INPUTS, seed=0)
+    ones = JaggedRows(torch.full((18,), 3), torch.arange(19))
+    batch = dataclasses.replace(random_batch(INPUTS, 6), jagged=ones)
+    with FlopCounterMode(display=False) as forward:
+        logits = model(batch)
+    with FlopCounterMode(display=False) as backward:
+        logits.sum().backward()
+    assert forward.get_total_flops() == 6 * flops_per_sample(model).forward
+    assert backward.get_total_flops() == 6 * flops_per_sample(model).backward
+
+
+def test_autocast_pools_histories_in_its_dtype():
+    model = build_model(CONFIG, INPUTS, seed=0).eval()
+    batch = random_batch(INPUTS, 16)
+    exact = model(batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(batch)
+    assert (rounded.float() - exact).abs().max() < 0.05 * (1 + exact.abs().max())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"histories": ("nobody",)},
+        {"histories": ("tags",)},
+        {"histories": ("clicks",), "targets": ("user",)},
+    ],
+)
+def test_histories_without_a_target_in_their_table_are_refused(changes):
+    with pytest.raises(ConfigError, match="histories"):
+        build_model(dataclasses.replace(CONFIG, **changes), INPUTS, seed=0)
+
+
+def test_data_without_histories_is_refused():
+    with pytest.raises(ConfigError, match="no ordered list"):
+        build_model(CONFIG, small_inputs(), seed=0)
+    with pytest.raises(ConfigError, match="a target for each history"):
+        dataclasses.replace(CONFIG, targets=("item",))
+
+
+def test_config_survives_a_file():
+    config = dataclasses.replace(CONFIG, histories=("clicks",), targets=("item",))
+    assert from_json(DINConfig, json.loads(json.dumps(to_json(config))), where="test") == config

@@ -1,0 +1,131 @@
+"""AutoInt: self-attention between fields; with an MLP beside it AutoInt+ (Song et al., arXiv 1810.11921).
+
+    X (n, d) ─┬─► layer 1 ─► … ─► layer l ─► flatten ─► Linear ─┐
+              └─► flatten ─► MLP ───────────────────────────────┴─► + ─► logits (+ first order, if wide = linear)
+
+    layer(X) = ReLU(LN?([softmax(Q_h K_hᵀ / s) V_h]_h + X W_res))              `interactions/self_attention.py`
+
+Each layer lets a field take up what it attends to, so l layers reach products of l + 1 fields, weighted by similarity.
+As in FuxiCTR: no bias in the maps, W_res only where widths differ, dropout on the attention weights.
+
+Cost of a layer: 8·n·d·A + 4·n²·A FLOPs a sample.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.interactions.self_attention import AttentionConfig, AutoIntLayer
+from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
+
+
+class Wide(StrEnum):
+    """Whether there is a first-order term."""
+
+    NONE = "none"
+    LINEAR = "linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoIntConfig:
+    """Settings of `AutoInt`.
+
+    Args:
+        embedding_dim: d, width of every field.
+        num_layers: attention layers.
+        attention: of each layer.
+        deep: hidden layers of the MLP beside attention; () for AutoInt without "+".
+        wide: a first-order term, or none.
+        numeric: how numbers enter: `fields` or `bottom_mlp`.
+        bottom: hidden layers of the bottom MLP.
+        heads: one MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["autoint"] = "autoint"
+    embedding_dim: int = 16
+    num_layers: int = 2
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    wide: Wide = Wide.NONE
+    numeric: NumericInput = NumericInput.FIELDS
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        check_stackable(self.numeric, where="AutoInt settings")
+        if self.num_layers < 1:
+            raise ConfigError(
+                expected="one attention layer or more",
+                found=f"num_layers = {self.num_layers}",
+                where="AutoInt settings",
+                ways_out=("set num_layers", "take dnn for none"),
+            )
+
+
+class AutoInt(RankingModel):
+    """See the module docstring."""
+
+    def __init__(self, config: AutoIntConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        num_labels = len(inputs.labels)
+        is_wide = config.wide is Wide.LINEAR
+        extra = num_labels if is_wide else 0
+        self.columns = ExtraColumns(self.field_dims, extra_dims=[extra] * len(self.field_dims))
+        self.first_order = FirstOrder(inputs) if is_wide else None
+        self.stack = StackedInputs(
+            inputs,
+            field_dims=self.columns.main_dims,
+            dim=config.embedding_dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
+        )
+        num_fields, dim, attention = self.stack.num_fields, self.stack.dim, config.attention
+        widths = (dim, *[attention.dim] * config.num_layers)
+        self.layers = nn.ModuleList(
+            AutoIntLayer(num_fields, input_dim=width, config=attention) for width, _ in itertools.pairwise(widths)
+        )
+        self.output = nn.Linear(num_fields * attention.dim, num_labels)
+        has_deep = bool(config.deep.hidden_dims)
+        self.deep = (
+            Heads(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
+            if has_deep
+            else None
+        )
+        initialise([child for child in self.children() if child is not embeddings], config.init)
+
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """Attention, MLP, first order."""
+        main_BX, weights_BE = (fields_BX, fields_BX) if self.first_order is None else self.columns(fields_BX)
+        fields_BFD = self.stack(dense_BN, main_BX, vectors)
+        attended_BFA = fields_BFD
+        for layer in self.layers:
+            attended_BFA = layer(attended_BFA)
+        logits_BL = self.output(attended_BFA.flatten(1))
+        if self.deep is not None:
+            logits_BL = logits_BL + self.deep(fields_BFD.flatten(1))
+        if self.first_order is not None:
+            logits_BL = logits_BL + self.first_order(dense_BN, weights_BE, vectors)
+        return logits_BL
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Those that make fields of raw inputs, and those of the first-order term."""
+        first = [] if self.first_order is None else self.first_order.first_linears
+        return [*self.stack.first_linears, *first]

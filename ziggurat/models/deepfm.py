@@ -1,0 +1,89 @@
+"""DeepFM: a factorization machine beside an MLP, on the same embeddings (Guo et al., arXiv 1703.04247).
+
+    table of f ──► [ e_f | w_f ]                      logit = Σ_f w_f + ⟨v, numbers⟩ + b        first order
+                     │                                      + Σ_{i<j} ⟨x_i, x_j⟩                second order
+                     └─► X (n, d)                           + MLP(flatten(X))                   the rest
+
+The first-order weights are extra columns of the tables (`extra_columns.py`). With several labels each has first-order
+weights and an output of the MLP of its own; the second-order term is the same for all. Without hidden layers
+(`deep.hidden_dims = ()`) the MLP is left out: a plain factorization machine.
+
+Cost: that of the MLP; the second-order term needs n·d operations (`interactions/second_order.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.interactions.second_order import sum_of_pairs
+from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepFMConfig:
+    """Settings of `DeepFM`.
+
+    Args:
+        embedding_dim: d, width of every field; tables have one column a label more.
+        deep: hidden layers; () for a plain factorization machine.
+        numeric: how numbers enter: `fields` or `bottom_mlp`.
+        bottom: hidden layers of the bottom MLP.
+        heads: one MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["deepfm"] = "deepfm"
+    embedding_dim: int = 16
+    deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    numeric: NumericInput = NumericInput.FIELDS
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        check_stackable(self.numeric, where="DeepFM settings")
+
+
+class DeepFM(RankingModel):
+    """See the module docstring."""
+
+    def __init__(self, config: DeepFMConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        num_labels = len(inputs.labels)
+        self.columns = ExtraColumns(self.field_dims, extra_dims=[num_labels] * len(self.field_dims))
+        self.first_order = FirstOrder(inputs)
+        self.stack = StackedInputs(
+            inputs,
+            field_dims=self.columns.main_dims,
+            dim=config.embedding_dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
+        )
+        width = self.stack.num_fields * self.stack.dim
+        has_deep = bool(config.deep.hidden_dims)
+        self.deep = Heads(width, config=config.deep, num_labels=num_labels, sharing=config.heads) if has_deep else None
+        initialise([self.first_order, self.stack, *([] if self.deep is None else [self.deep])], config.init)
+
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """The sum of the three terms."""
+        main_BX, weights_BE = self.columns(fields_BX)
+        fields_BFD = self.stack(dense_BN, main_BX, vectors)
+        logits_BL = self.first_order(dense_BN, weights_BE, vectors) + sum_of_pairs(fields_BFD)
+        return logits_BL if self.deep is None else logits_BL + self.deep(fields_BFD.flatten(1))
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Those of the first-order term, and those that make fields of raw inputs."""
+        return [*self.first_order.first_linears, *self.stack.first_linears]

@@ -1,0 +1,257 @@
+"""DIN: a history is summed with weights that depend on what is to be scored (Zhou et al., arXiv 1706.06978).
+
+    history e_1 … e_T ─┬─► score_t = MLP([q, e_t, q − e_t, q ⊙ e_t])          q: the target, in the history's table
+    target  q ─────────┘   pooled  = Σ_t score_t e_t                          in place of the history's mean
+                                        │
+    all fields, numbers, vectors ───────┴─► x₀ ─► MLP ─► logits
+
+A user has many interests and a target touches few of them: a plain mean blurs what attention picks out. The weights are
+no probabilities (`weights = plain`): their sum says how strong the interest is. `softmax` makes them one.
+
+`Dice` is the paper's activation: p·x + (1 − p)·α·x with p = sigmoid(batch-normalised x), ReLU's kink moved to where the
+data is. Here the attention MLP sees the positions inside the histories alone; FuxiCTR pads them and lets the padding
+count in Dice's statistics.
+
+The weighted sum stands below `interact`, with the lookup, because histories have no fixed length. One history
+attends to one target; several histories attend each to its own.
+
+Cost of a history: 2·4D·h + … FLOPs a position of it; `flops_per_sample` counts one position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.flat_inputs import FlatInputs
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+from ziggurat.ops.dropout import dropout
+
+
+class AttentionActivation(StrEnum):
+    """Elementwise function in the attention network."""
+
+    DICE = "dice"
+    RELU = "relu"
+
+
+class AttentionWeights(StrEnum):
+    """What the scores of a history's positions become."""
+
+    PLAIN = "plain"  # themselves
+    SOFTMAX = "softmax"  # positive, with sum 1 over the history
+
+
+@dataclass(frozen=True, kw_only=True)
+class DINConfig:
+    """Settings of `DIN`.
+
+    Args:
+        embedding_dim: D, columns of each table.
+        histories: names of the list features that are pooled by attention; () for every ordered one that shares its
+            table with a feature of one row a sample.
+        targets: for each history, the feature it attends to; () for the first that shares its table.
+        attention_dims: hidden layers of the attention networks.
+        attention_activation: after each of them.
+        attention_dropout: probability of zeroing a hidden unit of them.
+        weights: plain or softmax.
+        deep: hidden layers of the MLP.
+        numeric: how numbers enter; see `NumericInput`.
+        bottom: hidden layers of the bottom MLP. Unused unless numeric is bottom_mlp.
+        heads: one MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["din"] = "din"
+    embedding_dim: int = 16
+    histories: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    attention_dims: tuple[int, ...] = (64,)
+    attention_activation: AttentionActivation = AttentionActivation.DICE
+    attention_dropout: float = 0.0
+    weights: AttentionWeights = AttentionWeights.PLAIN
+    deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 128, 64)))
+    numeric: NumericInput = NumericInput.FIELDS
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        wrong_targets = self.targets and len(self.targets) != len(self.histories)
+        if wrong_targets or any(width < 1 for width in self.attention_dims) or not 0 <= self.attention_dropout < 1:
+            raise ConfigError(
+                expected="a target for each history, attention_dims of 1 or more, 0 <= attention_dropout < 1",
+                found=f"{self.histories}, {self.targets}, {self.attention_dims}, {self.attention_dropout}",
+                where="DIN settings",
+                ways_out="correct the setting",
+            )
+
+
+def histories_and_targets(config: DINConfig, inputs: InputSpec) -> list[tuple[str, str]]:
+    """Every (history, target) pair.
+
+    Raises:
+        ConfigError: there is no history, a name is unknown, or a target is not in the history's table.
+    """
+    lists, single = {each.name: each for each in inputs.jagged}, {each.name: each.table for each in inputs.single}
+    names = config.histories or tuple(
+        each.name for each in inputs.jagged if each.ordered and each.table in single.values()
+    )
+    targets = config.targets or tuple(
+        next((other for other, table in single.items() if name in lists and table == lists[name].table), "")
+        for name in names
+    )
+    pairs = list(zip(names, targets, strict=True))
+    bad = [
+        f"{name} → {target or 'none'}"
+        for name, target in pairs
+        if name not in lists or target not in single or lists[name].table != single[target]
+    ]
+    if bad or not pairs:
+        raise ConfigError(
+            expected="histories (list features), each with a target of one row a sample in the same table",
+            found=", ".join(bad) or f"no ordered list that shares a table, among {', '.join(lists) or 'no lists'}",
+            where="DIN, model.histories and model.targets",
+            ways_out=("name them", "give the history's feature the target's table in the schema", "take another model"),
+        )
+    return pairs
+
+
+class Dice(nn.Module):
+    """p·x + (1 − p)·α·x with p = sigmoid(batch-normalised x), α learned from 0.
+
+    Args:
+        dim: number of units.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(dim, affine=False, eps=1e-9, momentum=0.01)
+        self.alpha = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, inputs_PH: Float[Tensor, "P H"]) -> Float[Tensor, "P H"]:
+        """Positions as samples; fewer than two leave the running statistics alone."""
+        norm = self.norm
+        normal_PH = nn.functional.batch_norm(
+            inputs_PH,
+            norm.running_mean,
+            norm.running_var,
+            training=norm.training and len(inputs_PH) > 1,
+            momentum=0.01,
+            eps=norm.eps,
+        )
+        p_PH = normal_PH.sigmoid()
+        return inputs_PH * (p_PH + (1 - p_PH) * self.alpha)
+
+
+class TargetAttention(nn.Module):
+    """Σ_t score_t e_t over a history, the scores by an MLP from history and target.
+
+    Args:
+        dim: D.
+        config: hidden layers, activation, weights.
+    """
+
+    def __init__(self, dim: int, *, config: DINConfig) -> None:
+        super().__init__()
+        self.config = config
+        widths = (4 * dim, *config.attention_dims)
+        self.layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in itertools.pairwise(widths))
+        has_dice = config.attention_activation is AttentionActivation.DICE
+        self.dice = nn.ModuleList(Dice(width) for width in config.attention_dims if has_dice)
+        self.output = nn.Linear(widths[-1], 1)
+
+    def forward(
+        self, target_BD: Float[Tensor, "B D"], history_BTD: Float[Tensor, "B T D"], mask_BT: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B D"]:
+        """The weighted sum; zeros for an empty history."""
+        samples_P, positions_P = mask_BT.nonzero(as_tuple=True)
+        keys_PD, queries_PD = history_BTD[samples_P, positions_P], target_BD[samples_P]
+        hidden_PH = torch.cat([queries_PD, keys_PD, queries_PD - keys_PD, queries_PD * keys_PD], dim=1)
+        for index, layer in enumerate(self.layers):
+            hidden_PH = layer(hidden_PH)
+            hidden_PH = self.dice[index](hidden_PH) if len(self.dice) else hidden_PH.relu()
+            hidden_PH = dropout(hidden_PH, p=self.config.attention_dropout, training=self.training)
+        scores_P = self.output(hidden_PH).squeeze(1).to(history_BTD.dtype)
+        if self.config.weights is AttentionWeights.SOFTMAX:
+            scores_P = _softmax(scores_P, samples_P, num_samples=len(target_BD))
+        pooled_BD = torch.zeros_like(target_BD)
+        return pooled_BD.index_add(0, samples_P, scores_P.unsqueeze(1) * keys_PD)
+
+
+def _softmax(scores_P: Tensor, samples_P: Tensor, *, num_samples: int) -> Tensor:
+    """Of the positions of each sample."""
+    highest_B = scores_P.new_full((num_samples,), -torch.inf)
+    highest_B = highest_B.scatter_reduce(0, samples_P, scores_P.detach(), "amax")
+    powers_P = (scores_P - highest_B[samples_P]).exp()
+    return powers_P / scores_P.new_zeros(num_samples).index_add(0, samples_P, powers_P)[samples_P]
+
+
+class DIN(RankingModel):
+    """See the module docstring."""
+
+    def __init__(self, config: DINConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        self.pairs = histories_and_targets(config, inputs)
+        self.places = _places(inputs, self.field_dims)
+        self.attentions = nn.ModuleList(
+            TargetAttention(len(self.places[target]), config=config) for _, target in self.pairs
+        )
+        self.flat = FlatInputs(
+            inputs,
+            field_dims=self.field_dims,
+            dim=config.embedding_dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
+        )
+        num_labels = len(inputs.labels)
+        self.heads = Heads(self.flat.output_dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
+        initialise([self.attentions, self.flat, self.heads], config.init)
+
+    def fields(self, batch: Batch) -> Float[Tensor, "B X"]:
+        """Pooled embeddings, the histories pooled by attention."""
+        with torch.autocast(batch.dense.device.type, enabled=False):
+            pooled_BT = self.embeddings(batch)
+            histories = [self.embeddings.sequence(batch, name) for name, _ in self.pairs]
+        pieces = list(pooled_BT.split(self.field_dims, dim=1))
+        names = [each.name for each in self.inputs.fields]
+        for (name, target), attention, (history_BTD, mask_BT) in zip(
+            self.pairs, self.attentions, histories, strict=True
+        ):
+            target_BD = pooled_BT[:, self.places[target].start : self.places[target].stop]
+            pieces[names.index(name)] = attention(target_BD, history_BTD, mask_BT)
+        return torch.cat(pieces, dim=1)
+
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """The MLP on x₀."""
+        return self.heads(self.flat(dense_BN, fields_BX, vectors))
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Those that make fields of raw inputs; x₀ holds learned embeddings."""
+        return self.flat.first_linears
+
+
+def _places(inputs: InputSpec, field_dims: Sequence[int]) -> dict[str, range]:
+    """Columns of each field."""
+    places, start = {}, 0
+    for spec, columns in zip(inputs.fields, field_dims, strict=True):
+        places[spec.name] = range(start, start + columns)
+        start += columns
+    return places

@@ -1,0 +1,104 @@
+"""xDeepFM: a compressed interaction network beside an MLP and a linear term (Lian et al., arXiv 1803.05170).
+
+    table of f ──► [ e_f | w_f ]                      logit = Σ_f w_f + ⟨v, numbers⟩ + b        first order
+                     │                                      + ⟨u, CIN(X)⟩ + b'                  orders 2 … layers + 1
+                     └─► X (n, d)                           + MLP(flatten(X))                   the rest
+
+The network's products are of whole columns of fields, kept apart by column until they are summed at the end:
+`interactions/compressed.py`. The first-order weights are extra columns of the tables (`extra_columns.py`).
+
+Cost: 2·d·n·H_k·H_{k+1} FLOPs a sample for each layer of the CIN, usually several times the MLP's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
+from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.interactions.compressed import CompressedInteraction
+from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
+
+
+@dataclass(frozen=True, kw_only=True)
+class XDeepFMConfig:
+    """Settings of `XDeepFM`.
+
+    Args:
+        embedding_dim: d, width of every field; tables have one column a label more.
+        cin: feature maps of each layer of the compressed interaction network.
+        deep: hidden layers of the MLP; () for none.
+        numeric: how numbers enter: `fields` or `bottom_mlp`.
+        bottom: hidden layers of the bottom MLP.
+        heads: one MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["xdeepfm"] = "xdeepfm"
+    embedding_dim: int = 16
+    cin: tuple[int, ...] = (16, 16)
+    deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    numeric: NumericInput = NumericInput.FIELDS
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        check_stackable(self.numeric, where="xDeepFM settings")
+        if not self.cin or min(self.cin) < 1:
+            raise ConfigError(
+                expected="cin of one layer or more, each with 1 feature map or more",
+                found=f"cin = {self.cin}",
+                where="xDeepFM settings",
+                ways_out=("set model.cin = 16,16", "take deepfm or dnn for none"),
+            )
+
+
+class XDeepFM(RankingModel):
+    """See the module docstring."""
+
+    def __init__(self, config: XDeepFMConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        num_labels = len(inputs.labels)
+        self.columns = ExtraColumns(self.field_dims, extra_dims=[num_labels] * len(self.field_dims))
+        self.first_order = FirstOrder(inputs)
+        self.stack = StackedInputs(
+            inputs,
+            field_dims=self.columns.main_dims,
+            dim=config.embedding_dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
+        )
+        num_fields, dim = self.stack.num_fields, self.stack.dim
+        self.cin = CompressedInteraction(num_fields, dim=dim, layer_dims=config.cin)
+        self.cin_output = nn.Linear(self.cin.output_dim, num_labels)
+        has_deep = bool(config.deep.hidden_dims)
+        self.deep = (
+            Heads(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
+            if has_deep
+            else None
+        )
+        initialise([child for child in self.children() if child is not embeddings], config.init)
+
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """The sum of the three terms."""
+        main_BX, weights_BE = self.columns(fields_BX)
+        fields_BFD = self.stack(dense_BN, main_BX, vectors)
+        logits_BL = self.first_order(dense_BN, weights_BE, vectors) + self.cin_output(self.cin(fields_BFD))
+        return logits_BL if self.deep is None else logits_BL + self.deep(fields_BFD.flatten(1))
+
+    def linears_on_raw_inputs(self) -> list[nn.Module]:
+        """Those of the first-order term, and those that make fields of raw inputs."""
+        return [*self.first_order.first_linears, *self.stack.first_linears]
