@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -66,7 +67,18 @@ def test_the_whole_story(place: Path) -> None:
     assert {"ids", "peer hop forward", "peer hop backward"} <= {row["purpose"] for row in traffic["rows"]}
     assert main(["verify", "runs/two"]) == 0
     assert main(["predict", "runs/two", "events.parquet", "--out", "scores.parquet"]) == 0
-    assert len(pl.read_parquet("scores.parquet")) == 3000
+    alone = pl.read_parquet("scores.parquet")
+    assert len(alone) == 3000
+    assert run(3, place, "predict", "runs/two", "events.parquet", "--out", "together.parquet") == [0, 0, 0]
+    together = pl.read_parquet("together.parquet")
+    assert together["row"].equals(alone["row"])
+    np.testing.assert_allclose(together["click"], alone["click"], atol=1e-6)
+    assert main(["evaluate", "runs/two", "events.parquet", "--json", "alone.json"]) == 0
+    assert run(2, place, "evaluate", "runs/two", "events.parquet", "--json", "together.json") == [0, 0]
+    one, two = (json.loads((place / f"{name}.json").read_text()) for name in ("alone", "together"))
+    assert one["num_rows"] == two["num_rows"] == 3000
+    assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+    assert ziggurat.Plan.load(folder / "plan.json") == plan
     assert load_run("runs/two").config.parallel.tower_size == 1
 
     assert run(2, place, "train", "runs/two", "--resume", "--training.epochs", "3", "--wire", "bf16") == [0, 0]

@@ -88,34 +88,37 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
 def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     """Metrics on raw files."""
     from ziggurat.data.bad_rows import BadRowPolicy
-    from ziggurat.recipes.load_run import load_run
+    from ziggurat.recipes.load_run import open_run
     from ziggurat.training.progress import show_progress
     from ziggurat.training.run_folder import write_json
 
-    run = load_run(options.run, step=options.step)
-    progress = show_progress()
-    progress.begin("evaluate", total=None)
-    evaluation = run.evaluate(options.data, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
-    progress.end()
-    console.print(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
-    console.print(_metrics_line(evaluation.metrics), soft_wrap=True)
-    if options.json:
-        write_json(Path(options.json), evaluation.to_json())
+    with open_run(options.run, step=options.step) as run:
+        progress = run.team.progress(show_progress())
+        progress.begin("evaluate", total=None)
+        evaluation = run.evaluate(options.data, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
+        progress.end()
+        if run.team.is_first:
+            console.print(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
+            console.print(_metrics_line(evaluation.metrics), soft_wrap=True)
+            if options.json:
+                write_json(Path(options.json), evaluation.to_json())
     return 0
 
 
 def predict(options: argparse.Namespace, rest: list[str]) -> int:
     """Scores of raw files."""
     from ziggurat.data.bad_rows import BadRowPolicy
-    from ziggurat.recipes.load_run import load_run
+    from ziggurat.recipes.load_run import open_run
     from ziggurat.training.progress import show_progress
 
-    run = load_run(options.run, step=options.step)
-    progress = show_progress()
-    progress.begin("predict", total=None)
-    rows = run.predict(options.data, out=options.out, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
-    progress.end()
-    console.print(f"{rows:,} rows scored into {options.out} (checkpoint of step {run.step:,})", soft_wrap=True)
+    with open_run(options.run, step=options.step) as run:
+        progress = run.team.progress(show_progress())
+        progress.begin("predict", total=None)
+        rows = run.predict(options.data, out=options.out, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
+        progress.end()
+        if run.team.is_first:
+            step = f"checkpoint of step {run.step:,}"
+            console.print(f"{rows:,} rows scored into {options.out} ({step})", soft_wrap=True)
     return 0
 
 

@@ -153,6 +153,8 @@ def train_run(
         parallel = ranks.parallelize(model, run=run, resume=resume)
         if parallel is None:
             model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
+        else:
+            ranks.keep_plan(parallel, run=run)
         trainer = Trainer(
             model,
             config=config.training,

@@ -1,9 +1,15 @@
-"""Load a finished run: its model with the best weights, its preprocessing, and evaluation of any raw file."""
+"""Load a finished run: its model with the best weights, its preprocessing, and evaluation of any raw file.
+
+A run is loaded on one device, or on the ranks that torchrun started, however many it was trained on: each rank then
+holds its part of the tables, as the plan says. Every rank reads the raw files, and scores its part of every chunk.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +27,16 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
 from ziggurat.models import RankingModel, build_model
+from ziggurat.parallel.topology import job
 from ziggurat.recipes.execute import load_config
+from ziggurat.recipes.many_ranks import Ranks
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.evaluation import Evaluation, evaluate_batches, scores_of
-from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
+from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import RunFolder, read_json
 from ziggurat.training.state import Position
+from ziggurat.training.team import Team
 
 CHUNK_ROWS = 65_536
 
@@ -42,6 +51,7 @@ class Run:
         preprocessing: as fitted on its training data.
         model: with the best weights, in evaluation mode.
         step: the step that the weights come from.
+        team: the ranks that hold the model; the methods are collective over them.
     """
 
     folder: Path
@@ -49,6 +59,7 @@ class Run:
     preprocessing: Preprocessing
     model: RankingModel
     step: int
+    team: Team
 
     def evaluate(
         self,
@@ -59,7 +70,8 @@ class Run:
     ) -> Evaluation:
         """Exact metrics on raw files that have the schema's columns, labels included."""
         batches = self._batches(data, with_labels=True, bad_rows=bad_rows)
-        return evaluate_batches(self.model, batches, inputs=self.preprocessing.inputs, progress=progress)
+        inputs, group = self.preprocessing.inputs, self.team.process_group
+        return evaluate_batches(self.model, batches, inputs=inputs, progress=progress, process_group=group)
 
     def predict(
         self,
@@ -71,21 +83,25 @@ class Run:
     ) -> int:
         """Score raw files; writes Parquet with `row` (position in the data) and one column a label. Returns the rows.
 
-        Labels, weights and groups need not be in the files. The file appears only when it is complete.
+        Labels, weights and groups need not be in the files. The file appears only when it is complete. Rank 0
+        writes it.
         """
+        batches = self._batches(data, with_labels=False, bad_rows=bad_rows)
+        gathered = gathered_scores_of(self.model, batches, progress=progress, process_group=self.team.process_group)
+        if not self.team.is_first:
+            return sum(len(rows) for rows, _ in gathered)  # none: the first rank has them
         names = [label.name for label in self.preprocessing.inputs.labels]
         schema = pa.schema([("row", pa.int64()), *((name, pa.float32()) for name in names)])
         out = Path(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = out.with_name(out.name + ".tmp")
-        batches = self._batches(data, with_labels=False, bad_rows=bad_rows)
         num_rows = 0
         try:
             with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer:
-                for batch, scores in scores_of(self.model, batches, progress=progress or NoProgress()):
-                    columns = [pa.array(batch.row_ids.numpy()), *(pa.array(scores[:, i]) for i in range(len(names)))]
+                for rows, scores in gathered:
+                    columns = [pa.array(rows), *(pa.array(scores[:, i]) for i in range(len(names)))]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-                    num_rows += batch.batch_size
+                    num_rows += len(rows)
             temporary.replace(out)
         finally:
             temporary.unlink(missing_ok=True)
@@ -99,16 +115,26 @@ class Run:
     def _batches(self, data: Sequence[str | Path], *, with_labels: bool, bad_rows: BadRowPolicy) -> Iterator[Batch]:
         schema = self.preprocessing.schema
         features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
-        with BadRows(bad_rows, folder=self.folder) as collector:
-            source = RawSource(data, format=self.file_format, bad_rows=collector)
-            chunks = source.frames(
-                columns=schema.columns if with_labels else features,
-                numbers=numeric_columns(schema, with_labels=with_labels),
-                chunk_rows=CHUNK_ROWS,
-            )
-            for chunk in chunks:
-                table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
-                yield table_to_batch(table, self.preprocessing.inputs)
+        with tempfile.TemporaryDirectory() as elsewhere:
+            folder = (
+                self.folder if self.team.is_first else Path(elsewhere)
+            )  # all ranks find the same bad rows; one keeps them
+            with BadRows(bad_rows, folder=folder) as collector:
+                source = RawSource(data, format=self.file_format, bad_rows=collector)
+                chunks = source.frames(
+                    columns=schema.columns if with_labels else features,
+                    numbers=numeric_columns(schema, with_labels=with_labels),
+                    chunk_rows=CHUNK_ROWS,
+                )
+                for chunk in chunks:
+                    table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+                    yield table_to_batch(self._mine(table), self.preprocessing.inputs)
+
+    def _mine(self, table: pa.Table) -> pa.Table:
+        """The rows of a chunk that this rank scores."""
+        rank, world_size = self.team.rank, self.team.world_size
+        first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
+        return table.slice(first, last - first).combine_chunks()
 
     @property
     def file_format(self) -> FileFormat:
@@ -116,12 +142,22 @@ class Run:
         return FileFormat.AUTO if self.config.dataset.name else self.config.data.format
 
 
-def load_run(folder: str | Path, *, step: int | None = None) -> Run:
+@contextlib.contextmanager
+def open_run(folder: str | Path, *, step: int | None = None) -> Iterator[Run]:
+    """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
+    config = load_config(Path(folder))
+    any_size = replace(config, parallel=replace(config.parallel, tower_size=0))  # scores do not depend on it
+    with job(timeout_s=config.parallel.timeout_s):
+        yield load_run(folder, step=step, ranks=Ranks(any_size, plan=None))
+
+
+def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None = None) -> Run:
     """Load a run for evaluation, prediction or serving.
 
     Args:
         folder: of the run.
         step: a checkpoint's step; None: the best one by the run's own validation, else the last.
+        ranks: to load it on, together; None: one device. `open_run` finds them.
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
@@ -131,7 +167,8 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Run:
     config = load_config(run.path)
     inputs = from_json(InputSpec, read_json(run.inputs), where=str(run.inputs))
     preprocessing = Preprocessing.load(run.preprocessing)
-    model = build_model(config.model, inputs, seed=config.training.seed, towers=config.towers)
+    seed, are_many = config.training.seed, ranks is not None and ranks.are_many
+    model = build_model(config.model, inputs, seed=seed, towers=config.towers, draw_tables=not are_many)
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     if not store.steps():
         raise MissingFileError(
@@ -141,10 +178,11 @@ def load_run(folder: str | Path, *, step: int | None = None) -> Run:
             ways_out=f"train it first, or go on: ziggurat train {run.path} --resume",
         )
     chosen = best_step(store) if step is None else step
+    team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     into = {f"model.{name}": value for name, value in model.state_dict().items()}
     store.load(chosen, into=into, match=Match.SUBSET)
     model.eval()
-    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=chosen)
+    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=chosen, team=team)
 
 
 def best_step(store: CheckpointStore) -> int:

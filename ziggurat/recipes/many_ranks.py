@@ -4,8 +4,8 @@
     the others   wait ─────────────────┘ (the same error on all ranks if rank 0 failed)
 
 The plan comes from `--plan FILE`, else on resume from the run's folder if it fits the number of ranks, else from
-`place_tables`. It is kept in the run's folder (`plan.json`), for people and for the next start; a checkpoint does not
-depend on it.
+`place_tables`. Training keeps it in the run's folder (`plan.json`), for people and for the next start; a checkpoint
+does not depend on it, and a finished run is scored on any number of ranks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,13 @@ class Ranks:
         return made[0]
 
     def parallelize(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Parallel | None:
-        """Plan on rank 0, and make the model parallel on all; None on one device."""
+        """Plan on rank 0, and make the model parallel on all; None on one device.
+
+        Args:
+            model: built the same way on every rank.
+            run: its folder.
+            resume: take the plan that is kept there, if it fits.
+        """
         if not self.are_many:
             return None
         made = self._agreement.on_first(lambda: to_json(self._make_plan(model, run=run, resume=resume)))
@@ -87,8 +93,26 @@ class Ranks:
         config = self._config
         topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=config.parallel.ranks_a_host)
         parallel = parallelize(model, plan, topology, config=config.parallel.parallel, seed=config.training.seed)
-        self._agreement.on_first(lambda: self._keep(plan, run))
         return parallel
+
+    def keep_plan(self, parallel: Parallel, *, run: RunFolder) -> None:
+        """Write the plan into the run's folder."""
+
+        def keep() -> None:
+            run.path.mkdir(parents=True, exist_ok=True)
+            parallel.plan.save(run.plan)
+
+        self._agreement.on_first(keep)
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._hosts.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._hosts.world_size
 
     def write_traffic(self, parallel: Parallel, *, run: RunFolder) -> None:
         """Write down what all ranks have sent."""
@@ -112,7 +136,3 @@ class Ranks:
             size = self._hosts.ranks_a_host
         dim = model.embeddings.config.dim
         return place_tables(model.inputs, dim=dim, world_size=world_size, towers=towers, tower_size=size)
-
-    def _keep(self, plan: Plan, run: RunFolder) -> None:
-        run.path.mkdir(parents=True, exist_ok=True)
-        plan.save(run.plan)

@@ -21,7 +21,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import RankingModel
 from ziggurat.training.calibration import calibration_curve
-from ziggurat.training.metrics import MetricAccumulator
+from ziggurat.training.metrics import MetricAccumulator, gather_rows
 from ziggurat.training.progress import NoProgress, Progress
 
 
@@ -48,6 +48,27 @@ def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size:
     """A loader that reads a data set once, in file order; on many ranks each its rows of every global batch."""
     config = LoaderConfig(batch_size=batch_size, shuffle=Shuffle.NONE)
     return Loader(dataset, config=config, rank=rank, world_size=world_size)
+
+
+def gathered_scores_of(
+    model: RankingModel,
+    batches: Iterable[Batch],
+    *,
+    progress: Progress | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> Iterator[Any]:
+    """`(row_ids, scores)` of each batch: int64 (B,) and float32 (B, L).
+
+    On many ranks those of all ranks' batches, in rank order, on the first rank, and none on the others. All ranks must
+    have the same number of batches.
+    """
+    for batch, scores in scores_of(model, batches, progress=progress):
+        rows = batch.row_ids.cpu().numpy()
+        if process_group is not None:
+            device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
+            rows = gather_rows(rows, group=process_group, device=device)
+            scores = gather_rows(scores, group=process_group, device=device)
+        yield rows, scores
 
 
 def scores_of(model: RankingModel, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:

@@ -243,14 +243,14 @@ def _joined(pieces: list[_Columns], *, num_labels: int) -> _Columns:
 
 def _gathered(local: _Columns, *, group: dist.ProcessGroup, device: torch.device) -> _Columns:
     return _Columns(
-        scores=_gather_rows(local.scores, group=group, device=device),
-        labels=_gather_rows(local.labels, group=group, device=device),
-        weights=_gather_rows(local.weights, group=group, device=device),
-        groups=_gather_rows(local.groups, group=group, device=device),
+        scores=gather_rows(local.scores, group=group, device=device),
+        labels=gather_rows(local.labels, group=group, device=device),
+        weights=gather_rows(local.weights, group=group, device=device),
+        groups=gather_rows(local.groups, group=group, device=device),
     )
 
 
-def _gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device) -> NDArray:
+def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device) -> NDArray:
     """Rows of all ranks, in rank order, on the group's first rank; no rows on the others.
 
     Collectives need equal shapes: ranks agree on the longest, pad to it, and the first cuts the padding off. They also
