@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,13 @@ Examples:
   ziggurat compare frappe --models dnn,dlrm,dcn_v2,wukong --seeds 5 --source FOLDER
   ziggurat compare movielens --models dnn,dcn_v2,wukong --trials 3 --json movielens.json
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
+"""
+
+SCALE_SUMMARY = "grow models in width, depth and rank together, train each size once, fit the law of scaling"
+SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale); results are never set beside those of
+`ziggurat compare --protocol bars`. Called again, it goes on where it was stopped. Examples:
+  ziggurat scale wukong --compute 1x..256x
+  ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
 """
 
 
@@ -40,12 +48,46 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
 
 
+def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `ziggurat scale`."""
+    parser.add_argument("models", help="out of wukong, dcn_v2, dlrm, dnn, separated by commas")
+    parser.add_argument("--compute", metavar="RANGE", default="1x..256x", help="default: %(default)s")
+    parser.add_argument("--points", metavar="P", type=int, default=5, help="sizes in that range (default: %(default)s)")
+    parser.add_argument("--data", metavar="DATA", default="synthetic", help="as for compare (default: %(default)s)")
+    parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
+    parser.add_argument("--seeds", metavar="S", type=int, default=1, help="runs of each size (default: %(default)s)")
+    parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
+    parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
+    parser.add_argument("--out", metavar="FOLDER", default="runs/scale", help="default: %(default)s")
+    parser.add_argument("--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
+
+
+def scale(options: argparse.Namespace, rest: list[str]) -> int:
+    """Run what is missing of a scaling study, and show it."""
+    from ziggurat.recipes.scaling_report import LAW_COLUMNS, POINT_COLUMNS, law_rows, point_rows, write_scaling
+    from ziggurat.recipes.scaling_runs import ScaleConfig, factors_of
+    from ziggurat.recipes.scaling_runs import scale as run_scaling
+    from ziggurat.training.progress import show_progress
+
+    del rest
+    config = ScaleConfig(
+        models=_names(options.models),
+        factors=factors_of(options.compute, points=options.points),
+        data=_data_named(options.data),
+        rows=options.rows,
+        seeds=options.seeds,
+        source=options.source,
+        threads=options.threads,
+    )
+    scaled = run_scaling(config, out=options.out, progress=show_progress())
+    _print_tables([(POINT_COLUMNS, point_rows(scaled)), (LAW_COLUMNS, law_rows(scaled))])
+    default = Path(options.out) / config.data.value / "scaling"
+    _print_paths(write_scaling(scaled, config, Path(options.json).with_suffix("") if options.json else default))
+    return 0
+
+
 def compare(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a comparison, and show it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from ziggurat.recipes.compare import CompareConfig
     from ziggurat.recipes.compare import compare as run_comparison
     from ziggurat.recipes.compare_report import (
@@ -61,7 +103,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     del rest  # none: settings of runs stand in compare_settings.py
     config = CompareConfig(
         data=_data_named(options.data),
-        models=tuple(name.strip() for name in options.models.split(",") if name.strip()),
+        models=_names(options.models),
         seeds=options.seeds,
         trials=options.trials,
         protocol=Protocol(options.protocol),
@@ -71,20 +113,36 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         max_epochs=options.max_epochs,
     )
     comparison = run_comparison(config, out=options.out, progress=show_progress())
-    console = Console()
-    for columns, rows in ((MODEL_COLUMNS, model_rows(comparison)), (DIFFERENCE_COLUMNS, difference_rows(comparison))):
+    _print_tables([(MODEL_COLUMNS, model_rows(comparison)), (DIFFERENCE_COLUMNS, difference_rows(comparison))])
+    default = Path(options.out) / f"{config.data.value}-{config.protocol.value}" / "comparison"
+    _print_paths(write_comparison(comparison, Path(options.json).with_suffix("") if options.json else default))
+    return 0
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _print_tables(tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    for columns, rows in tables:
         if not rows:
             continue
         table = Table(*columns, box=box.SIMPLE)
         table.columns[0].no_wrap = True
         for row in rows:
             table.add_row(*row)
-        console.print(table)
-    name = f"{config.data.value}-{config.protocol.value}"
-    stem = Path(options.json).with_suffix("") if options.json else Path(options.out) / name / "comparison"
-    for path in write_comparison(comparison, stem):
-        console.print(f"{path}", soft_wrap=True)
-    return 0
+        Console().print(table)
+
+
+def _print_paths(paths: Sequence[Path]) -> None:
+    from rich.console import Console
+
+    for path in paths:
+        Console().print(str(path), soft_wrap=True)
 
 
 def _data_named(name: str) -> ComparedData:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 
 from ziggurat import __version__
 from ziggurat.cli.cluster_verbs import CLUSTER_SUMMARY, add_cluster_arguments
-from ziggurat.cli.compare_verbs import COMPARE_EPILOG, COMPARE_SUMMARY, add_compare_arguments
+from ziggurat.cli.compare_verbs import (
+    COMPARE_EPILOG,
+    COMPARE_SUMMARY,
+    SCALE_EPILOG,
+    SCALE_SUMMARY,
+    add_compare_arguments,
+    add_scale_arguments,
+)
 from ziggurat.cli.plan_verbs import (
     PLAN_EPILOG,
     PLAN_SUMMARY,
@@ -99,6 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_simulate_arguments(verb("simulate", SIMULATE_SUMMARY, SIMULATE_EPILOG))
     add_cluster_arguments(verb("cluster", CLUSTER_SUMMARY))
     add_compare_arguments(verb("compare", COMPARE_SUMMARY, COMPARE_EPILOG))
+    add_scale_arguments(verb("scale", SCALE_SUMMARY, SCALE_EPILOG))
     verb("recipes", "list the recipes with one line each")
     report = verb("report", "write report.html of a run again")
     report.add_argument("run", help="folder of a run")
@@ -113,6 +121,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _scoring_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Tables too large for one device: torchrun --nproc-per-node N -m ziggurat evaluate (or predict) ..."
     parser.add_argument("run", help="folder of a trained run")
     parser.add_argument("data", nargs="+", help="raw files or globs: Parquet, CSV, TSV (also .gz)")
     parser.add_argument(
@@ -234,6 +243,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "simulate": plan_verbs.simulate,
         "cluster": cluster_verbs.cluster,
         "compare": compare_verbs.compare,
+        "scale": compare_verbs.scale,
         "recipes": verbs.recipes,
         "report": verbs.report,
         "verify": verbs.verify,
