@@ -114,7 +114,7 @@ def parallelize(
             where="parallelize",
             ways_out="parallelize(…, seed=config.seed)",
         )
-    tables = ShardedTables(model.inputs, whole.config, plan=plan, topology=topology, seed=None if is_drawn else seed)
+    tables = ShardedTables(whole.inputs, whole.config, plan=plan, topology=topology, seed=None if is_drawn else seed)
     if is_drawn:
         for name in whole.tables.places:
             tables.load_whole(name, whole.tables.view(name))
