@@ -22,10 +22,11 @@ NAMES = {
     "loss_curves": "recommended settings against FP32 eager and TorchRec: the same loss",
     "compile_cost": "start-up time of torch.compile, cold and cached",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
+    "simulator": "predicted steps against measured and published ones, error by error",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
-WITH_OPTIONS = ("towers", "tower_quality")  # have `parse_options`
+WITH_OPTIONS = ("towers", "tower_quality", "simulator")  # have `parse_options`
 
 
 def main(arguments: list[str]) -> int:

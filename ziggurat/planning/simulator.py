@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ziggurat.cluster import Cluster, Device, Launch
+from ziggurat.cluster import Cluster, Device, Launch, Port
 from ziggurat.errors import ConfigError
 from ziggurat.plan import Placement, Plan
 from ziggurat.planning.analytic import AnalyticCosts, HopSettings, ShardWork
@@ -123,7 +123,7 @@ class StepSimulator:
         size = plan.ranks_a_group
         costs = self.costs(group_size=size)
         loads = rank_loads(plan, self.work.tables, costs=costs)
-        builder = _Step(self, costs, _busiest(loads), group_size=size, plan=plan)
+        builder = _Step(self, costs, loads, group_size=size)
         spans = run_tasks(builder.tasks())
         end_s, least_s = max(span.end_s for span in spans), self.cluster.device.step_s
         if self.cluster.device.launch is Launch.AHEAD and end_s < least_s:
@@ -175,10 +175,10 @@ class _Step:
     """Builds the tasks of one step."""
 
     def __init__(
-        self, simulator: StepSimulator, costs: AnalyticCosts, load: ShardWork, *, group_size: int, plan: Plan
+        self, simulator: StepSimulator, costs: AnalyticCosts, loads: Sequence[ShardWork], *, group_size: int
     ) -> None:
         self.work, self.settings, self.cluster = simulator.work, simulator.settings, simulator.cluster
-        self.costs, self.load, self.group_size, self.plan = costs, load, group_size, plan
+        self.costs, self.load, self.group_size = costs, _busiest(loads), group_size
         self.list: list[Task] = []
         self.last: int | None = None  # what everything waits for if nothing overlaps
         self.parts = self.settings.num_parts if self.settings.overlap is not Overlap.NONE else 1
@@ -187,6 +187,7 @@ class _Step:
         self.bottom_s = compute_s(device, self.work.bottom, batch_size=share, settings=self.settings)
         self.top_s = compute_s(device, self.work.top, batch_size=share, settings=self.settings)
         self.tower_s = self._tower_seconds(share)
+        self.lookup_s, self.hop_s, self.back_hop_s, self.update_s = self._table_seconds(loads)
 
     def tasks(self) -> list[Task]:
         """In the order of `parallel/pipeline.py`: below the last hop, above it, back."""
@@ -203,7 +204,7 @@ class _Step:
             forward = self._compute("dense network", seconds + self._unpack_s(), after=(hop, *bottom))
             backward_s = self.top_s[1] + (0 if full else self.bottom_s[1]) + self._pack_s()
             last_top = self._compute("dense network", backward_s, after=(forward,))
-            back.append(self._last_hop(after=(last_top,)))
+            back.append(self._last_hop(after=(last_top,), seconds=self.back_hop_s))
             if full:
                 last_top = self._compute("bottom network", self.bottom_s[1], after=(last_top,))
         gradients = self.work.num_dense_parameters * self.settings.reduction_bytes
@@ -219,16 +220,15 @@ class _Step:
 
     def _below(self) -> int:
         """Lookup and, with towers, tower hop and modules; returns the last hop."""
-        floor = _LOOKUP_LAUNCHES * self.cluster.device.launch_s
-        lookup_s = max(self.load.lookup_s / self.parts, floor)
+        lookup_s = self.lookup_s
         if not self.work.towers:
             lookup = self._compute("lookup", lookup_s + self._pack_s())
-            return self._last_hop(after=(lookup,))
+            return self._last_hop(after=(lookup,), seconds=self.hop_s)
         inner_s = self._packing_s(self._tower_bytes()) / 2
         lookup = self._compute("lookup", lookup_s + inner_s)
-        hop = self._tower_hop(after=(lookup,))
+        hop = self._tower_hop(after=(lookup,), seconds=self.hop_s)
         module = self._compute("tower modules", inner_s + self.tower_s[0] + self._pack_s(), after=(hop,))
-        return self._last_hop(after=(module,))
+        return self._last_hop(after=(module,), seconds=self.hop_s)
 
     def _back(self, hop: int) -> None:
         """From the gradient of the last hop to the tables."""
@@ -236,7 +236,7 @@ class _Step:
         if self.work.towers:
             inner_s = self._packing_s(self._tower_bytes()) / 2
             module = self._compute("tower modules", self._unpack_s() + self.tower_s[1] + inner_s, after=(hop,))
-            before = self._tower_hop(after=(module,))
+            before = self._tower_hop(after=(module,), seconds=self.back_hop_s)
             weights = sum(tower.network.num_parameters for tower in self._own_towers())
             seconds = self.costs.all_reduce_s(4.0 * weights / self.parts, group_size=self.group_size)
             self._add("tower gradients", Resource.INSIDE, seconds, after=(module,))
@@ -246,27 +246,49 @@ class _Step:
         if self.load.gathered_inside:
             moved = self.costs.moved_s(inside=self.load.gathered_inside, between=self.load.gathered_between)
             before = self._add("gradients of copies", self._link(), moved / self.parts, after=(before,))
-        floor = _LOOKUP_LAUNCHES * self.cluster.device.launch_s
-        update_s = max(self.load.update_s / self.parts, floor)
-        self._compute("update of tables", update_s + unpack_s, after=(before,))
+        self._compute("update of tables", self.update_s + unpack_s, after=(before,))
 
-    def _last_hop(self, *, after: tuple[int, ...]) -> int:
-        """The flat exchange, or the hop between peers."""
+    def _last_hop(self, *, after: tuple[int, ...], seconds: float) -> int:
+        """The flat exchange, which takes so many seconds, or the hop between peers."""
         if self.work.towers:
             inside, between = self._peer_bytes()
             size = self.cluster.world_size // self.group_size
             seconds = self._peer_hop_s(inside / self.parts, between / self.parts, num_groups=size)
             return self._add("peer hop", self._link(), seconds, after=after)
-        inside, between = self.load.sent_inside / self.parts, self.load.sent_between / self.parts
-        return self._add("exchange", self._link(), self.costs.hop_s(inside=inside, between=between), after=after)
+        return self._add("exchange", self._link(), seconds, after=after)
 
-    def _tower_hop(self, *, after: tuple[int, ...]) -> int:
+    def _tower_hop(self, *, after: tuple[int, ...], seconds: float) -> int:
         spans_hosts = self.group_size > self.cluster.devices_a_host
         resource = Resource.BETWEEN if spans_hosts else Resource.INSIDE
-        inside, between = self.load.sent_inside / self.parts, self.load.sent_between / self.parts
-        return self._add("tower hop", resource, self.costs.hop_s(inside=inside, between=between), after=after)
+        return self._add("tower hop", resource, seconds, after=after)
 
     # --------------------------------------------------------------------------------------------------- bytes, seconds
+
+    def _table_seconds(self, loads: Sequence[ShardWork]) -> tuple[float, float, float, float]:
+        """Lookup, hop, hop back, update: of the slowest rank in lookup and hop together, and in hop back and update.
+
+        A rank that looks up little may send much meanwhile: only the sum of both is waited for.
+        """
+        floor = _LOOKUP_LAUNCHES * self.cluster.device.launch_s
+        lookups = [max(load.lookup_s / self.parts, floor) for load in loads]
+        updates = [max(load.update_s / self.parts, floor) for load in loads]
+        hops = self._hops(loads)
+        lookup_s, back_s = max(lookups), max(hops)
+        forward_s = max(lookup + hop for lookup, hop in zip(lookups, hops, strict=True))
+        backward_s = max(hop + update for hop, update in zip(hops, updates, strict=True))
+        return lookup_s, forward_s - lookup_s, back_s, backward_s - back_s
+
+    def _hops(self, loads: Sequence[ShardWork]) -> list[float]:
+        """Seconds of the embedding hop of every rank: of what it sends, or of what it receives, which is the mean."""
+        near, size = self.cluster.devices_a_host, len(loads)
+        inside, between = [load.sent_inside for load in loads], [load.sent_between for load in loads]
+        if self.cluster.between.port is Port.HOST:  # what the ranks of a host send goes through one port
+            between = [sum(between[host : host + near]) / near for host in range(0, size, near) for _ in range(near)]
+        least = sum(inside) / size, sum(between) / size
+        return [
+            self.costs.hop_s(inside=max(near_bytes, least[0]) / self.parts, between=max(far, least[1]) / self.parts)
+            for near_bytes, far in zip(inside, between, strict=True)
+        ]
 
     def _own_towers(self) -> list[TowerWork]:
         """The towers of the group whose modules take longest."""
