@@ -37,6 +37,9 @@ FROZEN = {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
         *("--out", "--json"),
     },
+    "scale": {
+        *("--compute", "--points", "--data", "--rows", "--seeds", "--source", "--threads", "--out", "--json"),
+    },
     "plan": {
         *("--cluster", "--towers", "--compare", "--save", "--schema", "--compression", "--rows", "--list-length"),
         *("--budget-s", "--seed"),

@@ -21,17 +21,26 @@ from typing import Any
 
 from ziggurat.errors import ConfigError
 from ziggurat.models import (
+    AutoIntConfig,
     CrossConfig,
     DCNv2Config,
+    DeepFMConfig,
     DLRMConfig,
     DNNConfig,
+    FinalMLPConfig,
+    FinalNetConfig,
     Interaction,
     LogisticRegressionConfig,
+    MaskNetConfig,
     MLPConfig,
     ModelConfig,
     Normalization,
     WukongConfig,
+    XDeepFMConfig,
 )
+from ziggurat.models.finalnet import Gating
+from ziggurat.models.interactions.self_attention import AttentionConfig
+from ziggurat.models.masknet import MaskStructure
 from ziggurat.recipes.compare_data import ComparedData
 
 VARIANTS = (
@@ -114,6 +123,57 @@ def _frappe_dcn_v2() -> ModelSettings:
     return ModelSettings(model=model, embedding_l2=0.05)
 
 
+def _frappe_deepfm() -> ModelSettings:
+    return ModelSettings(model=DeepFMConfig(embedding_dim=10, deep=_mlp(400, 400, 400, dropout=0.2)), embedding_l2=0.05)
+
+
+def _frappe_xdeepfm() -> ModelSettings:
+    model = XDeepFMConfig(embedding_dim=10, cin=(64,), deep=_mlp(400, 400, 400, dropout=0.2))
+    return ModelSettings(model=model, embedding_l2=0.1)
+
+
+def _frappe_autoint() -> ModelSettings:
+    attention = AttentionConfig(dim=128, num_heads=4, layer_norm=True, dropout=0.1)
+    model = AutoIntConfig(embedding_dim=10, num_layers=5, attention=attention, deep=_mlp(400, 400, 400, dropout=0.1))
+    return ModelSettings(model=model, embedding_l2=0.1)
+
+
+def _frappe_masknet() -> ModelSettings:
+    model = MaskNetConfig(
+        embedding_dim=10,
+        structure=MaskStructure.PARALLEL,
+        num_blocks=3,
+        block_dim=50,
+        reduction_ratio=2.0,
+        field_norm=Normalization.NONE,
+        deep=MLPConfig(hidden_dims=(400, 400, 400), dropout=0.1),
+    )
+    return ModelSettings(model=model, embedding_l2=0.1)
+
+
+def _frappe_finalmlp() -> ModelSettings:
+    model = FinalMLPConfig(
+        embedding_dim=10,
+        first=_mlp(400, dropout=0.4),
+        second=_mlp(100, dropout=0.4),
+        gate=MLPConfig(hidden_dims=(400,)),
+        first_context=("user",),
+        second_context=("item",),
+        num_heads=5,
+    )
+    return ModelSettings(model=model, embedding_l2=0.05)
+
+
+def _frappe_finalnet() -> ModelSettings:
+    model = FinalNetConfig(
+        embedding_dim=10,
+        gating=Gating.FIELDS,
+        first=_mlp(400, 400, dropout=0.1),
+        second=_mlp(400, dropout=0.1),
+    )
+    return ModelSettings(model=model, embedding_l2=0.1)
+
+
 def _frappe_wukong() -> ModelSettings:
     model = WukongConfig(
         embedding_dim=16,
@@ -144,6 +204,35 @@ def _other_wukong() -> ModelSettings:
     return replace(_frappe_wukong(), embedding_l2=_OTHER_L2)
 
 
+def _other_deepfm() -> ModelSettings:
+    return ModelSettings(model=DeepFMConfig(deep=_mlp(400, 400, dropout=0.2)), embedding_l2=_OTHER_L2)
+
+
+def _other_xdeepfm() -> ModelSettings:
+    return ModelSettings(model=XDeepFMConfig(cin=(32,), deep=_mlp(400, 400, dropout=0.2)), embedding_l2=_OTHER_L2)
+
+
+def _other_autoint() -> ModelSettings:
+    attention = AttentionConfig(dim=32, num_heads=2, layer_norm=True)
+    model = AutoIntConfig(num_layers=2, attention=attention, deep=_mlp(400, 400, dropout=0.2))
+    return ModelSettings(model=model, embedding_l2=_OTHER_L2)
+
+
+def _other_masknet() -> ModelSettings:
+    model = MaskNetConfig(structure=MaskStructure.PARALLEL, num_blocks=3, deep=_mlp(400, 400, dropout=0.2))
+    return ModelSettings(model=model, embedding_l2=_OTHER_L2)
+
+
+def _other_finalmlp() -> ModelSettings:
+    model = FinalMLPConfig(first=_mlp(400, dropout=0.2), second=_mlp(400, dropout=0.2), num_heads=10)
+    return ModelSettings(model=model, embedding_l2=_OTHER_L2)
+
+
+def _other_finalnet() -> ModelSettings:
+    model = FinalNetConfig(first=_mlp(400, 400, dropout=0.2), second=_mlp(400, dropout=0.2))
+    return ModelSettings(model=model, embedding_l2=_OTHER_L2)
+
+
 def _logistic_regression() -> ModelSettings:
     return ModelSettings(model=LogisticRegressionConfig(), embedding_l2=_OTHER_L2)
 
@@ -155,6 +244,12 @@ FRAPPE: dict[str, Callable[[], ModelSettings]] = {
     "dnn": _frappe_dnn,
     "dlrm": _frappe_dlrm,
     "dcn_v2": _frappe_dcn_v2,
+    "deepfm": _frappe_deepfm,
+    "xdeepfm": _frappe_xdeepfm,
+    "autoint": _frappe_autoint,
+    "masknet": _frappe_masknet,
+    "finalmlp": _frappe_finalmlp,
+    "finalnet": _frappe_finalnet,
     "wukong": _frappe_wukong,
 }
 
@@ -163,5 +258,11 @@ OTHERS: dict[str, Callable[[], ModelSettings]] = {
     "dnn": _other_dnn,
     "dlrm": _other_dlrm,
     "dcn_v2": _other_dcn_v2,
+    "deepfm": _other_deepfm,
+    "xdeepfm": _other_xdeepfm,
+    "autoint": _other_autoint,
+    "masknet": _other_masknet,
+    "finalmlp": _other_finalmlp,
+    "finalnet": _other_finalnet,
     "wukong": _other_wukong,
 }
