@@ -24,9 +24,11 @@ NAMES = {
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
     "simulator": "predicted steps against measured and published ones, error by error",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
+    "compare": "models compared on one data set over seeds, with tests of their differences",
+    "scaling": "loss against compute for growing models, with the fitted law",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
-WITH_OPTIONS = ("towers", "tower_quality", "simulator")  # have `parse_options`
+WITH_OPTIONS = ("towers", "tower_quality", "simulator", "compare", "scaling")  # have `parse_options`
 
 
 def main(arguments: list[str]) -> int:
