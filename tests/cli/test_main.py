@@ -49,6 +49,7 @@ FROZEN = {
         "--seed",
     },
     "cluster show": {"--out"},
+    "cluster probe": {"--minutes", "--out", "--samples"},
     "recipes": set(),
     "report": set(),
     "verify": set(),

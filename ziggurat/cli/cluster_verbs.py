@@ -1,8 +1,10 @@
-"""`ziggurat cluster …`: descriptions of machines."""
+"""`ziggurat cluster …`: descriptions of machines, and measuring them (`probe_verbs.py`)."""
 
 from __future__ import annotations
 
 import argparse
+
+from ziggurat.cli.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
 
 CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where each comes from"
 
@@ -21,12 +23,18 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     )
     show.add_argument("name", help="h100x64, local, cluster.toml …")
     show.add_argument("--out", metavar="FILE", help="write it there as TOML, to be edited")
+    raw = argparse.RawDescriptionHelpFormatter
+    add_probe_arguments(
+        actions.add_parser(
+            "probe", help=PROBE_SUMMARY, description=PROBE_SUMMARY, epilog=PROBE_EPILOG, formatter_class=raw
+        )
+    )
 
 
 def cluster(options: argparse.Namespace, rest: list[str]) -> int:
-    """`cluster show`."""
+    """`cluster show` and `cluster probe`."""
     del rest
-    return _show(options)
+    return probe(options) if options.action == "probe" else _show(options)
 
 
 def _show(options: argparse.Namespace) -> int:

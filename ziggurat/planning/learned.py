@@ -1,0 +1,239 @@
+"""LearnedJudge: costs of a plan learned from measurements on the machine itself, after NeuroShard.
+
+Looking up ten tables in one kernel does not cost ten lookups, a table of which the same few rows are read over and over
+costs a fraction of one that is read all over, and no formula of bytes knows either. Zha et al., "Pre-train and Search:
+Efficient Embedding Table Sharding with Pre-trained Neural Cost Models" (MLSys 2023, arXiv 2305.01868), learn both from
+groups of tables that were measured:
+
+    shard features ── MLP ──► h, a > 0        h says what kind of table it is, a what it would cost by itself
+    device            (Σh, Σa, n)             a set: the order of the tables means nothing, moves are additions
+    lookup ms    =    Σa · exp(MLP(Σh, log Σa, log n))          what being together changes
+    backward ms  =    MLP(columns of the device, mean and most of all devices, devices)
+    forward ms   =    MLP(the same, and how much later it starts than the first)
+    total        =    lookup + backward + forward
+
+Unlike theirs, the lookup starts from a sum and learns its correction (a tenth of the measurements then suffice, and the
+cost of a device without tables is 0), and the exchange models look at one device among the others, so one model serves
+any number of devices. Weights are a safetensors file, what they were trained on and how well they predict a JSON file
+beside it. Evaluation is numpy alone: a plan can be searched where there is no torch.
+
+The figures are those of one machine and of one number of samples a step (`card.num_samples`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Float32
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.planning.problem import ShardProfile
+from ziggurat.planning.shard_features import multiplicity, shard_features
+
+FORMAT = 1
+NUM_HIDDEN = 32
+_COLUMNS_SCALE, _STARTS_SCALE, _DEVICES_SCALE, _SUM_SCALE = 512.0, 5.0, 8.0, 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """How a model predicts what it was not trained on.
+
+    Args:
+        num_cases: held out.
+        mape: mean of |predicted − measured| / measured.
+        rank_correlation: Spearman's.
+        additive_mape: the same cases, predicted by the best sum of single tables (a fitted to the same data, no h).
+    """
+
+    num_cases: int
+    mape: float
+    rank_correlation: float
+    additive_mape: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What a learned judge was trained on, and how good it is.
+
+    Args:
+        format: of the files.
+        machine: in words.
+        versions: "name version".
+        date: of the measurements.
+        clock: of exchanges.
+        num_samples: samples of all ranks in a step.
+        num_groups: measured groups of tables.
+        num_exchanges: measured exchanges; 0: exchanges count as free.
+        uses_starts: whether the forward exchange knows of different starts.
+        reuse: of tables that do not know theirs: the mean of all that were measured.
+        groups: accuracy on held-out groups of known tables.
+        tables: accuracy on groups of tables that no training group held.
+        forward: of the forward exchange.
+        backward: of the backward exchange.
+    """
+
+    format: int = FORMAT
+    machine: str = ""
+    versions: tuple[str, ...] = ()
+    date: str = ""
+    clock: str = "wall"
+    num_samples: int = 0
+    num_groups: int = 0
+    num_exchanges: int = 0
+    uses_starts: bool = False
+    reuse: tuple[float, ...] = ()
+    groups: Accuracy | None = None
+    tables: Accuracy | None = None
+    forward: Accuracy | None = None
+    backward: Accuracy | None = None
+
+
+@dataclass(frozen=True)
+class LearnedJudge:
+    """A `Judge` (`judge.py`); see the module's docstring.
+
+    Args:
+        weights: matrices of the networks, by name.
+        card: what they are.
+    """
+
+    weights: Mapping[str, Float32[np.ndarray, "..."]] = field(repr=False)
+    card: ModelCard
+
+    def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S H"]:
+        """h, a, the number of lookups and the columns of each shard."""
+        known: dict[ShardProfile, int] = {}
+        index = [known.setdefault(shard, len(known)) for shard in shards]
+        distinct = list(known)
+        if not distinct:
+            return np.zeros((0, NUM_HIDDEN + 3), dtype=np.float32)
+        features = shard_features(distinct, num_samples=self.card.num_samples, default_reuse=self.card.reuse)
+        inputs = (features - self.weights["mean"]) / self.weights["std"]
+        outputs = _dense(_relu(_dense(inputs, self.weights, "table1")), self.weights, "table2")
+        hidden, alone_ms = _relu(outputs[:, :NUM_HIDDEN]), np.exp(outputs[:, NUM_HIDDEN:])
+        times = multiplicity(distinct)[:, None]
+        dims = np.array([[shard.dim] for shard in distinct], dtype=np.float32)
+        encoded = np.concatenate([hidden * times, alone_ms * times, times, dims * times], axis=1)
+        return encoded.astype(np.float32)[index]
+
+    def local(self, states: Float32[np.ndarray, "M H"]) -> Float32[np.ndarray, "M K"]:
+        """Milliseconds of lookup and update, and columns to send."""
+        hidden, alone_ms, count = states[:, :NUM_HIDDEN], states[:, NUM_HIDDEN], states[:, NUM_HIDDEN + 1]
+        busy = count > 0.5
+        safe_ms = np.where(busy, np.maximum(alone_ms, 1e-6), 1.0)
+        logs = np.stack([np.log(safe_ms), np.log(np.where(busy, count, 1.0))], axis=1)
+        inputs = np.concatenate([hidden / np.float32(_SUM_SCALE), logs], axis=1)
+        correction = _dense(_relu(_dense(inputs, self.weights, "group1")), self.weights, "group2")[:, 0]
+        lookup_ms = np.where(busy, safe_ms * np.exp(correction), 0.0)
+        return np.stack([lookup_ms, states[:, NUM_HIDDEN + 2]], axis=1).astype(np.float32)
+
+    def exchange(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, "N P"]:
+        """Lookup, backward exchange, forward exchange."""
+        lookup_ms, columns = local[:, :, 0], local[:, :, 1]
+        if not self.card.num_exchanges or local.shape[1] == 1:
+            return lookup_ms
+        backward_ms = self._exchange_ms("backward", columns, None)
+        busy_ms = lookup_ms + backward_ms
+        starts = busy_ms - busy_ms.min(axis=1, keepdims=True) if self.card.uses_starts else None
+        return (busy_ms + self._exchange_ms("forward", columns, starts)).astype(np.float32)
+
+    def _exchange_ms(
+        self, way: str, columns: Float[np.ndarray, "N P"], starts_ms: Float[np.ndarray, "N P"] | None
+    ) -> Float[np.ndarray, "N P"]:
+        inputs = exchange_features(columns, starts_ms)
+        hidden = _relu(_dense(inputs, self.weights, f"{way}1"))
+        return np.exp(_dense(hidden, self.weights, f"{way}2")[..., 0])
+
+    def save(self, path: str | Path) -> None:
+        """Write `path`.safetensors and `path`.json.
+
+        Args:
+            path: with or without one of the two endings.
+        """
+        from safetensors.numpy import save_file
+
+        stem = _stem(path)
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: np.ascontiguousarray(value) for name, value in self.weights.items()}, f"{stem}.safetensors")
+        Path(f"{stem}.json").write_text(json.dumps(to_json(self.card), indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | Path) -> LearnedJudge:
+        """Read what `save` wrote.
+
+        Raises:
+            MissingFileError: one of the two files is not there.
+            ConfigError: they are of another format, or damaged.
+        """
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        stem = _stem(path)
+        for name in (f"{stem}.json", f"{stem}.safetensors"):
+            if not Path(name).exists():
+                raise MissingFileError(
+                    expected="a learned cost model: NAME.json and NAME.safetensors",
+                    found=f"no {Path(name).name}",
+                    where=str(stem),
+                    ways_out="ziggurat cluster probe --out FILE writes both beside FILE",
+                )
+        try:
+            data = json.loads(Path(f"{stem}.json").read_text())
+            weights = load_file(f"{stem}.safetensors")
+        except (ValueError, SafetensorError) as error:
+            raise _damaged(stem, str(error)) from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            raise _damaged(stem, f"format {data.get('format') if isinstance(data, dict) else data!r}")
+        return LearnedJudge(weights, from_json(ModelCard, data, where=f"{stem}.json"))
+
+
+def exchange_features(
+    columns: Float[np.ndarray, "N P"], starts_ms: Float[np.ndarray, "N P"] | None
+) -> Float32[np.ndarray, "N P 6"]:
+    """What the exchange models see of each device: its columns, the mean, the most, devices, its start, the latest."""
+    starts = np.zeros_like(columns) if starts_ms is None else starts_ms / _STARTS_SCALE
+    scaled = columns / _COLUMNS_SCALE
+    return np.stack(
+        [
+            scaled,
+            np.broadcast_to(scaled.mean(axis=1, keepdims=True), scaled.shape),
+            np.broadcast_to(scaled.max(axis=1, keepdims=True), scaled.shape),
+            np.full_like(scaled, columns.shape[1] / _DEVICES_SCALE),
+            starts,
+            np.broadcast_to(starts.max(axis=1, keepdims=True), scaled.shape),
+        ],
+        axis=2,
+    ).astype(np.float32)
+
+
+def group_inputs_scale() -> float:
+    """What Σh is divided by before the second network."""
+    return _SUM_SCALE
+
+
+def _dense(values: np.ndarray, weights: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    return values @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def _relu(values: np.ndarray) -> np.ndarray:
+    return np.maximum(values, 0.0)
+
+
+def _stem(path: str | Path) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".json", ".safetensors") else path
+
+
+def _damaged(path: Path, found: str) -> ConfigError:
+    return ConfigError(
+        expected=f"a learned cost model of format {FORMAT}",
+        found=found,
+        where=str(path),
+        ways_out="train it again: ziggurat cluster probe --out FILE goes on from its measurements",
+    )

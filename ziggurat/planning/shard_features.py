@@ -1,0 +1,67 @@
+"""What a learned cost model sees of a shard: sizes on a log scale, work per batch, and how often rows come again.
+
+NeuroShard's 20 features (Zha et al., arXiv 2305.01868, section 3.2: reuse histogram, columns, pooling factor, rows),
+and what follows from them and decides the time on a processor: how many rows are read, how many *distinct* rows are
+sorted out and updated, and how many bytes they are, since caches care about distinct bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32
+
+from ziggurat.planning.probe_tables import NUM_REUSE_BINS
+from ziggurat.planning.problem import ShardProfile
+
+# The middle of 1, 2, 3–4, 5–8, … occurrences.
+_OCCURRENCES = np.array([1.0, 2.0] + [0.75 * 2.0**k for k in range(2, NUM_REUSE_BINS)])
+NUM_FEATURES = 10 + NUM_REUSE_BINS
+
+
+def distinct_rows(*, lookups: float, num_rows: int, reuse: Sequence[float]) -> float:
+    """Distinct rows that `lookups` lookups read."""
+    shares = np.asarray(reuse)
+    if lookups <= 0 or shares.sum() <= 0:
+        return 0.0
+    mean = float((shares * _OCCURRENCES).sum() / shares.sum())
+    return float(min(lookups / mean, num_rows, lookups))
+
+
+def shard_features(
+    shards: Sequence[ShardProfile], *, num_samples: int, default_reuse: Sequence[float]
+) -> Float32[np.ndarray, "S F"]:
+    """Features of shards, one row each, for a single feature of the table (see `multiplicity`).
+
+    Args:
+        shards: to describe.
+        num_samples: of all ranks together.
+        default_reuse: for tables that do not know theirs.
+    """
+    features = np.empty((len(shards), NUM_FEATURES), dtype=np.float32)
+    for index, shard in enumerate(shards):
+        table = shard.table
+        reuse = table.reuse or tuple(default_reuse)
+        lookups = num_samples * shard.lookups_a_sample / max(table.num_features, 1)
+        distinct = distinct_rows(lookups=lookups, num_rows=shard.num_rows, reuse=reuse)
+        single = table.pooling_factor == table.num_features and not shard.placement.cuts_rows
+        features[index, :10] = (
+            np.log1p(shard.num_rows),
+            np.log(shard.dim),
+            shard.dim / 64.0,
+            np.log1p(lookups),
+            np.log1p(distinct),
+            np.log1p(lookups * shard.dim),
+            np.log1p(distinct * shard.dim),
+            lookups * shard.dim / 1e6,
+            lookups / 1e5,
+            float(single),
+        )
+        features[index, 10:] = reuse
+    return features
+
+
+def multiplicity(shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S"]:
+    """How many features look each shard up: each is one lookup of the described kind."""
+    return np.array([max(shard.table.num_features, 1) for shard in shards], dtype=np.float32)
