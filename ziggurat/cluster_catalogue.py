@@ -186,7 +186,7 @@ def named_cluster(name: str) -> Cluster:
     Raises:
         ConfigError: another name, or a number of devices that does not fill its hosts.
     """
-    match = re.fullmatch(r"([a-z]+[0-9]*?)(?:x([0-9]+))?", name)
+    match = re.fullmatch(r"(local|[a-z]+[0-9]+)(?:x([0-9]+))?", name)
     kind, number = (match.group(1), int(match.group(2) or 0)) if match else (name, 0)
     if kind == "local":
         return local_cluster(number or os.cpu_count() or 1)

@@ -193,7 +193,7 @@ class _Step:
         """In the order of `parallel/pipeline.py`: below the last hop, above it, back."""
         full = self.settings.overlap is Overlap.FULL
         device = self.cluster.device
-        if device.launch is Launch.INLINE:
+        if device.launch is Launch.INLINE and device.step_s:
             self._compute("rest", device.step_s)
         self._add("ids", self._link(), self._ids_s())
         hops = [self._below() for _ in range(self.parts)]
