@@ -18,6 +18,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models import (
     CrossConfig,
     DCNv2Config,
+    DHENConfig,
     DLRMConfig,
     DNNConfig,
     Interaction,
@@ -28,6 +29,7 @@ from ziggurat.models import (
     TowerLayer,
     TowerModuleConfig,
     TowerModuleKind,
+    WukongConfig,
     build_model,
     build_tower_module,
     flops_per_sample,
@@ -47,6 +49,10 @@ MODELS = {
     "dlrm-cat": DLRMConfig(embedding_dim=4, interaction=Interaction.CAT, numeric=NumericInput.FIELDS, top=MLP),
     "dcn_v2": DCNv2Config(embedding_dim=4, cross=CrossConfig(num_layers=2), deep=MLP),
     "dnn": DNNConfig(embedding_dim=4, deep=MLP, numeric=NumericInput.CONCAT),
+    "wukong": WukongConfig(  # wider: layer norm leaves fields of two numbers a sign each
+        embedding_dim=12, num_layers=2, num_fm=(2,), num_linear=(2,), rank=(3,), mlp=MLP, bottom=MLP, head=MLP
+    ),
+    "dhen": DHENConfig(embedding_dim=12, num_layers=2, num_outputs=(3,), mlp=MLP, bottom=MLP, head=MLP),
 }
 every_model = pytest.mark.parametrize("name", list(MODELS))
 every_kind = pytest.mark.parametrize("kind", list(TowerModuleKind))
@@ -134,7 +140,9 @@ def test_any_grouping_any_module_any_batch(order, cuts, kind, name, batch_size):
     fields = model.fields(batch)
     assert fields.shape == (batch_size, sum(model.field_dims))
     pooled = model.embeddings(batch)
-    pieces = dict(zip([spec.name for spec in inputs.fields], pooled.split(4, dim=1), strict=True))
+    pieces = dict(
+        zip([spec.name for spec in inputs.fields], pooled.split(model.embeddings.field_dims, dim=1), strict=True)
+    )
     expected = [
         model.towers.module(index)(torch.cat([pieces[feature] for feature in tower], dim=1))
         for index, tower in enumerate(towers.towers)
