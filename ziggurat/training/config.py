@@ -104,6 +104,8 @@ class TrainingConfig:
         weight_decay: L2 on dense-network weights, in the gradient (decoupled for AdamW).
         embedding_l2: λ of (λ/2)·‖W‖² over *whole* tables at every step; needs dense-gradient tables (BARS).
         clip_norm: clip the global norm of all gradients, tables included; 0: off.
+        weight_average: β of the running average of weights that is evaluated and kept instead of them; 0: off. Needs
+            dense-gradient tables on one device; see `weight_average.py`.
         evaluate_every: evaluate each so many steps; 0: at the end of every epoch.
         checkpoint_every: save each so many steps; 0: at the end of every epoch.
         log_every: write loss and rate to metrics.jsonl each so many steps.
@@ -120,6 +122,7 @@ class TrainingConfig:
     weight_decay: float = 0.0
     embedding_l2: float = 0.0
     clip_norm: float = 0.0
+    weight_average: float = 0.0
     precision: Precision = Precision.AUTO
     compile: Compile = Compile.OFF
     non_finite: NonFinite = NonFinite.STOP
@@ -146,9 +149,11 @@ class TrainingConfig:
         }
         bad = {name: value for name, value in positive.items() if value <= 0}
         bad |= {name: value for name, value in zero_or_more.items() if value < 0}
+        if not 0.0 <= self.weight_average < 1.0:
+            bad["weight_average"] = self.weight_average
         if bad:
             raise ConfigError(
-                expected=f"{', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",
+                expected=f"0 <= weight_average < 1, {', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",
                 found=", ".join(f"{name} = {value}" for name, value in bad.items()),
                 where="training settings",
                 ways_out="correct the number",

@@ -1,6 +1,7 @@
 """Everything that a run must remember to go on bit for bit: tensors by stable names, and plain data.
 
     model.<name>                      weights and buffers; embedding tables under their own names
+    live.<name>, average_count        with `weight_average`: what training goes on with (`model.…` is the average)
     dense_optimizer.<weight>.<part>   Adam's moments and step, …
     table_optimizer.<table>.<part>    row-wise sums, …
     rng.<generator>                   random state, as bytes; on many ranks rng.rank<r>.<generator>
@@ -77,7 +78,10 @@ class Position:
 
 def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     """All tensors of a run by name. They share memory with the run: loading into them restores it."""
-    tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
+    if step.average is not None:
+        tensors = step.average.state()
+    else:
+        tensors = {f"model.{name}": value for name, value in step.model.state_dict().items()}
     if step.dense_optimizer is not None:
         names: dict[Tensor, str] = {parameter: name for name, parameter in step.dense_named.items()}
         for parameter, parts in step.dense_optimizer.state.items():

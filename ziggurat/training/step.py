@@ -39,6 +39,7 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.losses import loss_sums
+from ziggurat.training.weight_average import WeightAverage
 from ziggurat.training.world_sums import WorldSums, local
 
 MIN_BF16_SPEEDUP = 1.3
@@ -108,6 +109,7 @@ class TrainStep:
                 where="training settings, embedding-l2",
                 ways_out=("--model.embedding.optimizer adam_dense", "--training.embedding-l2 0"),
             )
+        self.average = _weight_average(model, config, fused=fused, parallel=parallel)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._interact = compiled_interact(model, config.compile)
@@ -212,6 +214,8 @@ class TrainStep:
         if self.table_optimizer is not None:
             self.table_optimizer.step(self.config.table_learning_rate * factor)
         self.zero_grad()
+        if self.average is not None:
+            self.average.update()
 
     def _first_bad(self, loss: float) -> str:
         for name, parameter in self.dense_named.items():
@@ -237,6 +241,21 @@ def compiled_interact(model: RankingModel, mode: Compile) -> Callable[..., Tenso
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
     return torch.compile(model.interact, fullgraph=True, dynamic=False, mode=inductor_mode)
+
+
+def _weight_average(
+    model: RankingModel, config: TrainingConfig, *, fused: bool, parallel: Parallel | None
+) -> WeightAverage | None:
+    if not config.weight_average:
+        return None
+    if fused or parallel is not None:
+        raise ConfigError(
+            expected="dense-gradient tables on one device, because an average of weights takes in whole tables",
+            found=f"weight_average = {config.weight_average} with {'fused tables' if fused else 'many ranks'}",
+            where="training settings, weight-average",
+            ways_out=("--training.weight-average 0", "--model.embedding.optimizer adam_dense, on one device"),
+        )
+    return WeightAverage(model, decay=config.weight_average)
 
 
 def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:

@@ -13,6 +13,7 @@ log, ledger and results. A run may go on with another number of ranks: it contin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -43,7 +44,6 @@ from ziggurat.training.state import (
     restore_state,
     seed_everything,
     snapshot_tensors,
-    state_tensors,
 )
 from ziggurat.training.step import StepResult
 from ziggurat.training.team import Team
@@ -265,7 +265,9 @@ class Trainer:
     def _evaluate_and_judge(self) -> bool:
         position, stop = self.position, self.config.early_stop
         self.progress.end()
-        evaluation = self.evaluate(self.valid)
+        average = self.step.average
+        with average.in_place() if average is not None else contextlib.nullcontext():
+            evaluation = self.evaluate(self.valid)
         metrics = evaluation.metrics
         if stop.metric not in metrics:
             raise ConfigError(
@@ -344,8 +346,10 @@ class Trainer:
     def _restore_best(self) -> None:
         best = self.position.best_step
         if not best or best == self.position.step:
+            if self.step.average is not None:
+                self.step.average.keep()
             return
-        wanted = {name: value for name, value in state_tensors(self.step).items() if name.startswith("model.")}
+        wanted = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         self.store.load(best, into=wanted, match=Match.SUBSET)
         self.progress.say(
             f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"

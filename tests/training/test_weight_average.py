@@ -1,0 +1,97 @@
+"""Averaged weights: the formula, evaluation with them, resume bit for bit, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.test_trainer import KillAt, KilledError, assert_same_weights
+from tests.training.tiny import tiny_dataset
+from ziggurat.data.loader import Loader, LoaderConfig
+from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
+from ziggurat.errors import ConfigError
+from ziggurat.models import DLRMConfig, MLPConfig, Normalization, build_model
+from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.step import TrainStep
+from ziggurat.training.trainer import Trainer
+
+MODEL = DLRMConfig(
+    embedding_dim=4,
+    bottom=MLPConfig(hidden_dims=(8,)),
+    top=MLPConfig(hidden_dims=(16,), dropout=0.1, normalization=Normalization.BATCH),
+    embedding=EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE),
+)
+CONFIG = TrainingConfig(
+    epochs=4,
+    learning_rate=0.05,
+    weight_average=0.9,
+    precision=Precision.FP32,
+    checkpoint_every=5,
+    early_stop=EarlyStopConfig(patience=3),
+    loader=LoaderConfig(batch_size=64, shuffle_buffer_rows=200),
+)
+
+
+def make(folder: Path, *, kill: int = 0, config: TrainingConfig = CONFIG) -> Trainer:
+    train = tiny_dataset(1000)
+    model = build_model(MODEL, train.inputs, seed=3)
+    progress = KillAt(kill) if kill else None
+    return Trainer(model, config=config, train=train, valid=tiny_dataset(300, seed=1), folder=folder, progress=progress)
+
+
+def test_the_average_is_the_formula() -> None:
+    train = tiny_dataset(640)
+    model = build_model(MODEL, train.inputs, seed=3)
+    step = TrainStep(model, CONFIG)
+    assert step.average is not None
+    means = {name: tensor.clone().double() for name, tensor in model.state_dict().items()}
+    for count, batch in enumerate(Loader(train, config=CONFIG.loader).batches(epoch=0)):
+        step(batch)
+        factor = min(0.9, (1 + count) / (10 + count))
+        for name, tensor in model.state_dict().items():
+            means[name] = factor * means[name] + (1 - factor) * tensor if tensor.is_floating_point() else tensor.clone()
+    live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with step.average.in_place():
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(tensor.double(), means[name].double(), rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(tensor, live[name]) for name, tensor in model.state_dict().items())
+    assert any(not torch.equal(step.average.mean[name], live[name]) for name in live)
+
+
+def test_the_best_averaged_weights_are_kept(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    fit = trainer.fit()
+    assert fit.best_value == trainer.evaluate(trainer.valid).metrics["auc"]
+    plain = make(tmp_path / "plain", config=replace(CONFIG, weight_average=0.0))
+    plain.fit()
+    lines = (tmp_path / "metrics.jsonl").read_text(), (tmp_path / "plain" / "metrics.jsonl").read_text()
+    assert lines[0] != lines[1]
+
+
+@pytest.mark.parametrize("kill", [7, 16, 40])
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, kill: int) -> None:
+    whole = make(tmp_path / "whole")
+    expected = whole.fit()
+    cut = make(tmp_path / "cut", kill=kill)
+    with pytest.raises(KilledError):
+        cut.fit()
+    cut.store.wait()
+    last = make(tmp_path / "cut")
+    result = last.fit(resume=True)
+    assert (result.best_step, result.best_value) == (expected.best_step, expected.best_value)
+    assert_same_weights(last.model, whole.model)
+    again = make(tmp_path / "cut")
+    again.fit(resume=True)
+    assert_same_weights(again.model, whole.model)
+
+
+def test_what_cannot_be_averaged_is_refused() -> None:
+    train = tiny_dataset(64)
+    fused = replace(MODEL, embedding=EmbeddingConfig())
+    with pytest.raises(ConfigError, match="fused tables"):
+        TrainStep(build_model(fused, train.inputs, seed=0), CONFIG)
+    with pytest.raises(ConfigError, match="weight_average < 1"):
+        TrainingConfig(weight_average=1.0)

