@@ -19,7 +19,7 @@ only for the devices that a candidate changes, and evaluates candidates in batch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -35,11 +35,20 @@ class Judge(Protocol):
         ...
 
     def local(self, states: Float32[np.ndarray, "M H"]) -> Float32[np.ndarray, "M K"]:
-        """What depends on one device alone, for M devices of any plans."""
+        """What depends on one device alone, for M devices of any plans; first the milliseconds of its own work."""
         ...
 
     def exchange(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, "N P"]:
         """Milliseconds of every device in N plans: its own work, and what it waits for."""
+        ...
+
+
+@runtime_checkable
+class EstimatingJudge(Judge, Protocol):
+    """A judge whose exchange is expensive, with a cheap guess of it: a search prices only what looks promising."""
+
+    def estimate(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, " N"]:
+        """About the cost of N plans, up to a constant; used to choose candidates, never to compare results."""
         ...
 
 

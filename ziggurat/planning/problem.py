@@ -6,7 +6,7 @@ A *table* may be cut in several ways; each way gives *shards*, and a shard lives
     column_wise      rows ██|██|██   shards with some of the columns and all of the rows, on different devices
     row_wise         rows ████████   shards with some of the rows, on all devices that the table may go to
                           ────────   (table_row_wise: on the devices of one host)
-    data_parallel    a copy on every device
+    data_parallel    a copy on every device that the table may go to
 
 A *judge* (`judge.py`) prices the shards of a device; the search (`search.py`) looks for the assignment whose most
 expensive device is cheapest, among those that fit:
@@ -171,13 +171,13 @@ class PlanningProblem:
         for placement in self.placements:
             if placement is Placement.ROW_WISE and len(devices) > 1:
                 options.append(Assignment(placement=placement, devices=devices))
-            elif placement.value == "table_row_wise":
+            elif placement is Placement.TABLE_ROW_WISE:
                 size = self.devices_a_host or self.num_devices
                 hosts = [
                     tuple(d for d in devices if d // size == host) for host in sorted({d // size for d in devices})
                 ]
                 options += [Assignment(placement=placement, devices=host) for host in hosts if len(host) > 1]
-            elif placement.value == "data_parallel" and len(devices) == self.num_devices:
+            elif placement is Placement.DATA_PARALLEL and len(devices) > 1:
                 options.append(Assignment(placement=placement, devices=devices))
         return tuple(options)
 
@@ -187,7 +187,7 @@ class PlanningProblem:
         rows, dim = profile.num_rows, profile.dim
         if assignment.placement is Placement.COLUMN_WISE:
             dim //= parts
-        elif assignment.placement is Placement.ROW_WISE or assignment.placement.value == "table_row_wise":
+        elif assignment.placement.cuts_rows:
             rows = -(-rows // parts)
         shard = ShardProfile(table=profile, placement=assignment.placement, num_rows=rows, dim=dim, num_parts=parts)
         return (shard,) * parts
