@@ -10,7 +10,17 @@ import torch
 
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
-from ziggurat.models import FMKind, MLPConfig, NumericInput, Wukong, WukongConfig, build_model, flops_per_sample
+from ziggurat.models import (
+    FMKind,
+    MLPConfig,
+    Normalization,
+    NumericInput,
+    Wukong,
+    WukongConfig,
+    build_model,
+    flops_per_sample,
+)
+from ziggurat.models.field_norm import FieldBatchNorm
 from ziggurat.models.interactions.factorization_machine import (
     AttentiveFactorizationMachine,
     FactorizationMachine,
@@ -54,6 +64,19 @@ def layer_norm(x: np.ndarray, norm: torch.nn.Module) -> np.ndarray:
     return centred / scale * array(norm.weight) + array(norm.bias)
 
 
+def batch_norm(x: np.ndarray, norm: torch.nn.BatchNorm1d) -> np.ndarray:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    flat = (x.reshape(-1) - array(norm.running_mean)) / np.sqrt(array(norm.running_var) + norm.eps)
+    return (flat * array(norm.weight) + array(norm.bias)).reshape(x.shape)
+
+
+def any_norm(x: np.ndarray, norm: torch.nn.Module) -> np.ndarray:
+    if isinstance(norm, FieldBatchNorm):
+        norm = norm.norm
+    return batch_norm(x, norm) if isinstance(norm, torch.nn.BatchNorm1d) else layer_norm(x, norm)
+
+
 def mlp(x: np.ndarray, state: dict[str, torch.Tensor], prefix: str, *, hidden: int) -> np.ndarray:
     for index in range(hidden):
         name = f"{prefix}.layers.{index}"
@@ -75,11 +98,11 @@ def products(x: np.ndarray, layer: WukongLayer) -> np.ndarray:
 
 
 def wukong_layer(x: np.ndarray, layer: WukongLayer) -> np.ndarray:
-    flat = layer_norm(products(x, layer).reshape(-1), layer.fm.norm)
+    flat = any_norm(products(x, layer).reshape(-1), layer.fm.norm)
     crossed = mlp(flat, layer.state_dict(), "fm.mlp", hidden=1).reshape(-1, x.shape[1])
     parts = [crossed] if layer.linear is None else [crossed, array(layer.linear.weight) @ x]
     kept = x if layer.residual is None else array(layer.residual.weight) @ x
-    return layer_norm(np.concatenate(parts) + kept, layer.norm)
+    return any_norm(np.concatenate(parts) + kept, layer.norm)
 
 
 @pytest.mark.parametrize("kind", list(FMKind))
@@ -142,6 +165,29 @@ def test_schema_gives_one_feature_more_embeddings_and_narrow_tables_a_projection
     torch.testing.assert_close(found[:, 4], pooled[:, 16:] @ weight.T)
 
 
+def test_batch_norms_in_place_of_layer_norms_and_on_the_inputs():
+    model = build(dataclasses.replace(CONFIG, norm=Normalization.BATCH, input_norm=Normalization.BATCH)).eval()
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            module.running_mean.copy_(torch.randn(module.num_features))
+            module.running_var.copy_(torch.rand(module.num_features) + 0.5)
+    pooled, dense = torch.randn(3, 16, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+    found, state = model.interact(dense, pooled, {}), model.state_dict()
+    for sample in range(3):
+        number = np.maximum(mlp(array(dense[sample]), state, "stack.dense.bottom", hidden=1), 0)
+        x = np.concatenate([number.reshape(1, 4), array(pooled[sample]).reshape(4, 4)])
+        x = any_norm(x, model.input_norm)
+        for layer in model.layers:
+            assert isinstance(layer, WukongLayer)
+            x = wukong_layer(x, layer)
+        expected = mlp(x.reshape(-1), state, "heads.networks.0", hidden=1)
+        np.testing.assert_allclose(array(found[sample]), expected, rtol=1e-9)
+    one = model.train().interact(dense[:1], pooled[:1], {})  # a last batch of one sample
+    assert bool(one.isfinite().all())
+
+
 def test_input_dropout_acts_in_training_only():
     model = build(dataclasses.replace(CONFIG, input_dropout=0.5))
     batch = random_batch(model.inputs, 4)
@@ -171,6 +217,7 @@ def test_flops_of_the_paper():
         {"numeric": "concat"},
         {"input_dropout": "1.0"},
         {"norm_eps": "0"},
+        {"norm": "none"},
         {"embeddings_per_feature": "0"},
     ],
 )

@@ -14,7 +14,8 @@ contracts n fields to n_F + n_L, usually far fewer; the layers above cost the sa
 As published: LN over d after the sum; the fields of the FMB stand before those of the LCB; LCB and R have no bias. What
 the paper leaves open: Y starts like a linear layer; the closing layer of the FMB's MLP is linear; numbers enter as
 `numeric` says (the paper: a bottom MLP). Beyond the paper's default: the plain X Xᵀ and an attentive Y (both in the
-paper's text), several embeddings a feature, widths of their own for each layer, dropout on X₀.
+paper's text), several embeddings a feature, widths of their own for each layer, dropout on X₀, and batch norms in place
+of layer norms and on X₀ (`field_norm.py`: what strongly penalised tables need).
 
 To make it larger (section 3.8): first more layers, then n_F, n_L, rank and the FMB's MLP together; n_L alone does
 little.
@@ -36,6 +37,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.field_norm import field_norm
 from ziggurat.models.fieldwise import FieldMix
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.interactions.factorization_machine import (
@@ -45,7 +47,7 @@ from ziggurat.models.interactions.factorization_machine import (
     FMKind,
     PlainFactorizationMachine,
 )
-from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.mlp import Init, MLPConfig, Normalization, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.tower_modules import TowerModuleConfig
@@ -73,7 +75,9 @@ class WukongConfig:
         bottom: hidden layers of the bottom MLP.
         num_bottom_fields: fields that the bottom MLP gives.
         input_dropout: probability of zeroing a number of X₀.
-        norm_eps: ε of the layer norms.
+        norm_eps: ε of the norms.
+        norm: in the layers: `layer`, as published, or `batch`; see `field_norm.py`.
+        input_norm: of X₀: none, as published, `layer` or `batch`.
         head: hidden layers of the final MLP.
         heads: one final MLP for all labels, or one each.
         init: starting weights of the dense network.
@@ -97,6 +101,8 @@ class WukongConfig:
     num_bottom_fields: int = 1
     input_dropout: float = 0.0
     norm_eps: float = 1e-5
+    norm: Normalization = Normalization.LAYER
+    input_norm: Normalization = Normalization.NONE
     head: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 128)))
     heads: HeadSharing = HeadSharing.SHARED
     init: Init = Init.TORCH
@@ -128,6 +134,14 @@ class WukongConfig:
                 ways_out="correct the number",
             )
 
+        if self.norm is Normalization.NONE:
+            raise ConfigError(
+                expected="norm = layer or batch: products of small numbers vanish without one",
+                found="norm = none",
+                where="Wukong settings",
+                ways_out=("leave norm = layer, as published", "set norm = batch"),
+            )
+
     def layer(self, index: int) -> tuple[int, int, int]:
         """(n_F, n_L, k) of one layer."""
         return tuple(given[index if len(given) > 1 else 0] for given in (self.num_fm, self.num_linear, self.rank))  # pyright: ignore[reportReturnType]
@@ -154,11 +168,12 @@ class WukongLayer(nn.Module):
             dim=dim,
             mlp=config.mlp,
             norm_eps=config.norm_eps,
+            norm=config.norm,
         )
         self.linear = FieldMix(num_fields, num_outputs=num_linear, dim=dim) if num_linear else None
         same = num_fields == self.num_outputs
         self.residual = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
-        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """X_{i+1}: n_F + n_L fields."""
@@ -208,6 +223,7 @@ class Wukong(RankingModel):
         )
         self.layers = nn.ModuleList()
         num_fields = self.stack.num_fields
+        self.input_norm = field_norm(config.input_norm, num_fields, dim=self.stack.dim, eps=config.norm_eps)
         for index in range(config.num_layers):
             layer = WukongLayer(num_fields, dim=self.stack.dim, config=config, index=index)
             self.layers.append(layer)
@@ -219,7 +235,7 @@ class Wukong(RankingModel):
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """All layers, then the final MLP."""
-        fields_BFD = self.stack(dense_BN, fields_BX, vectors)
+        fields_BFD = self.input_norm(self.stack(dense_BN, fields_BX, vectors))
         fields_BFD = dropout(fields_BFD, p=self.config.input_dropout, training=self.training)
         for layer in self.layers:
             fields_BFD = layer(fields_BFD)

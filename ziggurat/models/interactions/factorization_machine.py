@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.fieldwise import FieldMix, start_like_linear
-from ziggurat.models.mlp import MLP, Init, MLPConfig
+from ziggurat.models.mlp import MLP, Init, MLPConfig, Normalization, normalise
 
 
 class FMKind(StrEnum):
@@ -127,6 +127,7 @@ class FactorizationMachineBlock(nn.Module):
         dim: d of a field.
         mlp: hidden layers; a linear layer to n_F·d closes them.
         norm_eps: ε of the norm.
+        norm: layer, as published, or batch.
     """
 
     def __init__(
@@ -138,14 +139,16 @@ class FactorizationMachineBlock(nn.Module):
         dim: int,
         mlp: MLPConfig,
         norm_eps: float,
+        norm: Normalization = Normalization.LAYER,
     ) -> None:
         super().__init__()
         self.num_outputs, self.dim = num_outputs, dim
         self.products = products
-        self.norm = nn.LayerNorm(num_products, eps=norm_eps)
+        kind = nn.LayerNorm if norm is Normalization.LAYER else nn.BatchNorm1d
+        self.norm = kind(num_products, eps=norm_eps)
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """reshape(MLP(LN(flatten(FM(X)))))."""
         products_BP = self.products(fields_BFD).flatten(1)
-        return self.mlp(self.norm(products_BP)).unflatten(1, (self.num_outputs, self.dim))
+        return self.mlp(normalise(self.norm, products_BP)).unflatten(1, (self.num_outputs, self.dim))
