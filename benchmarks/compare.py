@@ -46,7 +46,7 @@ def run(*, quick: bool = False, options: argparse.Namespace | None = None) -> Re
     )
     out = ROOT / "runs" / ("compare_quick" if quick else "compare")
     comparison = compare(config, out=out, progress=show_progress())
-    name = f"compare_{options.data.replace('-', '_')}_{options.protocol}"
+    name = f"compare_{options.data}_{options.protocol}".replace("-", "_")
     report = Report(
         benchmark=name,
         claim="Test metrics, mean ± standard deviation over seeds; every model with the same budget, chosen by "

@@ -39,7 +39,9 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="settings of each model to choose from (default: 1, as given)",
     )
-    parser.add_argument("--protocol", choices=("bars", "scale"), default="bars", help="default: %(default)s")
+    parser.add_argument(
+        "--protocol", choices=("bars", "bars-averaged", "scale"), default="bars", help="default: %(default)s"
+    )
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
     parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")

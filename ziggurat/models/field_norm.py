@@ -4,9 +4,8 @@
 
 A layer norm divides a field by its own length, so a sample whose embedding is short, because its id is rare and a
 penalty pulls it to zero, looks as certain as one whose embedding is long. Batch normalisation divides by a length that
-is common to all samples, and the difference stays. On Frappe under the BARS protocol, where the penalty is strong, that
-is worth 0.0015 AUC (docs/experiments.md). In front of the first layer it also brings embeddings of 1e-3 to numbers of
-order one, so that products of them do not vanish beside linear terms.
+is common to all samples, and the difference stays. In front of the first layer it also brings embeddings of 1e-3 to
+numbers of order one, so that linear terms do not vanish beside what the norms inside the layers have enlarged.
 
 Batches of fewer than two samples use the running statistics, as in `mlp.py`.
 """

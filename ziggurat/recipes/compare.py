@@ -34,6 +34,7 @@ from ziggurat.recipes.compare_statistics import PairedDifference, delong, paired
 from ziggurat.recipes.execute import prepare_run
 from ziggurat.recipes.protocols import (
     Protocol,
+    averaged,
     bars_model,
     bars_training,
     require_one_protocol,
@@ -190,10 +191,11 @@ class _Place:
     def request(self, name: str, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
         """The run of one variant and seed."""
         config = self.config
-        if config.protocol is Protocol.BARS:
-            model, training = bars_model(settings.model), bars_training(embedding_l2=settings.embedding_l2)
-        else:
+        if config.protocol is Protocol.SCALE:
             model, training = scale_model(settings.model), scale_training(num_rows=self.data.train.num_rows)
+        else:
+            model, training = bars_model(settings.model), bars_training(embedding_l2=settings.embedding_l2)
+            training = averaged(training) if config.protocol is Protocol.BARS_AVERAGED else training
         loader: LoaderConfig = dataclasses.replace(training.loader, seed=seed)
         training = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
         if config.max_epochs:

@@ -162,7 +162,7 @@ def short(number: float) -> str:
 
 def _published(comparison: Comparison) -> dict[str, str]:
     config = comparison.config
-    if config.data is ComparedData.FRAPPE and config.protocol is Protocol.BARS:
+    if config.data is ComparedData.FRAPPE and config.protocol is not Protocol.SCALE:
         return PUBLISHED_FRAPPE
     return {}
 

@@ -25,6 +25,8 @@ from ziggurat.models import (
     CrossConfig,
     DCNv2Config,
     DeepFMConfig,
+    DHENConfig,
+    DHENModule,
     DLRMConfig,
     DNNConfig,
     FinalMLPConfig,
@@ -181,10 +183,25 @@ def _frappe_wukong() -> ModelSettings:
         num_fm=(8,),
         num_linear=(8,),
         rank=(8,),
-        mlp=_mlp(256, dropout=0.2),
-        head=_mlp(400, dropout=0.2),
+        mlp=_mlp(256, dropout=0.4),
+        head=_mlp(400, dropout=0.4),
+        norm=Normalization.BATCH,
+        input_norm=Normalization.BATCH,
     )
-    return ModelSettings(model=model, embedding_l2=0.05)
+    return ModelSettings(model=model, embedding_l2=0.15)
+
+
+def _frappe_dhen() -> ModelSettings:
+    model = DHENConfig(
+        embedding_dim=16,
+        num_layers=2,
+        modules=(DHENModule.FM, DHENModule.LINEAR),
+        num_outputs=(8,),
+        fm_rank=8,
+        mlp=_mlp(256, dropout=0.4),
+        head=_mlp(400, dropout=0.4),
+    )
+    return ModelSettings(model=model, embedding_l2=0.15)
 
 
 def _other_dnn() -> ModelSettings:
@@ -233,6 +250,10 @@ def _other_finalnet() -> ModelSettings:
     return ModelSettings(model=model, embedding_l2=_OTHER_L2)
 
 
+def _other_dhen() -> ModelSettings:
+    return replace(_frappe_dhen(), embedding_l2=_OTHER_L2)
+
+
 def _logistic_regression() -> ModelSettings:
     return ModelSettings(model=LogisticRegressionConfig(), embedding_l2=_OTHER_L2)
 
@@ -251,6 +272,7 @@ FRAPPE: dict[str, Callable[[], ModelSettings]] = {
     "finalmlp": _frappe_finalmlp,
     "finalnet": _frappe_finalnet,
     "wukong": _frappe_wukong,
+    "dhen": _frappe_dhen,
 }
 
 OTHERS: dict[str, Callable[[], ModelSettings]] = {
@@ -265,4 +287,5 @@ OTHERS: dict[str, Callable[[], ModelSettings]] = {
     "finalmlp": _other_finalmlp,
     "finalnet": _other_finalnet,
     "wukong": _other_wukong,
+    "dhen": _other_dhen,
 }

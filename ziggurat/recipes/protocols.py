@@ -1,4 +1,4 @@
-"""Two ways to train, each complete in itself, whose results are never set beside each other.
+"""Ways to train, each complete in itself, whose results are never set beside each other.
 
     bars    as BARS and FuxiCTR train public data sets (`fuxictr/pytorch/models/rank_model.py`; BARS, SIGIR 2022):
             · Adam with dense gradients: every row of every table moves at every step
@@ -8,13 +8,16 @@
               multiplied by 0.1 (not below 1e-6), and after `patience` such evaluations in a row training stops
             · the best weights come back; test data is read with them
             · tables start at N(0, 1e-4), padding row 0; linear maps Xavier-normal with bias 0; numbers enter as fields
+    bars-averaged
+            the same in everything, but a running average of the weights (β = 0.98, about an epoch on Frappe) is
+            evaluated, decides on learning rate and stopping, and is kept (`training/weight_average.py`)
     scale   as large systems train (Wukong, section 7.1 and appendix A; MLPerf DLRM-DCNv2):
             · row-wise Adagrad on the rows that a batch touches, Adam for the rest
             · linear warm-up over the first tenth of the steps, then constant
             · one pass, no penalty, no early stop
 
-The first spends many passes and a strong penalty on little data: on Frappe the penalty *is* the model. The second
-sees every row once. A number from one says nothing about the other, so `require_one_protocol` refuses to mix them.
+The first two spend many passes and a strong penalty on little data: on Frappe the penalty *is* the model. The last
+sees every row once. A number from one says nothing about another, so `require_one_protocol` refuses to mix them.
 
 Fused where it is exact. Under Adam a row that no batch touches still moves, by its momentum and the penalty; a sparse
 update with a lazy catch-up cannot repeat that to the bit, so tables are dense parameters here. They lie in one storage
@@ -40,10 +43,14 @@ from ziggurat.training.config import Decay, EarlyStopConfig, Precision, Schedule
 M = TypeVar("M", bound=ModelConfig)
 
 
+AVERAGE_DECAY = 0.98
+
+
 class Protocol(StrEnum):
     """A complete way to train; see the module docstring."""
 
     BARS = "bars"
+    BARS_AVERAGED = "bars-averaged"
     SCALE = "scale"
 
 
@@ -80,6 +87,11 @@ def bars_training(
     )
 
 
+def averaged(training: TrainingConfig) -> TrainingConfig:
+    """The same settings with averaged weights: from `bars` to `bars-averaged`."""
+    return replace(training, weight_average=AVERAGE_DECAY)
+
+
 def scale_training(*, num_rows: int, settings: ScaleSettings | None = None) -> TrainingConfig:
     """The training half of `scale` for `num_rows` training rows."""
     settings = settings or ScaleSettings()
@@ -113,12 +125,12 @@ def scale_model(model: M) -> M:
 
 
 def protocol_of(config: RunConfig) -> Protocol | None:
-    """Which protocol a run follows, or None if it is neither of the two."""
+    """Which protocol a run follows, or None if it is none of them."""
     training, tables = config.training, config.model.embedding
     dense = tables.optimizer is TableOptimizerKind.ADAM_DENSE
     plateau = training.schedule.decay is Decay.PLATEAU and training.early_stop.patience > 0
     if dense and plateau and tables.init is TableInit.NORMAL and training.clip_norm == 10.0:
-        return Protocol.BARS
+        return Protocol.BARS_AVERAGED if training.weight_average else Protocol.BARS
     one_pass = training.epochs == 1 and not training.embedding_l2 and training.schedule.warmup_steps > 0
     if tables.optimizer is TableOptimizerKind.ROWWISE_ADAGRAD and one_pass:
         return Protocol.SCALE
@@ -136,8 +148,8 @@ def require_one_protocol(configs: Iterable[tuple[str, RunConfig]]) -> Protocol:
     if len(found) == 1 and (only := found.pop()) is not None:
         return only
     raise ConfigError(
-        expected="runs of one protocol, bars or scale: many passes with a penalty, or one pass without",
-        found=", ".join(f"{name}: {value.value if value else 'neither'}" for name, value in by_name.items()) or "none",
+        expected="runs of one protocol: bars, bars-averaged or scale",
+        found=", ".join(f"{name}: {value.value if value else 'none'}" for name, value in by_name.items()) or "none",
         where="comparison of runs",
         ways_out=(
             "compare runs of one protocol: ziggurat compare DATA --protocol bars",
