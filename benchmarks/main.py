@@ -21,6 +21,7 @@ NAMES = {
     "preprocess": "Criteo text to Parquet, against a polars script",
     "loss_curves": "recommended settings against FP32 eager and TorchRec: the same loss",
     "compile_cost": "start-up time of torch.compile, cold and cached",
+    "wukong": "training Wukong and DHEN, against FuxiCTR's Wukong",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
     "simulator": "predicted steps against measured and published ones, error by error",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.worker import serve
-from benchmarks.workload import ModelKind, RawBatch, Workload, make_batches
+from benchmarks.workload import (
+    WUKONG_FIELDS,
+    WUKONG_LAYERS,
+    WUKONG_MLP,
+    WUKONG_RANK,
+    ModelKind,
+    RawBatch,
+    Workload,
+    make_batches,
+)
 from ziggurat.data.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.batch import Batch, JaggedRows
@@ -27,11 +36,16 @@ from ziggurat.models import (
     CrossConfig,
     CrossKind,
     DCNv2Config,
+    DHENConfig,
+    DHENModule,
     DLRMConfig,
     MLPConfig,
+    ModelConfig,
+    Normalization,
     NumericInput,
     RankingModel,
     Structure,
+    WukongConfig,
     build_model,
 )
 from ziggurat.ops.lookup import KernelChoice
@@ -166,7 +180,7 @@ def build(workload: Workload, *, kernel: KernelChoice) -> RankingModel:
     return build_model(config_of(workload, kernel=kernel), inputs_of(workload), seed=workload.seed)
 
 
-def config_of(workload: Workload, *, kernel: KernelChoice = KernelChoice.AUTO) -> DLRMConfig | DCNv2Config:
+def config_of(workload: Workload, *, kernel: KernelChoice = KernelChoice.AUTO) -> ModelConfig:
     """Settings of that network."""
     embedding = EmbeddingConfig(dim=workload.dim, kernel=kernel)
     bottom, top = MLPConfig(hidden_dims=workload.bottom_mlp[:-1]), MLPConfig(hidden_dims=workload.top_mlp)
@@ -190,6 +204,30 @@ def config_of(workload: Workload, *, kernel: KernelChoice = KernelChoice.AUTO) -
                 cross=CrossConfig(num_layers=3, kind=CrossKind.FULL),
                 numeric=NumericInput.FIELDS,
                 deep=MLPConfig(hidden_dims=(400, 400, 400)),
+                embedding=embedding,
+            )
+        case ModelKind.WUKONG:
+            return WukongConfig(
+                embedding_dim=workload.dim,
+                num_layers=WUKONG_LAYERS,
+                num_fm=(WUKONG_FIELDS,),
+                num_linear=(WUKONG_FIELDS,),
+                rank=(WUKONG_RANK,),
+                numeric=NumericInput.FIELDS,
+                mlp=MLPConfig(hidden_dims=WUKONG_MLP),
+                head=MLPConfig(hidden_dims=WUKONG_MLP, normalization=Normalization.BATCH),
+                embedding=embedding,
+            )
+        case ModelKind.DHEN:
+            return DHENConfig(
+                embedding_dim=workload.dim,
+                num_layers=WUKONG_LAYERS,
+                modules=(DHENModule.FM, DHENModule.LINEAR),
+                num_outputs=(WUKONG_FIELDS,),
+                fm_rank=WUKONG_RANK,
+                numeric=NumericInput.FIELDS,
+                mlp=MLPConfig(hidden_dims=WUKONG_MLP),
+                head=MLPConfig(hidden_dims=WUKONG_MLP, normalization=Normalization.BATCH),
                 embedding=embedding,
             )
 

@@ -27,12 +27,17 @@ RESERVED_ROWS = 3  # rows that our tables keep for unknown and missing ids; no c
 MLPERF_LIST_LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 
 
+WUKONG_LAYERS, WUKONG_FIELDS, WUKONG_RANK, WUKONG_MLP = 3, 40, 8, (512, 256)  # FuxiCTR's defaults, but for D
+
+
 class ModelKind(StrEnum):
     """The network between lookup and logit."""
 
     DLRM = "dlrm"
     DCN_V2 = "dcn_v2"
     FUXICTR_DCN_V2 = "fuxictr_dcn_v2"  # FuxiCTR's: every number its own field, 3 full cross layers beside an MLP 400³
+    WUKONG = "wukong"  # FuxiCTR's sizes: every number its own field, 3 layers of 40 + 40 fields, rank 8, MLPs 512-256
+    DHEN = "dhen"  # the same function as DHEN computes it: modules fm and linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +71,19 @@ class Workload:
     @property
     def name(self) -> str:
         """Short name for tables and plots."""
-        model = {ModelKind.DLRM: "DLRM", ModelKind.DCN_V2: "DCNv2", ModelKind.FUXICTR_DCN_V2: "DCNv2 (FuxiCTR's form)"}
+        model = {
+            ModelKind.DLRM: "DLRM",
+            ModelKind.DCN_V2: "DCNv2",
+            ModelKind.FUXICTR_DCN_V2: "DCNv2 (FuxiCTR's form)",
+            ModelKind.WUKONG: "Wukong (FuxiCTR's sizes)",
+            ModelKind.DHEN: "DHEN (FuxiCTR's sizes of Wukong)",
+        }
         return f"{model[self.model]} D={self.dim}{' multi-hot' if self.multi_hot else ''}"
 
     @property
     def case(self) -> str:
         """Start of the names of its cases, which go on with peer and setting: dlrm_d16_torchrec_default."""
-        model = "dlrm" if self.model is ModelKind.DLRM else "dcn_v2"
+        model = "dcn_v2" if self.model is ModelKind.FUXICTR_DCN_V2 else self.model.value
         return f"{model}_d{self.dim}{'_multi_hot' if self.multi_hot else ''}"
 
     @property
