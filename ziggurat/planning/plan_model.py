@@ -31,9 +31,9 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
 from ziggurat.plan import Placement, Plan, Towers, possible_tower_sizes
 from ziggurat.planning.analytic import AnalyticJudge
+from ziggurat.planning.improve import best_plan
 from ziggurat.planning.judge import Judge, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem
-from ziggurat.planning.search import search
 from ziggurat.planning.simulator import StepSettings, StepSimulator
 from ziggurat.planning.step_work import StepWork, step_work
 from ziggurat.planning.timeline import Timeline
@@ -277,13 +277,13 @@ def _plan_for(
     problem, memory = planning_problem(model, cluster, tower_size=size, placements=settings.placements)
     simulator = StepSimulator(cluster, model.work, settings=settings.step)
     judge = AnalyticJudge(simulator.costs(group_size=size))
-    answer = search(problem, judge, budget_s=budget_s, seed=settings.seed)
+    assignments = best_plan(problem, judge, budget_s=budget_s, seed=settings.seed)
     return PlannedModel(
-        plan=problem.to_plan(answer.assignments, towers=model.towers, tower_size=size),
+        plan=problem.to_plan(assignments, towers=model.towers, tower_size=size),
         model=model,
         cluster=cluster,
         problem=problem,
-        assignments=tuple(answer.assignments),
+        assignments=assignments,
         judge=judge,
         simulator=simulator,
         memory=memory,

@@ -1,11 +1,8 @@
 """PlanReport: a plan as a table that a person can read, and why each table is where it is.
 
-`why` is one number: what the busiest rank would cost if this table alone went to its next best place, everything else
-staying. Next best is tried among
-
-    whole          on each of the ranks that now do least
-    by columns     in 2, 4, … parts on the ranks that now do least
-    by rows, or as a copy on every rank
+`next best` is one number: what the busiest rank would cost if this table alone went to its next best place, everything
+else staying. The places that are tried are those of `improve.py`: whole or by columns on the ranks that now do least,
+by rows, as a copy everywhere.
 
 A small number means that the table could as well lie elsewhere; 0 that the busiest rank does not notice.
 """
@@ -15,17 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float32
-
 from ziggurat.cluster import Launch
-from ziggurat.plan import Placement
 from ziggurat.planning.analytic import AnalyticCosts, TableCost
-from ziggurat.planning.judge import device_costs
-from ziggurat.planning.plan_model import PlannedModel, bytes_of_ranks, states_of
+from ziggurat.planning.improve import Places
+from ziggurat.planning.plan_model import PlannedModel
 from ziggurat.planning.problem import Assignment
 
-_LEAST = 4  # ranks that are tried as a new home
 _MOST_RANKS_SHOWN = 6
 _MIB = 2**20
 
@@ -173,56 +165,22 @@ class PlanReport:
 
 def next_best(planned: PlannedModel) -> list[NextBest]:
     """For each table, the cheapest other place that fits."""
-    problem, judge = planned.problem, planned.judge
-    states = states_of(problem, planned.assignments, judge=judge)
-    used = np.array(bytes_of_ranks(problem, planned.assignments))
-    now = float(planned.rank_ms.max())
-    order = np.argsort(planned.rank_ms, kind="stable")
+    places = Places(planned.problem, planned.judge)
+    for table, assignment in enumerate(planned.assignments):
+        places.put(table, assignment)
+    now = float(places.costs().max())
     found = []
-    for table, own in enumerate(planned.assignments):
-        without, free = states.copy(), np.array(problem.room_bytes) - used
-        own_shards = problem.shards(table, own)
-        for device, shard, encoding in zip(own.devices, own_shards, judge.encode(own_shards), strict=True):
-            without[device] -= encoding
-            free[device] += shard.memory_bytes
-        options = [
-            each for each in _options(planned, table, order) if each != own and _fits(planned, table, each, free)
-        ]
-        if not options:
+    for table in range(len(planned.assignments)):
+        own = places.take(table)
+        options = [each for each in places.options(table) if each != own]
+        if options:
+            costs = places.costs_with(table, options).max(axis=1)
+            best = int(costs.argmin())
+            found.append(NextBest(assignment=options[best], more_ms=float(costs[best]) - now))
+        else:
             found.append(NextBest(assignment=None))
-            continue
-        candidates = np.stack([_with(planned, table, each, without) for each in options])
-        costs = device_costs(judge, candidates).max(axis=1)
-        best = int(costs.argmin())
-        found.append(NextBest(assignment=options[best], more_ms=float(costs[best]) - now))
+        places.put(table, own)
     return found
-
-
-def _options(planned: PlannedModel, table: int, order: np.ndarray) -> list[Assignment]:
-    """Other places for a table, on the ranks that do least."""
-    problem = planned.problem
-    allowed = set(problem.devices_of(table))
-    least = [int(device) for device in order if int(device) in allowed]
-    options = [Assignment(placement=Placement.TABLE_WISE, devices=(device,)) for device in least[:_LEAST]]
-    for parts in problem.column_parts(table)[1:]:
-        if parts <= len(least):
-            options.append(Assignment(placement=Placement.COLUMN_WISE, devices=tuple(sorted(least[:parts]))))
-    return options + list(problem.spread_options(table))
-
-
-def _fits(planned: PlannedModel, table: int, option: Assignment, free: np.ndarray) -> bool:
-    shards = planned.problem.shards(table, option)
-    return all(shard.memory_bytes <= free[device] for device, shard in zip(option.devices, shards, strict=True))
-
-
-def _with(
-    planned: PlannedModel, table: int, option: Assignment, without: Float32[np.ndarray, "P H"]
-) -> Float32[np.ndarray, "P H"]:
-    state = without.copy()
-    encodings = planned.judge.encode(planned.problem.shards(table, option))
-    for device, encoding in zip(option.devices, encodings, strict=True):
-        state[device] += encoding
-    return state
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
