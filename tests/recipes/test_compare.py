@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ziggurat.cli.compare_verbs import narrowed
 from ziggurat.cli.main import main
 from ziggurat.data.loader import Loader
 from ziggurat.errors import ConfigError
@@ -138,6 +139,11 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
     assert main([*given, "--max-epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     assert "logistic" in capsys.readouterr().out
     assert (tmp_path / "found.png").exists()
+
+
+def test_a_narrow_terminal_loses_the_last_columns() -> None:
+    columns, rows = narrowed(("model", "AUC", "empty", "wide"), [("dnn", "0.5", "", "x" * 30)], width=25)
+    assert (columns, rows) == (["model", "AUC"], [["dnn", "0.5"]])
 
 
 @pytest.mark.parametrize("name", sorted({*FRAPPE, *OTHERS}))

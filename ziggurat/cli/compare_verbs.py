@@ -115,10 +115,28 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         max_epochs=options.max_epochs,
     )
     comparison = run_comparison(config, out=options.out, progress=show_progress())
-    _print_tables([(MODEL_COLUMNS, model_rows(comparison)), (DIFFERENCE_COLUMNS, difference_rows(comparison))])
+    columns, rows = narrowed(MODEL_COLUMNS, model_rows(comparison))
+    _print_tables([(columns, rows), (DIFFERENCE_COLUMNS, difference_rows(comparison))])
     default = Path(options.out) / f"{config.data.value}-{config.protocol.value}" / "comparison"
     _print_paths(write_comparison(comparison, Path(options.json).with_suffix("") if options.json else default))
     return 0
+
+
+def narrowed(
+    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, width: int = 0
+) -> tuple[list[str], list[list[str]]]:
+    """The columns that are not empty and fit on the terminal, first ones first; the file has them all."""
+    from rich.console import Console
+
+    left = width or Console().width
+    kept = []
+    for index, column in enumerate(columns):
+        cells = [row[index] for row in rows]
+        needed = max(len(cell) for cell in (column, *cells)) + 4
+        if any(cells) and needed <= left:
+            kept.append(index)
+            left -= needed
+    return [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
 
 
 def _names(text: str) -> tuple[str, ...]:

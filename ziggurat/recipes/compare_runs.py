@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import statistics
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +82,7 @@ class RunRecord:
         best_step: step of the best validation metric.
         valid: validation metrics there.
         test: test metrics there; empty until test data was read.
-        samples_per_s: training rate.
+        samples_per_s: training rate; of a resumed run that of its last process, or of its log.
         train_s: seconds from the first step to the last evaluation, of the process that finished it.
         cost: parameters and FLOPs.
     """
@@ -174,7 +175,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             epochs=round(fit.steps / trainer.loader.steps_per_epoch),
             best_step=fit.best_step,
             valid=trainer.evaluate(data.valid, split="valid").metrics,
-            samples_per_s=fit.samples_per_s,
+            samples_per_s=fit.samples_per_s or _logged_rate(trainer.folder),
             train_s=time.perf_counter() - begin,
             cost=cost,
         )
@@ -206,6 +207,13 @@ def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> 
         model, config=config.training, train=data.train, valid=data.valid, folder=run.path, progress=progress
     )
     return trainer, RunCost.of(model)
+
+
+def _logged_rate(run: RunFolder) -> float:
+    """Median training rate by the log, for a run that an earlier process has trained; 0 if the log has none."""
+    lines = (json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines())
+    rates = [line["timing"]["samples_per_s"] for line in lines if line["kind"] == "train"]
+    return statistics.median(rates) if rates else 0.0
 
 
 def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, folder: Path) -> RunRecord:
