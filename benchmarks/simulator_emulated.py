@@ -171,6 +171,7 @@ def emulated_cases(settings: Sequence[Setting], constants: dict[str, float]) -> 
                 "predicted": predicted,
                 "error": predicted / setting.step_ms - 1,
                 "fitted": fitted,
+                "unseen": not setting.is_fitted,
                 "note": note,
             }
         )

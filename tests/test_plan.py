@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.errors import PlanError
-from ziggurat.plan import Placement, Plan, TablePlacement, Towers, possible_tower_sizes
+from ziggurat.plan import Placement, Plan, TablePlacement, Towers, possible_tower_sizes, show_ranks
 
 TABLES = {"user": "user", "item": "item", "last_item": "item"}
 
@@ -76,3 +76,30 @@ def test_a_broken_file_says_where(tmp_path: Path) -> None:
     (tmp_path / "towers.json").write_text("{")
     with pytest.raises(PlanError, match=r"towers\.json"):
         Towers.load(tmp_path / "towers.json")
+
+
+def test_a_plan_prints_as_a_table() -> None:
+    towers = Towers(towers=(("user", "age"), ("item",)))
+    tables = (
+        TablePlacement(table="user", placement=Placement.ROW_WISE, ranks=(0, 1)),
+        TablePlacement(table="age", ranks=(1,)),
+        TablePlacement(table="item", ranks=(3,)),
+    )
+    assert str(Plan(world_size=4, tables=tables, towers=towers, tower_size=2)).splitlines() == [
+        "plan for 4 ranks, 2 towers in groups of 2 ranks",
+        "tower 0 on ranks 0, 1: user, age",
+        "tower 1 on ranks 2, 3: item",
+        "",
+        "table  placement   ranks",
+        "user   row_wise    0, 1",
+        "age    table_wise  1",
+        "item   table_wise  3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [((3,), "3"), ((2, 7), "2, 7"), (tuple(range(8)), "0–7"), ((0, 2, 4, 6, 8, 10, 12), "0, 2, 4, 6, 8, 10, … (7)")],
+)
+def test_ranks_are_shown_shortly(ranks: tuple[int, ...], text: str) -> None:
+    assert show_ranks(ranks) == text

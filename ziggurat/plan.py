@@ -21,6 +21,8 @@ from pathlib import Path
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import PlanError
 
+_MOST_RANKS_SHOWN = 6
+
 
 class Placement(StrEnum):
     """How one table is spread over ranks."""
@@ -225,6 +227,20 @@ class Plan:
                     f"plan, table {tables[name]!r} of feature {name!r}",
                 )
 
+    def __str__(self) -> str:
+        """A table for people: where every table goes."""
+        lines = [("table", "placement", "ranks")]
+        lines += [(entry.table, entry.placement.value, show_ranks(entry.ranks)) for entry in self.tables]
+        widths = [max(len(line[column]) for line in lines) for column in range(2)]
+        heading = f"plan for {self.world_size} ranks"
+        if self.towers is not None:
+            heading += f", {len(self.towers)} towers in groups of {self.ranks_a_group} ranks"
+            places = (f"tower {index} on ranks {show_ranks(self.tower_ranks(index))}: {', '.join(tower)}"
+                      for index, tower in enumerate(self.towers.towers))  # fmt: skip
+            heading = "\n".join([heading, *places])
+        rows = (f"{name:<{widths[0]}}  {placement:<{widths[1]}}  {ranks}" for name, placement, ranks in lines)
+        return "\n".join([heading, "", *rows])
+
     def save(self, path: str | Path) -> None:
         """Write as JSON."""
         Path(path).write_text(json.dumps(to_json(self), indent=2) + "\n")
@@ -239,6 +255,15 @@ def possible_tower_sizes(world_size: int, num_towers: int) -> list[int]:
     """Every S for which groups of S consecutive ranks share the towers evenly, smallest first; never empty."""
     sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
     return [size for size in sizes if num_towers % (world_size // size) == 0]
+
+
+def show_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people: "3", "2, 7", "0–7", "0, 3, 5, … (12)"."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"{ranks[0]}–{ranks[-1]}"
+    if len(ranks) > _MOST_RANKS_SHOWN:
+        return ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_SHOWN]) + f", … ({len(ranks)})"
+    return ", ".join(str(rank) for rank in ranks)
 
 
 def _read(path: str | Path) -> object:

@@ -24,7 +24,7 @@ from ziggurat.planning.plan_model import (
     planning_problem,
     tower_sizes,
 )
-from ziggurat.planning.plan_report import PlanReport, show_ranks
+from ziggurat.planning.plan_report import PlanReport
 from ziggurat.planning.problem import Assignment
 
 NAMES = tuple("abcdefgh")
@@ -169,11 +169,3 @@ def test_a_model_without_tables_has_no_plan() -> None:
     )
     with pytest.raises(PlanError, match="embedding tables"):
         plan_model(empty, round_cluster())
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [((3,), "3"), ((2, 7), "2, 7"), (tuple(range(8)), "0–7"), ((0, 2, 4, 6, 8, 10, 12), "0, 2, 4, 6, 8, 10, … (7)")],
-)
-def test_ranks_are_shown_shortly(ranks: tuple[int, ...], text: str) -> None:
-    assert show_ranks(ranks) == text

@@ -9,16 +9,16 @@ A small number means that the table could as well lie elsewhere; 0 that the busi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ziggurat.cluster import Launch
+from ziggurat.plan import show_ranks
 from ziggurat.planning.analytic import AnalyticCosts, TableCost
 from ziggurat.planning.improve import Places
 from ziggurat.planning.plan_model import PlannedModel
 from ziggurat.planning.problem import Assignment
 
-_MOST_RANKS_SHOWN = 6
 _MIB = 2**20
 
 
@@ -181,12 +181,3 @@ def next_best(planned: PlannedModel) -> list[NextBest]:
             found.append(NextBest(assignment=None))
         places.put(table, own)
     return found
-
-
-def show_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for people: "3", "2, 7", "0–7", "0, 3, 5, … (12)"."""
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"{ranks[0]}–{ranks[-1]}"
-    if len(ranks) > _MOST_RANKS_SHOWN:
-        return ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_SHOWN]) + f", … ({len(ranks)})"
-    return ", ".join(str(rank) for rank in ranks)
