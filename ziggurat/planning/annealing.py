@@ -50,7 +50,7 @@ class AnnealingConfig:
     """
 
     num_chains: int = 0
-    num_offers: int = 384
+    num_offers: int = 576
     hot: float = 0.01
     cold: float = 0.0004
     focus: float = 0.3
@@ -110,7 +110,7 @@ class Annealer:
         self, space: SearchSpace, starts: list[list[Assignment]], *, config: AnnealingConfig, seed: int
     ) -> None:
         self.space, self.config = space, config
-        num = config.num_chains or (12 if space.num_devices <= 16 else 2)
+        num = config.num_chains or (24 if space.num_devices <= 16 else 2)
         self.rng = np.random.default_rng(seed)
         self.chains = Chains(space, [starts[i % len(starts)] for i in range(num)], rng=self.rng)
         self._encodings = np.vstack([space.encodings, np.zeros_like(space.encodings[:1])])

@@ -45,7 +45,8 @@ class Candidates:
         valid: (N,) False where a candidate breaks a rule, and has no rows.
         target: (N,) a device, or an option for RESPREAD.
         row: (R,) candidate of each row; device, plus, minus: (R,) where, and which kinds come and go (−1: none).
-        extra: devices that a split or merge ends with, by candidate.
+        ends: (E, K) devices that a table which is split or merged as a whole ends with, −1 behind the last.
+        end_row: (N,) row of `ends`, or −1.
     """
 
     chain: Int[np.ndarray, " N"]
@@ -58,7 +59,8 @@ class Candidates:
     device: Int[np.ndarray, " R"]
     plus: Int[np.ndarray, " R"]
     minus: Int[np.ndarray, " R"]
-    extra: dict[int, tuple[int, ...]]
+    ends: Int[np.ndarray, "E K"]
+    end_row: Int[np.ndarray, " N"]
 
 
 class Chains:
@@ -83,6 +85,7 @@ class Chains:
         self._any_cut = bool(capacity.max() > 1)
         self._any_option = any(space.options)
         self._limited = not space.allowed.all()
+        self._num_allowed = space.allowed.sum(axis=1)
         self._choices = [np.flatnonzero(mine) for mine in space.allowed] if self._limited else []
         for chain, assignments in enumerate(starts):
             for table, each in enumerate(assignments):
@@ -164,7 +167,8 @@ class Chains:
             device=np.zeros(0, dtype=np.int64),
             plus=np.zeros(0, dtype=np.int64),
             minus=np.zeros(0, dtype=np.int64),
-            extra={},
+            ends=np.zeros((0, 0), dtype=np.int64),
+            end_row=np.full(total, -1),
         )
         self._limit_targets(found)
         rows = [self._moves(found), self._swaps(found)]
@@ -259,38 +263,45 @@ class Chains:
 
     def _recut(self, found: Candidates) -> tuple[np.ndarray, ...]:
         """Split all parts of a table in halves that go to other devices, or keep half of its devices."""
-        rows: list[tuple[int, int, int, int]] = []
-        for index in np.flatnonzero((found.change == Change.SPLIT) | (found.change == Change.MERGE)).tolist():
-            chain, table = found.chain[index], self.slot_table[found.slot[index]]
-            num = int(self.count[chain, table])
-            if not num:
-                continue
-            block = slice(self.first[table], self.first[table] + num)
-            held, level = self.device[chain, block].tolist(), int(self.level[chain, self.first[table]])
-            if found.change[index] == Change.SPLIT:
-                kept, gone, new = held, [], self._other_devices(int(table), held)
-                to = level + 1
-                if level == self.space.most_levels[table] or len(new) < num:
-                    continue
-            else:
-                if not level:
-                    continue
-                order, to = self.rng.permutation(num).tolist(), level - 1
-                kept, gone, new = [held[i] for i in order[: num // 2]], [held[i] for i in order[num // 2 :]], []
-            old_kind, new_kind = (int(self.space.column_kind[table, each]) for each in (level, to))
-            rows += [(index, device, new_kind, old_kind) for device in kept]
-            rows += [(index, device, -1, old_kind) for device in gone]
-            rows += [(index, device, new_kind, -1) for device in new]
-            found.valid[index] = True
-            found.extra[index] = (*kept, *new)
-        return tuple(np.array(rows, dtype=np.int64).reshape(-1, 4).T)
+        pick = np.flatnonzero((found.change == Change.SPLIT) | (found.change == Change.MERGE))
+        chain, tables = found.chain[pick], self.slot_table[found.slot[pick]]
+        num, level = self.count[chain, tables], self.level[chain, self.first[tables]]
+        split = found.change[pick] == Change.SPLIT
+        wanted = np.where(split, level < self.space.most_levels[tables], level > 0) & (num > 0)
+        wanted &= ~split | (2 * num <= self._num_allowed[tables])
+        pick, chain, tables, num, level, split = (each[wanted] for each in (pick, chain, tables, num, level, split))
+        found.valid[pick] = True
+        most = int(num.max(initial=1))
+        place = np.arange(most)
+        index = np.minimum(self.first[tables, None] + place, len(self.slot_table) - 1)
+        held = np.where(place < num[:, None], self.device[chain[:, None], index], -1)
+        held = _shuffled(held, self.rng)
+        others = self._other_devices(tables[split], held[split])[:, :most]
+        new = np.full((len(pick), most), -1)
+        new[split, : others.shape[1]] = np.where(place[: others.shape[1]] < num[split, None], others, -1)
+        kept = np.where(split, num, num // 2)
+        found.ends = np.concatenate([np.where(place < kept[:, None], held, -1), new], axis=1)
+        found.end_row[pick] = np.arange(len(pick))
+        old = self.space.column_kind[tables, level]
+        later = self.space.column_kind[tables, np.where(split, level + 1, level - 1)]
+        rows = []
+        for devices, plus, minus in (
+            (np.where(place < kept[:, None], held, -1), later, old),
+            (np.where(place >= kept[:, None], held, -1), np.full_like(old, -1), old),
+            (new, later, np.full_like(old, -1)),
+        ):
+            which, column = np.nonzero(devices >= 0)
+            rows.append((pick[which], devices[which, column], plus[which], minus[which]))
+        return _rows(rows)
 
-    def _other_devices(self, table: int, held: list[int]) -> list[int]:
-        """As many random devices as the table is on, none of them among these."""
-        open_ = self.space.allowed[table].copy()
-        open_[held] = False
-        others = np.flatnonzero(open_)
-        return self.rng.permutation(others)[: len(held)].tolist()
+    def _other_devices(self, tables: Int[np.ndarray, " N"], held: Int[np.ndarray, "N K"]) -> Int[np.ndarray, "N P"]:
+        """Devices in random order; first those that the table may go to and has no part on."""
+        keys = self.rng.random((len(tables), self.space.num_devices))
+        if self._limited:
+            keys[~self.space.allowed[tables]] = 2.0
+        which, column = np.nonzero(held >= 0)
+        keys[which, held[which, column]] = 2.0
+        return np.argsort(keys, axis=1)
 
     def _respread(self, found: Candidates) -> tuple[np.ndarray, ...]:
         """From parts to an option with fixed devices, from one option to another, or whole to one device."""
@@ -327,7 +338,7 @@ class Chains:
     def apply(self, found: Candidates, index: int) -> None:
         """Make one change."""
         chain, slot, other = int(found.chain[index]), int(found.slot[index]), int(found.other[index])
-        change, table = found.change[index], int(self.slot_table[slot])
+        change, table = int(found.change[index]), int(self.slot_table[slot])
         devices, levels = self.device[chain], self.level[chain]
         if change == Change.MOVE:
             devices[slot] = found.target[index]
@@ -337,8 +348,8 @@ class Chains:
             target = (int(found.target[index]),)
             whole = Assignment(placement=Placement.TABLE_WISE, devices=target)
             self._put(chain, table, self.space.options[table][other][0] if other >= 0 else whole)
-        elif index in found.extra:
-            ends = found.extra[index]
+        elif found.end_row[index] >= 0:
+            ends = tuple(device for device in found.ends[found.end_row[index]].tolist() if device >= 0)
             kind = Placement.COLUMN_WISE if len(ends) > 1 else Placement.TABLE_WISE
             self._put(chain, table, Assignment(placement=kind, devices=ends))
         elif change == Change.SPLIT:
@@ -365,6 +376,14 @@ class Chains:
         self.option[chain, table], self.count[chain, table] = -1, num
         self.device[chain, slots] = assignment.devices
         self.level[chain, slots] = num.bit_length() - 1
+
+
+def _shuffled(devices: Int[np.ndarray, "N K"], rng: np.random.Generator) -> Int[np.ndarray, "N K"]:
+    """Each row in random order, with −1 last."""
+    if devices.shape[1] == 1:
+        return devices
+    order = np.argsort(np.where(devices >= 0, rng.random(devices.shape), 2.0), axis=1)
+    return np.take_along_axis(devices, order, axis=1)
 
 
 def _rows(parts: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
