@@ -237,7 +237,8 @@ class Cluster:
 
     def describe(self) -> str:
         """One line."""
-        return f"{self.name}: {self.hosts} hosts × {self.devices_a_host} {self.device.name}"
+        hosts = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
+        return f"{self.name}: {hosts} × {self.devices_a_host} {self.device.name}"
 
     def to_toml(self) -> str:
         """The file that `load_cluster` reads."""

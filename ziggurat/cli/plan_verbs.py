@@ -79,34 +79,23 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
         found.planned.plan.save(options.save)
         ranks = found.planned.plan.world_size
         towers = " --towers " + options.towers if options.towers else ""
-        _print(f"plan      {options.save}: torchrun … -m ziggurat train {options.run}{towers} --plan {options.save}")
-        _print(f"          ({ranks} ranks)")
+        command = f"torchrun … -m ziggurat train {options.run}{towers} --plan {options.save}"
+        _print(f"plan      {options.save}, to be executed by {ranks} ranks: {command}")
     return 0
 
 
 def simulate(options: argparse.Namespace, rest: list[str]) -> int:
     """Steps as the cluster grows, as a table and a plot."""
     from ziggurat.recipes.cluster_range import clusters_named
-    from ziggurat.recipes.plan_run import SimulatedStep, simulate_run
-    from ziggurat.recipes.simulation_report import PARTS, plot_simulation, step_parts
+    from ziggurat.recipes.plan_run import simulate_run
+    from ziggurat.recipes.simulation_report import plot_simulation, simulation_table
 
     config = _config(options, rest, needs_towers=False)
-    steps: list[SimulatedStep] = []
-    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *PARTS, "samples/s", "flat / towers", "")]
-    flat_ms = 0.0
-    for step in simulate_run(config, clusters_named(options.cluster), request=_request(options)):
-        steps.append(step)
-        devices = f"{step.cluster.world_size}"
+    steps = list(simulate_run(config, clusters_named(options.cluster), request=_request(options)))
+    _print_table(simulation_table(steps))
+    for step in steps:
         if step.timeline is None:
-            rows.append((devices, step.kind, "–", *("" for _ in PARTS), "", "", f"does not fit: {step.note}"))
-            flat_ms = 0.0 if step.kind == "flat" else flat_ms
-            continue
-        step_ms = 1e3 * step.timeline.step_s
-        flat_ms = step_ms if step.kind == "flat" else flat_ms
-        ratio = f"{flat_ms / step_ms:.2f}" if step.kind == "towers" and flat_ms else ""
-        parts = (f"{value:.2f}" for value in step_parts(step.timeline).values())
-        rows.append((devices, step.kind, f"{step_ms:.2f}", *parts, f"{step.samples_per_s:,.0f}", ratio, step.note))
-    _print_table(rows)
+            _print(f"{step.cluster.world_size} devices, {step.kind}: does not fit: {step.note}")
     if options.plot:
         plot_simulation(steps, Path(options.plot), title=options.run)
         _print(f"plot {options.plot}")
@@ -194,10 +183,17 @@ def _print_table(rows: Sequence[Sequence[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*rows[0], box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    for number, heading in enumerate(rows[0]):
+        is_number = all(_is_number(row[number]) for row in rows[1:])
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=number == 0)
     for row in rows[1:]:
         table.add_row(*row)
-    Console(width=None).print(table, markup=False)
+    Console().print(table, markup=False)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("–", "").isdigit() or cell in ("", "–")
 
 
 def _print(line: str) -> None:

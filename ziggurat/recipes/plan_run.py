@@ -208,7 +208,7 @@ def _simulated(
     except PlanError as error:
         return SimulatedStep(cluster=cluster, kind=kind, timeline=None, note=f"{error.found} ({error.where})")
     towers = config.towers
-    note = "" if towers is None else f"{len(towers)} towers, groups of {planned.plan.ranks_a_group} ranks"
+    note = "" if towers is None else f"{len(towers)} towers × {planned.plan.ranks_a_group}"
     return SimulatedStep(
         cluster=cluster,
         kind=kind,

@@ -35,6 +35,24 @@ def step_parts(timeline: Timeline) -> dict[str, float]:
     return parts
 
 
+def simulation_table(steps: Sequence[SimulatedStep]) -> list[tuple[str, ...]]:
+    """Heading and one line a step that fits; kinds of time that no step spends are left out."""
+    fitting = [step for step in steps if step.timeline is not None]
+    parts = [step_parts(step.timeline) for step in fitting if step.timeline is not None]
+    names = [name for name in PARTS if any(each[name] >= 0.005 for each in parts)]
+    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M samples/s", "flat / towers")]
+    flat_ms: dict[int, float] = {}
+    for step, each in zip(fitting, parts, strict=True):
+        step_ms, size = sum(each.values()), step.cluster.world_size
+        if step.kind == "flat":
+            flat_ms[size] = step_ms
+        gain = f"{flat_ms[size] / step_ms:.2f}" if step.kind == "towers" and size in flat_ms else ""
+        model = step.note or step.kind
+        cells = (f"{each[name]:.2f}" for name in names)
+        rows.append((f"{size}", model, f"{step_ms:.2f}", *cells, f"{step.samples_per_s / 1e6:,.1f}", gain))
+    return rows
+
+
 def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -> None:
     """Stacked bars: for each size of the cluster flat, and towers beside it.
 
