@@ -75,9 +75,9 @@ BY_HAND = {
         shard(Placement.DATA_PARALLEL, parts=4),
         ShardWork(
             lookup_s=20 * 32 / 5e8 + 4 * 10 * 8 / 1e9,
-            update_s=20 * 104 / 5e8,
-            gathered_inside=20 * 36 * 3,
-            gathered_between=20 * 36 * 2 / 2,
+            update_s=(20 * 32 + 80 * 2 * 36) / 5e8,  # its own gradients, and everybody's rows
+            gathered_inside=(20 + 80) * 36 / 4,
+            gathered_between=(20 + 80) * 36 / 2,
         ),
     ),
 }
@@ -89,6 +89,14 @@ def test_placements_by_hand(case: str) -> None:
     found = costs().work(given_shard)
     for name in ShardWork.__dataclass_fields__:
         assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
+
+
+def test_a_copy_of_a_tiny_table_costs_no_more_than_its_rows() -> None:
+    tiny = dataclasses.replace(TABLE, num_rows=3)
+    copy = ShardProfile(table=tiny, placement=Placement.DATA_PARALLEL, num_rows=3, dim=8, num_parts=4)
+    found = costs().work(copy)
+    assert found.gathered_between == pytest.approx((3 + 3) * 36 / 2)
+    assert found.update_s == pytest.approx((20 * 32 + 3 * 2 * 36) / 5e8)
 
 
 def test_a_hop_takes_the_slower_link_and_one_rank_needs_none() -> None:

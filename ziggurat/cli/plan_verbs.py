@@ -78,7 +78,8 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     if options.save:
         found.planned.plan.save(options.save)
         ranks = found.planned.plan.world_size
-        towers = " --towers " + options.towers if options.towers else ""
+        towers = f" --towers {options.towers}" if options.towers else ""
+        towers += f" --compression {options.compression}" if options.compression else ""
         command = f"torchrun … -m ziggurat train {options.run}{towers} --plan {options.save}"
         _print(f"plan      {options.save}, to be executed by {ranks} ranks: {command}")
     return 0
@@ -186,7 +187,7 @@ def _print_table(rows: Sequence[Sequence[Any]]) -> None:
     table = Table(box=box.SIMPLE, pad_edge=False)
     for number, heading in enumerate(rows[0]):
         is_number = all(_is_number(row[number]) for row in rows[1:])
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=number == 0)
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=number < 2)
     for row in rows[1:]:
         table.add_row(*row)
     Console().print(table, markup=False)

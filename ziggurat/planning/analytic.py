@@ -9,12 +9,13 @@ f features; w bytes a number on the wire. A shard in k parts:
     column_wise     N·p                f·D/k                N·p          out·(l−1)/S             out·(S−l)/S
     row_wise        N·p/k              f·D   (partial)      N·p/k        out·(l−1)/S             out·(S−l)/S
     table_row_wise  N·p/k              f·D   (partial)      N·p/k        out·(k−1)/k             out/k·(S−l)/S
-    data_parallel   N·p/k              f·D   (N/k samples)  –            –  (touched rows' gradients go to all k ranks)
+    data_parallel   N·p/k              f·D   (N/k samples)  –            –  (but gradients of touched rows, and back)
 
 with out = N·f·columns·w. Times of a shard:
 
     lookup   rows·(D·e + o) / (memory rate · gather efficiency)  +  N·f·D·4 / memory rate
     update   rows·(4·D + 2·(D·e + state) + 2·o) / (memory rate · gather efficiency)          o: overhead of a row
+             (a copy updates what all ranks touch: at most N·p rows, and no more than the table has)
     hop      latency + messages + max(inside bytes / inside rate, between bytes / between rate),   there and back
 
 A device's time is the sum over its shards, and a step waits for the slowest device: lookup and send go before one
@@ -140,13 +141,14 @@ class AnalyticCosts:
         row_bytes = shard.dim * table.element_bytes
         state_bytes = table.optimizer_bytes_a_row + shard.dim * table.optimizer_bytes_an_element
         read = rows * (row_bytes + device.row_overhead_bytes)
-        updated = rows * (4.0 * shard.dim + 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes))
+        touched = self._touched(shard)[1] if self._is_copy(shard) else rows
+        updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)
         return ShardWork(
             lookup_s=read / gather_per_s + 4.0 * out / device.memory_bytes_per_s,
             update_s=updated / gather_per_s,
             **self._ids(shard, rows),
             **self._sent(shard, out * self.settings.number_bytes),
-            **self._gathered(shard, rows),
+            **self._gathered(shard),
         )
 
     def hop_s(self, *, inside: float, between: float, group_size: int = 0) -> float:
@@ -230,12 +232,18 @@ class AnalyticCosts:
             return {"sent_inside": out * (parts - 1) / parts, "sent_between": out / parts * between}
         return {"sent_inside": out * (near - 1) / size, "sent_between": out * between}
 
-    def _gathered(self, shard: ShardProfile, rows: float) -> dict[str, float]:
+    def _gathered(self, shard: ShardProfile) -> dict[str, float]:
+        """Gradients of a copy's touched rows go to the ranks that sum them, and the sums come back to all."""
         if not self._is_copy(shard):
             return {}
-        touched = rows * (4.0 * shard.dim + _ID_BYTES)
+        moved = sum(self._touched(shard)) * (4.0 * shard.dim + _ID_BYTES)
         size, near = self.group_size, self.ranks_a_host
-        return {"gathered_inside": touched * (size - 1), "gathered_between": touched * (size - near) / near}
+        return {"gathered_inside": moved * (near - 1) / size, "gathered_between": moved * (size - near) / size}
+
+    def _touched(self, shard: ShardProfile) -> tuple[float, float]:
+        """Different rows that a rank's own samples touch, and those of all ranks, at most."""
+        rows = self.num_samples * shard.table.pooling_factor
+        return min(rows / shard.num_parts, shard.num_rows), min(rows, shard.num_rows)
 
 
 class AnalyticJudge:

@@ -24,7 +24,7 @@ _KIND_OF_PART = {
     "wait: ids": "ids",
 }
 PARTS = ("tables", "towers", "dense", "tower hop", "exchange", "reduction", "ids", "rest")
-_COLOURS = ("#5b8c5a", "#a3c585", "#1f6f8b", "#f2c14e", "#d1495b", "#8d6a9f", "#edae49", "#c8c8c8")
+_COLOURS = ("#5b8c5a", "#a3c585", "#1f6f8b", "#f2c14e", "#d1495b", "#8d6a9f", "#5f6c7b", "#c8c8c8")
 
 
 def step_parts(timeline: Timeline) -> dict[str, float]:
@@ -66,6 +66,7 @@ def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    fitting = [step for step in steps if step.timeline is not None]
     sizes = list(dict.fromkeys(step.cluster.name for step in steps))
     figure, axis = plt.subplots(figsize=(1.2 * len(sizes) + 3.0, 4.2), layout="constrained")
     for step in steps:
@@ -74,7 +75,7 @@ def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -
         place = sizes.index(step.cluster.name) + (-0.2 if step.kind == "flat" else 0.2)
         bottom = 0.0
         for (name, value), colour in zip(step_parts(step.timeline).items(), _COLOURS, strict=True):
-            label = name if step is steps[0] else None
+            label = name if step is fitting[0] else None
             hatch = "//" if step.kind == "towers" else None
             axis.bar(place, value, 0.36, bottom=bottom, color=colour, label=label, hatch=hatch, edgecolor="white")
             bottom += value
