@@ -204,3 +204,23 @@ def test_measurements_come_back_from_their_file(tmp_path: Path) -> None:
     (tmp_path / "probe.json").write_text('{"format": 99}')
     with pytest.raises(ConfigError, match="format 99"):
         Measurements.load(tmp_path / "probe.json")
+
+
+def test_a_cut_step_writes_what_a_whole_one_writes() -> None:
+    pool = draw_pool(DRAW, 0)
+    tables = [(table, 4 if index % 2 else 8) for index, table in enumerate(pool[:5])]
+    meters = [LookupMeter(TorchKernel(), arena_mib=4, rounds=1) for _ in range(2)]
+    for meter in meters:
+        meter._weights.copy_(torch.sin(torch.arange(meter._weights.numel()) * 1.0))
+    meters[0].measure(tables)
+    assert meters[1].measure_cut(tables) > 0
+    torch.testing.assert_close(meters[0]._sums, meters[1]._sums)
+    torch.testing.assert_close(meters[0]._weights, meters[1]._weights)
+
+
+def test_shards_of_cut_tables_cost_more(judge: LearnedJudge) -> None:
+    dearer = LearnedJudge(judge.weights, dataclasses.replace(judge.card, cut_factor=2.0))
+    (shard,) = shards(16)
+    cut = dataclasses.replace(shard, placement=Placement.COLUMN_WISE, num_parts=2)
+    whole_ms, cut_ms = (dearer.local(dearer.encode([each]))[0, 0] for each in (shard, cut))
+    assert cut_ms > 1.3 * whole_ms

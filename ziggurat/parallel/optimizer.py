@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
-from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.lookup import Step, TableOptimizerKind
+from ziggurat.ops.lookup.cut_rows import CutRows, apply_cut, cut_rows, in_order
 from ziggurat.parallel.collectives import all_to_all
 from ziggurat.parallel.copies import sum_over_ranks
 from ziggurat.parallel.embeddings import ShardedEmbeddings
@@ -32,12 +33,10 @@ from ziggurat.parallel.traffic import Traffic
 
 @dataclass
 class _Cut:
-    """Distinct rows of one column-wise table in this step, and their gradients (scaled, with weight decay)."""
+    """Distinct rows of one column-wise table in this step."""
 
     shard: Shard
-    rows: Tensor
-    grad: Tensor
-    squares: Tensor
+    part: CutRows
 
 
 class ShardedTableOptimizer:
@@ -132,38 +131,44 @@ class ShardedTableOptimizer:
         cuts = self._cuts(tables)
         totals = self._add_up(cuts)
         state = self._columns.state_dict()
+        step = Step(rule=self.config.rule, learning_rate=lr)
         for cut, total in zip(cuts, totals, strict=True):
-            accumulator = state[f"{cut.shard.table}.sum"]
-            accumulated = accumulator[cut.rows] + total / cut.shard.table_columns
-            accumulator.index_copy_(0, cut.rows, accumulated)
-            factor = -lr / (accumulated.sqrt() + self.config.eps)
-            tables.tables.view(cut.shard.table).index_add_(0, cut.rows, cut.grad * factor.unsqueeze(1))
+            apply_cut(
+                tables.kernel,
+                cut.part,
+                weight=tables.tables.view(cut.shard.table),
+                accumulator=state[f"{cut.shard.table}.sum"],
+                mean_square=total / cut.shard.table_columns,
+                step=step,
+            )
         for recorded in tables.recorded:
             recorded.clear()
 
     def _cuts(self, tables: EmbeddingTables) -> list[_Cut]:
         """Every column-wise table of this rank, in the order of the model's tables, rows in increasing order."""
-        summed = [tables.kernel.sum_gradients(parts) if parts else None for parts in tables.recorded]
+        kernel = tables.kernel
+        summed = [in_order(kernel.sum_gradients(parts)) if parts else None for parts in tables.recorded]
         cuts = []
         for shard in self._tables.mine.columns.shards:
             place = tables.tables.places[shard.table]
             gradient = summed[place.storage]
-            if gradient is None:
-                continue
-            inside = (gradient.rows >= place.first_row) & (gradient.rows < place.first_row + place.num_rows)
-            rows, order = torch.sort(gradient.rows[inside] - place.first_row)
-            grad = gradient.sums[inside][order] * self._scale
-            if self.config.weight_decay:
-                grad = grad + self.config.weight_decay * tables.tables.view(shard.table)[rows]
-            cuts.append(_Cut(shard, rows, grad, grad.square().sum(dim=1)))
+            if gradient is not None:
+                part = cut_rows(
+                    gradient,
+                    tables.tables.view(shard.table),
+                    first_row=place.first_row,
+                    scale=self._scale,
+                    weight_decay=self.config.weight_decay,
+                )
+                cuts.append(_Cut(shard, part))
         return cuts
 
     def _add_up(self, cuts: list[_Cut]) -> list[Tensor]:
         """Σ g² over all columns for every row of every cut, summed in the order of the columns on every rank."""
         owners = {cut.shard.table: [s.rank for s in self._tables.shards[cut.shard.table]] for cut in cuts}
         shared = [[cut for cut in cuts if rank in owners[cut.shard.table]] for rank in range(self._topology.world_size)]
-        sizes = [sum(len(cut.rows) for cut in each) for each in shared]
-        flat = [cut.squares for each in shared for cut in each]
+        sizes = [sum(len(cut.part.rows) for cut in each) for each in shared]
+        flat = [cut.part.squares for each in shared for cut in each]
         received = all_to_all(
             torch.cat(flat) if flat else torch.empty(0),
             sent=sizes,
@@ -172,11 +177,11 @@ class ShardedTableOptimizer:
             traffic=self._traffic,
             purpose="row sums of cut tables",
         ).wait()
-        pieces = iter(received.split([len(cut.rows) for each in shared for cut in each])) if flat else iter(())
+        pieces = iter(received.split([len(cut.part.rows) for each in shared for cut in each])) if flat else iter(())
         parts = {(rank, cut.shard.table): next(pieces) for rank, each in enumerate(shared) for cut in each}
         totals = []
         for cut in cuts:
-            total = torch.zeros_like(cut.squares)
+            total = torch.zeros_like(cut.part.squares)
             for rank in owners[cut.shard.table]:
                 total = total + parts[rank, cut.shard.table]
             totals.append(total)

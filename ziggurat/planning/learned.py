@@ -5,17 +5,20 @@ costs a fraction of one that is read all over, and no formula of bytes knows eit
 Efficient Embedding Table Sharding with Pre-trained Neural Cost Models" (MLSys 2023, arXiv 2305.01868), learn both from
 groups of tables that were measured:
 
-    shard features ── MLP ──► h, a > 0        h says what kind of table it is, a what it would cost by itself
-    device            (Σh, Σa, n)             a set: the order of the tables means nothing, moves are additions
-    lookup ms    =    Σa · exp(MLP(Σh, log Σa, log n))          what being together changes
+    shard        w = amounts of work, f = features           rows read, distinct rows, numbers, … (`shard_features.py`)
+                 a = Σ cᵢ wᵢ · exp(tanh MLP(f))              what it costs by itself, cᵢ ≥ 0
+                 h = MLP(f)                                  what kind of table it is
+    device       (Σh, Σa, n)                                 a set: no order, and a move is two additions
+    lookup ms    =    Σa · exp(tanh MLP(Σh, log Σa, log n))  what being together changes
     backward ms  =    MLP(columns of the device, mean and most of all devices, devices)
     forward ms   =    MLP(the same, and how much later it starts than the first)
     total        =    lookup + backward + forward
 
-Unlike theirs, the lookup starts from a sum and learns its correction (a tenth of the measurements then suffice, and the
-cost of a device without tables is 0), and the exchange models look at one device among the others, so one model serves
-any number of devices. Weights are a safetensors file, what they were trained on and how well they predict a JSON file
-beside it. Evaluation is numpy alone: a plan can be searched where there is no torch.
+Unlike theirs, the lookup starts from amounts of work and learns two corrections that are bounded (by e, up and down):
+a tenth of the measurements then suffice, a table unlike all measured ones is not priced absurdly, and a device without
+tables costs 0. The exchange models look at one device among the others, so one model serves any number of devices.
+Weights are a safetensors file, what they were trained on and how well they predict a JSON file beside it. Evaluation is
+numpy alone: a plan can be searched where there is no torch.
 
 The figures are those of one machine and of one number of samples a step (`card.num_samples`).
 """
@@ -32,8 +35,9 @@ from jaxtyping import Float, Float32
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.plan import Placement
 from ziggurat.planning.problem import ShardProfile
-from ziggurat.planning.shard_features import multiplicity, shard_features
+from ziggurat.planning.shard_features import NUM_WORK, multiplicity, shard_features
 
 FORMAT = 1
 NUM_HIDDEN = 32
@@ -71,6 +75,7 @@ class ModelCard:
         num_groups: measured groups of tables.
         num_exchanges: measured exchanges; 0: exchanges count as free.
         uses_starts: whether the forward exchange knows of different starts.
+        cut_factor: of shards of tables that are cut by columns; see `Measurements`.
         reuse: of tables that do not know theirs: the mean of all that were measured.
         groups: accuracy on held-out groups of known tables.
         tables: accuracy on groups of tables that no training group held.
@@ -87,6 +92,7 @@ class ModelCard:
     num_groups: int = 0
     num_exchanges: int = 0
     uses_starts: bool = False
+    cut_factor: float = 1.0
     reuse: tuple[float, ...] = ()
     groups: Accuracy | None = None
     tables: Accuracy | None = None
@@ -116,8 +122,11 @@ class LearnedJudge:
         features = shard_features(distinct, num_samples=self.card.num_samples, default_reuse=self.card.reuse)
         inputs = (features - self.weights["mean"]) / self.weights["std"]
         outputs = _dense(_relu(_dense(inputs, self.weights, "table1")), self.weights, "table2")
-        hidden, alone_ms = _relu(outputs[:, :NUM_HIDDEN]), np.exp(outputs[:, NUM_HIDDEN:])
+        base_ms = features[:, :NUM_WORK] @ np.exp(self.weights["log_work_ms"])
+        hidden, alone_ms = _relu(outputs[:, :NUM_HIDDEN]), base_ms[:, None] * np.exp(np.tanh(outputs[:, NUM_HIDDEN:]))
         times = multiplicity(distinct)[:, None]
+        is_cut = np.array([[shard.placement is Placement.COLUMN_WISE] for shard in distinct])
+        alone_ms = alone_ms * np.where(is_cut, self.card.cut_factor, 1.0)
         dims = np.array([[shard.dim] for shard in distinct], dtype=np.float32)
         encoded = np.concatenate([hidden * times, alone_ms * times, times, dims * times], axis=1)
         return encoded.astype(np.float32)[index]
@@ -129,7 +138,7 @@ class LearnedJudge:
         safe_ms = np.where(busy, np.maximum(alone_ms, 1e-6), 1.0)
         logs = np.stack([np.log(safe_ms), np.log(np.where(busy, count, 1.0))], axis=1)
         inputs = np.concatenate([hidden / np.float32(_SUM_SCALE), logs], axis=1)
-        correction = _dense(_relu(_dense(inputs, self.weights, "group1")), self.weights, "group2")[:, 0]
+        correction = np.tanh(_dense(_relu(_dense(inputs, self.weights, "group1")), self.weights, "group2")[:, 0])
         lookup_ms = np.where(busy, safe_ms * np.exp(correction), 0.0)
         return np.stack([lookup_ms, states[:, NUM_HIDDEN + 2]], axis=1).astype(np.float32)
 

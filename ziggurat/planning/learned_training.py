@@ -35,7 +35,7 @@ from ziggurat.planning.learned import (
 from ziggurat.planning.measurements import Measurements
 from ziggurat.planning.probe_tables import draw_pool
 from ziggurat.planning.problem import ShardProfile
-from ziggurat.planning.shard_features import NUM_FEATURES, shard_features
+from ziggurat.planning.shard_features import NUM_FEATURES, NUM_WORK, shard_features
 
 MIN_GROUPS = 50
 
@@ -76,21 +76,22 @@ class _LookupModel(nn.Module):
         self.table2 = nn.Linear(config.width, NUM_HIDDEN + 1)
         self.group1 = nn.Linear(NUM_HIDDEN + 2, config.group_width)
         self.group2 = nn.Linear(config.group_width, 1)
+        self.log_work_ms = nn.Parameter(torch.zeros(NUM_WORK))
         nn.init.zeros_(self.group2.weight)
         nn.init.zeros_(self.group2.bias)
         self._is_additive = is_additive
 
-    def forward(self, features_UF: Tensor, counts_GU: Tensor) -> Tensor:
-        """Logarithms of milliseconds, by group."""
+    def forward(self, features_UF: Tensor, work_UW: Tensor, counts_GU: Tensor) -> Tensor:
+        """Logarithms of milliseconds, by group; `features_UF` are scaled, `work_UW` are not."""
         outputs = self.table2(F.relu(self.table1(features_UF)))
-        alone_G = counts_GU @ outputs[:, NUM_HIDDEN].exp()
+        alone_G = counts_GU @ ((work_UW @ self.log_work_ms.exp()) * outputs[:, NUM_HIDDEN].tanh().exp())
         log_ms = alone_G.log()
         if self._is_additive:
             return log_ms
         hidden_GH = counts_GU @ F.relu(outputs[:, :NUM_HIDDEN])
         logs = torch.stack([log_ms, counts_GU.sum(dim=1).log()], dim=1)
         inputs = torch.cat([hidden_GH / group_inputs_scale(), logs], dim=1)
-        return log_ms + self.group2(F.relu(self.group1(inputs)))[:, 0]
+        return log_ms + self.group2(F.relu(self.group1(inputs)))[:, 0].tanh()
 
 
 class _ExchangeModel(nn.Module):
@@ -140,7 +141,8 @@ def train_judge(measurements: Measurements, *, config: LearningConfig | None = N
     def accuracy(held_out: Tensor) -> Accuracy:
         with torch.no_grad():
             counts, wanted = data.counts[held_out], data.log_ms[held_out].exp().numpy()
-            found, sums = (each(scaled, counts).exp().numpy() for each in (model, plain))
+            work = data.features[:, :NUM_WORK]
+            found, sums = (each(scaled, work, counts).exp().numpy() for each in (model, plain))
         return replace(_accuracy(found, wanted), additive_mape=_accuracy(sums, wanted).mape)
 
     mean, std = data.features.mean(dim=0), data.features.std(dim=0) + 1e-6
@@ -154,6 +156,7 @@ def train_judge(measurements: Measurements, *, config: LearningConfig | None = N
         num_groups=len(measurements.lookups),
         num_exchanges=len(measurements.exchanges),
         uses_starts=any(any(each.starts_ms) for each in measurements.exchanges),
+        cut_factor=measurements.cut_factor or 1.0,
         reuse=data.reuse,
         groups=accuracy(groups),
         tables=accuracy(tables) if len(tables) else None,
@@ -213,14 +216,15 @@ def _fit_lookup(
     data: _Groups, train: Tensor, config: LearningConfig, *, is_additive: bool
 ) -> tuple[_LookupModel, Tensor]:
     scaled = (data.features - data.features.mean(dim=0)) / (data.features.std(dim=0) + 1e-6)
-    counts, wanted = data.counts[train], data.log_ms[train]
+    counts, wanted, work = data.counts[train], data.log_ms[train], data.features[:, :NUM_WORK]
     torch.manual_seed(config.seed)
     model = _LookupModel(config, is_additive=is_additive)
 
     def loss(rows: Tensor) -> Tensor:
         mine = counts[rows]
         used = mine.sum(dim=0) > 0
-        return F.huber_loss(model(scaled[used], mine[:, used]), wanted[rows], delta=0.05)
+        found = model(scaled[used], work[used], mine[:, used])
+        return F.huber_loss(found, wanted[rows], delta=0.05)
 
     _minimise(model, loss, number=len(train), steps=config.steps, config=config)
     return model, scaled

@@ -32,6 +32,7 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
     UpdateRule,
 )
+from ziggurat.ops.lookup.cut_rows import apply_cut, cut_rows, in_order
 from ziggurat.planning.probe_tables import TableDraw
 
 _STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.ROWWISE_ADAGRAD), learning_rate=1e-3)
@@ -89,6 +90,37 @@ class LookupMeter:
                 forward[index] = min(forward[index], between - start)
                 total[index] = min(total[index], self._clock() - start)
         return LookupTimes(forward_ms=1e3 * float(forward.mean()), total_ms=1e3 * float(total.mean()))
+
+    def measure_cut(self, tables: Sequence[tuple[TableDraw, int]]) -> float:
+        """Processor milliseconds of the same step for tables that are cut by columns (`ops/lookup/cut_rows.py`).
+
+        What the holders of the other columns say, and when, is not part of it.
+        """
+        work = self._work(tables)
+        best = np.full(len(work), np.inf)
+        for _ in range(1 + self._rounds):
+            for index, batch in enumerate(work):
+                start = self._clock()
+                outs = [self._look_up(part) for part in batch]
+                for part, out in zip(batch, outs, strict=True):
+                    self._update_cut(part, out)
+                best[index] = min(best[index], self._clock() - start)
+        return 1e3 * float(best.mean())
+
+    def _update_cut(self, part: _Part, grad: Tensor) -> None:
+        recorded = GradientPart(layout=part.layout, lookups=part.lookups, grad=grad)
+        gradient = in_order(self._kernel.sum_gradients([recorded]))
+        for slot in part.layout.slots:
+            rows = slice(slot.first_row, slot.first_row + slot.num_rows)
+            cut = cut_rows(gradient, part.weight[rows], first_row=slot.first_row)
+            apply_cut(
+                self._kernel,
+                cut,
+                weight=part.weight[rows],
+                accumulator=part.sums[rows],
+                mean_square=cut.squares / part.layout.dim,
+                step=_STEP,
+            )
 
     def _look_up(self, part: _Part) -> Tensor:
         out = torch.empty(part.lookups.batch_size, part.layout.width)

@@ -103,6 +103,8 @@ class Measurements:
         lookups: in the order of their numbers.
         exchanges: in the order of their numbers.
         links: between ranks.
+        cut_factor: what a step of tables that are cut by columns takes, over the same step of whole ones of that width
+            (median of some groups); 0 as long as it is not measured.
         memory: None as long as it is not measured.
     """
 
@@ -118,6 +120,7 @@ class Measurements:
     lookups: tuple[LookupMeasurement, ...] = ()
     exchanges: tuple[ExchangeMeasurement, ...] = ()
     links: tuple[LinkMeasurement, ...] = ()
+    cut_factor: float = 0.0
     memory: MemoryMeasurement | None = None
 
     def save(self, path: str | Path) -> None:

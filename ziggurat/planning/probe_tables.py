@@ -7,7 +7,7 @@ random with replacement. After `groups_a_pool` groups a new pool is drawn, so th
 it has never seen:
 
     rows       log-normal, from tens to millions              a few large tables, many small ones
-    list       one row for 0.35 of the tables, else 1 + log-normal (median 5.5), Poisson from sample to sample
+    list       one row for 0.35 of the tables, else 1 + log-normal, median 5.5 or 16, Poisson from sample to sample
     skew       row r of a random order is read ∝ r^-a, a uniform from 0 to 1.4
     columns    4, 8, 16, 32, 64 or 128
 
@@ -30,7 +30,7 @@ from ziggurat.planning.problem import TableProfile
 
 NUM_REUSE_BINS = 17
 _SCRAMBLE = 1_000_000_007  # a prime above any number of rows here: multiplying by it permutes the rows
-_SHARE_SINGLE = 0.35
+_MOST_SKEW, _MOST_ROWS = 1.4, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,9 @@ class DrawConfig:
         max_tables: of a group.
         group_mib: most that the weights of a group may take.
         num_batches: different batches of each table, so that nothing is read from a cache that a real step would miss.
+        skews: exponents to choose from; () for any from 0 to 1.4.
+        single_share: share of the tables that are read one row a sample.
+        list_lengths: median of the others' mean lengths; pools take turns.
         seed: of everything.
     """
 
@@ -57,6 +60,9 @@ class DrawConfig:
     max_tables: int = 15
     group_mib: int = 768
     num_batches: int = 4
+    skews: tuple[float, ...] = ()
+    single_share: float = 0.35
+    list_lengths: tuple[float, ...] = (5.5, 16.0)
     seed: int = 0
 
 
@@ -126,9 +132,11 @@ def draw_rows(
 def _draw_table(config: DrawConfig, index: int) -> TableDraw:
     generator = np.random.default_rng([config.seed, 0, index])
     num_rows = int(np.clip(np.exp(generator.normal(10.5, 1.8)), 50, config.max_rows))
-    skew = float(generator.uniform(0.0, 1.4))
-    is_single = bool(generator.random() < _SHARE_SINGLE)
-    pooling = 1.0 if is_single else float(np.clip(1.0 + generator.lognormal(1.5, 1.0), 1.0, 60.0))
+    skew = float(generator.choice(config.skews) if config.skews else generator.uniform(0.0, _MOST_SKEW))
+    is_single = bool(generator.random() < config.single_share)
+    usual = config.list_lengths[index // config.num_tables % len(config.list_lengths)]
+    lengths_median = np.log(max(usual - 1.0, 1e-3))
+    pooling = 1.0 if is_single else float(np.clip(1.0 + generator.lognormal(lengths_median, 1.0), 1.0, _MOST_ROWS))
     offset = int(generator.integers(num_rows))
     lengths, rows = [], []
     for _ in range(config.num_batches):

@@ -17,7 +17,8 @@ from ziggurat.planning.problem import ShardProfile
 
 # The middle of 1, 2, 3–4, 5–8, … occurrences.
 _OCCURRENCES = np.array([1.0, 2.0] + [0.75 * 2.0**k for k in range(2, NUM_REUSE_BINS)])
-NUM_FEATURES = 10 + NUM_REUSE_BINS
+NUM_WORK = 6  # the first features: amounts of work, to which a cost is about proportional
+NUM_FEATURES = NUM_WORK + 7 + NUM_REUSE_BINS
 
 
 def distinct_rows(*, lookups: float, num_rows: int, reuse: Sequence[float]) -> float:
@@ -34,6 +35,9 @@ def shard_features(
 ) -> Float32[np.ndarray, "S F"]:
     """Features of shards, one row each, for a single feature of the table (see `multiplicity`).
 
+    The first six are amounts of work, in units that make them about 1: the lookup itself, rows read, numbers read,
+    distinct rows, their numbers, numbers of the result.
+
     Args:
         shards: to describe.
         num_samples: of all ranks together.
@@ -46,19 +50,24 @@ def shard_features(
         lookups = num_samples * shard.lookups_a_sample / max(table.num_features, 1)
         distinct = distinct_rows(lookups=lookups, num_rows=shard.num_rows, reuse=reuse)
         single = table.pooling_factor == table.num_features and not shard.placement.cuts_rows
-        features[index, :10] = (
+        features[index, :NUM_WORK] = (
+            0.01,
+            lookups / 1e5,
+            lookups * shard.dim / 1e6,
+            distinct / 1e5,
+            distinct * shard.dim / 1e6,
+            num_samples * shard.dim / 1e6,
+        )
+        features[index, NUM_WORK : NUM_WORK + 7] = (
             np.log1p(shard.num_rows),
             np.log(shard.dim),
-            shard.dim / 64.0,
             np.log1p(lookups),
             np.log1p(distinct),
-            np.log1p(lookups * shard.dim),
             np.log1p(distinct * shard.dim),
-            lookups * shard.dim / 1e6,
-            lookups / 1e5,
+            np.log1p(shard.num_rows * shard.dim),
             float(single),
         )
-        features[index, 10:] = reuse
+        features[index, NUM_WORK + 7 :] = reuse
     return features
 
 

@@ -1,0 +1,102 @@
+"""Row-wise Adagrad of tables of which only some columns are here: the update in two halves.
+
+The rule keeps one number a row, the sum of mean squared gradients over *all* columns (`kernel.py`), so whoever holds
+other columns of the row has to be asked in between:
+
+    summed gradient ──► `cut_rows`: rows of one table, their gradient, Σ g² over the columns here
+                          … the other holders' Σ g² …
+                        `apply_cut`: a ← a + total / D,  w ← w − η g / (√a + ε)
+
+The second half is written as a plain gradient step with g / (√a + ε), which every kernel has. With `total` equal to its
+own Σ g² and D its own columns it is the rule itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.ops.lookup.kernel import LookupKernel, Step, SummedGradient, TableOptimizerKind, UpdateRule
+
+_PLAIN = Step(rule=UpdateRule(kind=TableOptimizerKind.SGD), learning_rate=1.0)
+
+
+@dataclass(frozen=True)
+class CutRows:
+    """Distinct rows of one table in this step.
+
+    Args:
+        rows: of the table, increasing.
+        grad: their gradients, scaled, with weight decay.
+        squares: Σ g² over the columns here.
+    """
+
+    rows: Int64[Tensor, "U"]
+    grad: Float[Tensor, "U D"]
+    squares: Float[Tensor, "U"]
+
+
+def in_order(gradient: SummedGradient) -> SummedGradient:
+    """The same with rows increasing; a copy only where they are not."""
+    rows = gradient.rows
+    if rows.numel() < 2 or bool((rows[1:] > rows[:-1]).all()):
+        return gradient
+    rows, order = torch.sort(rows)
+    return SummedGradient(rows=rows, sums=gradient.sums[order])
+
+
+def cut_rows(
+    gradient: SummedGradient,
+    weight: Float[Tensor, "R D"],
+    *,
+    first_row: int,
+    scale: float = 1.0,
+    weight_decay: float = 0.0,
+) -> CutRows:
+    """The part of a storage's gradient that belongs to one table.
+
+    Args:
+        gradient: of the storage, rows increasing (`in_order`).
+        weight: of the table, R of the storage's rows from `first_row` on.
+        first_row: of the table in its storage.
+        scale: of the gradient.
+        weight_decay: λ.
+    """
+    bounds = torch.tensor([first_row, first_row + len(weight)], device=gradient.rows.device)
+    first, last = torch.searchsorted(gradient.rows, bounds).tolist()
+    rows, grad = gradient.rows[first:last] - first_row, gradient.sums[first:last]
+    if scale != 1.0:
+        grad = grad * scale
+    if weight_decay:
+        grad = grad + weight_decay * weight[rows]
+    return CutRows(rows, grad, grad.square().sum(dim=1))
+
+
+def apply_cut(
+    kernel: LookupKernel,
+    cut: CutRows,
+    *,
+    weight: Float[Tensor, "R D"],
+    accumulator: Float[Tensor, "R"],
+    mean_square: Float[Tensor, "U"],
+    step: Step,
+) -> None:
+    """Update the rows of one table, in place.
+
+    Args:
+        kernel: of the table.
+        cut: rows and gradients.
+        weight: of the table; columns that are here.
+        accumulator: one number a row.
+        mean_square: of the gradient over all columns of the table, here or elsewhere.
+        step: learning rate and ε; the scale is in the gradients already.
+    """
+    accumulated = accumulator[cut.rows] + mean_square
+    accumulator.index_copy_(0, cut.rows, accumulated)
+    factor = step.learning_rate / (accumulated.sqrt() + step.rule.eps)
+    kernel.apply(
+        weight, state={}, gradient=SummedGradient(rows=cut.rows, sums=cut.grad * factor.unsqueeze(1)), step=_PLAIN
+    )
