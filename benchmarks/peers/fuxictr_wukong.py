@@ -53,7 +53,8 @@ class FuxiCTRContestant:
             columns |= {f"c{index}": torch.from_numpy(ids[:, 0].copy()) for index, ids in enumerate(raw.ids)}
             self.batches.append([{**columns, "click": torch.from_numpy(labels)} for labels in raw.label_sets])
         if settings.get("mode") == "dense":
-            stacks = [self.model.embedding_layer(each[0]).detach() for each in self.batches[:8]]
+            inputs = [self.model.get_inputs(each[0]) for each in self.batches[:8]]
+            stacks = [self.model.embedding_layer(each).detach() for each in inputs]
             self.model.embedding_layer = _fixed(stacks)
             self.model.compile("adam", "binary_crossentropy", 1e-3)
         self.step = 0

@@ -35,6 +35,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.field_norm import norm_of_sum
 from ziggurat.models.fieldwise import FieldMix
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.interactions.column_cross import ColumnCross
@@ -176,14 +177,12 @@ class DHENLayer(nn.Module):
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """X'."""
         outputs = [part(fields_BFD) for part in self.parts.values()]
-        if self.ensemble is Ensemble.CONCAT:
-            mixed_BMD = torch.cat(outputs, dim=1)
-        else:
-            if self.scales is not None:
-                outputs = [scale * output for scale, output in zip(self.scales, outputs, strict=True)]
-            mixed_BMD = sum(outputs[1:], start=outputs[0])
+        if self.scales is not None:
+            outputs = [scale * output for scale, output in zip(self.scales, outputs, strict=True)]
+        if self.ensemble is not Ensemble.CONCAT:
+            outputs = [torch.stack(outputs).sum(dim=0)]
         kept_BMD = fields_BFD if self.shortcut is None else self.shortcut(fields_BFD)
-        return self.norm(mixed_BMD + kept_BMD)
+        return norm_of_sum(self.norm, outputs, kept_BMD)
 
 
 def _build_module(kind: DHENModule, config: DHENConfig, *, num_fields: int, num_outputs: int, dim: int) -> nn.Module:

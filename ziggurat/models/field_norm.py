@@ -12,10 +12,14 @@ Batches of fewer than two samples use the running statistics, as in `mlp.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.mlp import Normalization, normalise
+from ziggurat.ops.fields import sum_norm
 
 
 class FieldBatchNorm(nn.Module):
@@ -45,3 +49,12 @@ def field_norm(kind: Normalization, num_fields: int, *, dim: int, eps: float) ->
             return FieldBatchNorm(num_fields, dim=dim, eps=eps)
         case Normalization.NONE:
             return nn.Identity()
+
+
+def norm_of_sum(
+    norm: nn.Module, parts: Sequence[Float[Tensor, "B _ D"]], kept_BMD: Float[Tensor, "B M D"]
+) -> Float[Tensor, "B M D"]:
+    """norm(concat(parts) + kept); one operation where the norm is a layer norm (`ziggurat.ops.fields`)."""
+    if isinstance(norm, nn.LayerNorm):
+        return sum_norm(parts, kept_BMD, weight_D=norm.weight, bias_D=norm.bias, eps=norm.eps)
+    return norm((parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)) + kept_BMD)

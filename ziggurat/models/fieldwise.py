@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.mlp import Init
+from ziggurat.ops.fields import field_mix
 from ziggurat.ops.fieldwise import fieldwise_products
 
 
@@ -120,7 +121,7 @@ class FieldMix(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Mix the fields."""
-        return torch.matmul(self.weight, fields_BFD)
+        return field_mix(fields_BFD, self.weight)
 
 
 def start_like_linear(weight: Tensor, init: Init, *, fan_in: int, fan_out: int) -> None:

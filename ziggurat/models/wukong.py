@@ -29,7 +29,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -37,7 +36,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.field_norm import field_norm
+from ziggurat.models.field_norm import field_norm, norm_of_sum
 from ziggurat.models.fieldwise import FieldMix
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.interactions.factorization_machine import (
@@ -177,11 +176,11 @@ class WukongLayer(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """X_{i+1}: n_F + n_L fields."""
-        mixed_BMD = self.fm(fields_BFD)
+        parts = [self.fm(fields_BFD)]
         if self.linear is not None:
-            mixed_BMD = torch.cat([mixed_BMD, self.linear(fields_BFD)], dim=1)
+            parts.append(self.linear(fields_BFD))
         kept_BMD = fields_BFD if self.residual is None else self.residual(fields_BFD)
-        return self.norm(mixed_BMD + kept_BMD)
+        return norm_of_sum(self.norm, parts, kept_BMD)
 
 
 def _products(config: WukongConfig, *, num_fields: int, dim: int, rank: int) -> nn.Module:

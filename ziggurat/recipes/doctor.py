@@ -6,6 +6,7 @@ import torch
 
 from ziggurat.cache import cache_folder
 from ziggurat.ops.dot import dot_kernel
+from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.matmul_rate import matmul_gflop_per_s
 from ziggurat.ops.text.kernel import text_kernel
@@ -30,7 +31,7 @@ def diagnose() -> StartupReport:
             "Versions": version_lines(),
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),
-            "Dense kernels": {"pairwise dot products": dot_kernel()},
+            "Dense kernels": {"pairwise dot products": dot_kernel(), "combinations of fields": fields_kernel()},
             "Data kernels": text_kernel_lines(),
         }
     )

@@ -18,7 +18,9 @@ import torch
 from ziggurat.models import RankingModel, flops_per_sample, num_parameters
 from ziggurat.models.cost import ParameterCount
 from ziggurat.models.dot import PairwiseDot
+from ziggurat.models.fieldwise import FieldMix
 from ziggurat.ops.dot import dot_kernel
+from ziggurat.ops.fields import fields_kernel
 from ziggurat.training.config import Compile
 from ziggurat.training.rank_report import kernel_report, rank_sections
 from ziggurat.training.step import TrainStep
@@ -78,12 +80,14 @@ class ModelFacts:
         flops: of one training step, a sample.
         towers: the section on towers; empty for a flat model.
         has_dots: whether it multiplies vectors pairwise.
+        has_mixes: whether it combines fields linearly.
     """
 
     parameters: ParameterCount
     flops: int
     towers: dict[str, dict[str, str]]
     has_dots: bool
+    has_mixes: bool
 
     @staticmethod
     def of(model: RankingModel) -> ModelFacts:
@@ -93,6 +97,7 @@ class ModelFacts:
             flops=flops_per_sample(model).total,
             towers=tower_section(model),
             has_dots=any(isinstance(module, PairwiseDot) for module in model.modules()),
+            has_mixes=any(isinstance(module, FieldMix) for module in model.modules()),
         )
 
 
@@ -119,6 +124,8 @@ def startup_report(step: TrainStep, *, data: dict[str, str], facts: ModelFacts |
     }
     if facts.has_dots:
         training["pairwise dot products"] = dot_kernel()
+    if facts.has_mixes:
+        training["combinations of fields"] = fields_kernel()
     return StartupReport(
         sections={
             "Machine": machine_lines() | version_lines(),
