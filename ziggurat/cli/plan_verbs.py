@@ -184,7 +184,7 @@ def _print_table(rows: Sequence[Sequence[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     for number, heading in enumerate(rows[0]):
         is_number = all(_is_number(row[number]) for row in rows[1:])
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=number < 2)

@@ -36,11 +36,14 @@ def step_parts(timeline: Timeline) -> dict[str, float]:
 
 
 def simulation_table(steps: Sequence[SimulatedStep]) -> list[tuple[str, ...]]:
-    """Heading and one line a step that fits; kinds of time that no step spends are left out."""
+    """Heading and one line a step that fits: milliseconds by kind, million samples a second, gain over the flat model.
+
+    Kinds of time that no step spends are left out.
+    """
     fitting = [step for step in steps if step.timeline is not None]
     parts = [step_parts(step.timeline) for step in fitting if step.timeline is not None]
     names = [name for name in PARTS if any(each[name] >= 0.005 for each in parts)]
-    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M samples/s", "flat / towers")]
+    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M/s", "gain")]
     flat_ms: dict[int, float] = {}
     for step, each in zip(fitting, parts, strict=True):
         step_ms, size = sum(each.values()), step.cluster.world_size
