@@ -2,6 +2,7 @@
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
+#   make bench-planning  plans against NeuroShard's, about 25 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo test test-slow test-bridges lint bench bench-towers chaos docs clean
+.PHONY: setup demo test test-slow test-bridges lint bench bench-towers bench-planning chaos docs clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -62,6 +63,9 @@ bench: setup
 bench-towers: setup
 	bash benchmarks/setup.sh
 	$(BIN)/ziggurat bench towers
+
+bench-planning: setup
+	$(BIN)/ziggurat bench planning
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py

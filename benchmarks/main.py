@@ -24,12 +24,13 @@ NAMES = {
     "wukong": "training Wukong and DHEN, against FuxiCTR's Wukong",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
     "simulator": "predicted steps against measured and published ones, error by error",
+    "planning": "plans found against NeuroShard's, the optimum of small cases, 1,000 tables on 128 devices",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
-WITH_OPTIONS = ("towers", "tower_quality", "simulator", "compare", "scaling")  # have `parse_options`
+WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "compare", "scaling")  # have `parse_options`
 
 
 def main(arguments: list[str]) -> int:

@@ -1,10 +1,10 @@
 """Sharding tasks drawn as NeuroShard's benchmark draws them, from synthetic tables with the published statistics.
 
-A pool of 856 tables: rows from a gamma, mean list lengths from a log-normal distribution, with the means and deviations of
-Meta's public tables (in millions 4.11 ± 3.13 rows; 15.8 ± 25.6 lookups a sample); shares of rows by how often a batch
-reads them from a Dirichlet distribution around the published means; 4.2 % of the tables are never read. A task for four
-devices has 10 to 59 tables of the pool (with replacement) with columns from powers of two up to a maximum, 15 GB together
-at most; for more devices in proportion.
+A pool of 856 tables: rows from a gamma, mean list lengths from a log-normal distribution, with the means and deviations
+of Meta's public tables (4.11 ± 3.13 million rows; 15.8 ± 25.6 lookups a sample); shares of rows by how often a batch
+reads them from a Dirichlet distribution around the published means; 4.2 % of the tables are never read. A task for
+four devices has 10 to 59 tables of the pool (with replacement) with columns from powers of two up to a maximum, 15 GB
+together at most; for more devices in proportion.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ def draw_tasks(num: int, *, max_dim: int, seed: int, num_devices: int = 4) -> li
         if sum(table["row"] * table["dim"] * 4 for table in chosen) <= _GB_A_DEVICE * num_devices * 2**30:
             tasks.append(chosen)
     return tasks
+
+
+def draw_tables(num: int, *, dims: tuple[int, ...], seed: int) -> list[dict[str, float]]:
+    """Tables of the pool with columns from `dims`, without a limit on their bytes."""
+    rng = np.random.default_rng(seed)
+    pool = _pool(rng)
+    return [pool[index] | {"dim": float(rng.choice(dims))} for index in rng.integers(_POOL, size=num)]
 
 
 def _pool(rng: np.random.Generator) -> list[dict[str, float]]:

@@ -6,8 +6,9 @@
                beam = the 3 cheapest of all
     answer = the cheapest plan ever seen
 
-Halves may meet again on one device, as in the original. Ours is written from the description; `grid` prices the
-plans of its 11 limits in one call. Cost: up to 10 · 3 · 20 grids, each 11 · M greedy steps: seconds for 30 tables.
+Halves may meet again on one device, as in the original, unless the space forbids it. Ours is written from the
+description; `grid` prices the plans of its 11 limits in one call. Cost: up to 10 · 3 · 20 grids, each 11 · M greedy
+steps: 4 to 14 s for 20 to 40 tables.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False
     """Search over halvings of columns.
 
     Args:
-        space: the problem, with parts anywhere.
+        space: the problem; its rule for parts holds.
         until: asked after each grid; True stops.
 
     Returns:

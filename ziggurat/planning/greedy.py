@@ -22,7 +22,7 @@ from jaxtyping import Float
 from ziggurat.plan import Placement
 from ziggurat.planning.judge import device_costs
 from ziggurat.planning.problem import Assignment
-from ziggurat.planning.search_space import Piece, SearchSpace
+from ziggurat.planning.search_space import ColumnParts, Piece, SearchSpace
 
 GRID = tuple(1.0 + 0.05 * step for step in range(11))
 
@@ -174,6 +174,8 @@ def _fill(
         table, level = pieces[index]
         kind, columns = int(space.column_kind[table, level]), space.problem.tables[table].dim / 2**level
         fits = filling.fits(table, kind) & (filling.columns + columns <= most_columns)
+        if space.parts is ColumnParts.DISTINCT:
+            fits[[piece.device for piece in plan if piece.table == table]] = False
         if not fits.any():
             return None
         load = filling.own_ms(kind) if rule is Rule.FUSED else filling.loads
