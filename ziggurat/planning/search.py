@@ -179,8 +179,8 @@ def _nothing_fits(space: SearchSpace) -> Exception:
     plans: Sequence[list[Assignment]] = [starting_plan(space, largest_first=first) for first in (False, True)]
     held = [space.states(plan)[1] for plan in plans]
     nearest = int(np.argmin([space.overflow(each) for each in held]))
-    tables_on: dict[int, list[int]] = {device: [] for device in range(space.num_devices)}
+    tables_on: dict[int, list[tuple[int, int]]] = {device: [] for device in range(space.num_devices)}
     for table, each in enumerate(plans[nearest]):
         for device in each.devices:
-            tables_on[device].append(table)
+            tables_on[device].append((table, space.kind_of(table, each)))
     return from_overflow(space, held[nearest], tables_on)
