@@ -23,16 +23,25 @@ from ziggurat.data.synthetic import SyntheticTeacher, learnable
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
+    AutoIntConfig,
     CrossConfig,
     DCNv2Config,
+    DeepFMConfig,
+    DHENConfig,
+    DINConfig,
     DLRMConfig,
     DNNConfig,
+    FinalMLPConfig,
+    FinalNetConfig,
     Init,
     Interaction,
     LogisticRegressionConfig,
+    MaskNetConfig,
     MLPConfig,
     ModelConfig,
     Normalization,
+    WukongConfig,
+    XDeepFMConfig,
 )
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.models.dense_inputs import NumericInput
@@ -219,6 +228,51 @@ def table_dnn(schema: Schema) -> RunConfig:
     return _table_run("table_dnn", DNNConfig(), schema)
 
 
+def table_wukong(schema: Schema) -> RunConfig:
+    """Wukong on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_wukong", WukongConfig(), schema)
+
+
+def table_dhen(schema: Schema) -> RunConfig:
+    """DHEN on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_dhen", DHENConfig(), schema)
+
+
+def table_deepfm(schema: Schema) -> RunConfig:
+    """DeepFM on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_deepfm", DeepFMConfig(), schema)
+
+
+def table_xdeepfm(schema: Schema) -> RunConfig:
+    """XDeepFM on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_xdeepfm", XDeepFMConfig(), schema)
+
+
+def table_autoint(schema: Schema) -> RunConfig:
+    """AutoInt+ on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_autoint", AutoIntConfig(), schema)
+
+
+def table_masknet(schema: Schema) -> RunConfig:
+    """MaskNet on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_masknet", MaskNetConfig(), schema)
+
+
+def table_finalmlp(schema: Schema) -> RunConfig:
+    """FinalMLP on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_finalmlp", FinalMLPConfig(), schema)
+
+
+def table_finalnet(schema: Schema) -> RunConfig:
+    """FinalNet on any table of yours: --data.train FILE --schema my.toml."""
+    return _table_run("table_finalnet", FinalNetConfig(), schema)
+
+
+def table_din(schema: Schema) -> RunConfig:
+    """DIN on any table of yours with a sequence: --data.train FILE --schema my.toml."""
+    return _table_run("table_din", DINConfig(), schema)
+
+
 RECIPES: tuple[Callable[..., RunConfig], ...] = (
     movielens_dlrm,
     movielens_dcn_v2,
@@ -237,6 +291,15 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     table_dlrm,
     table_dcn_v2,
     table_dnn,
+    table_wukong,
+    table_dhen,
+    table_deepfm,
+    table_xdeepfm,
+    table_autoint,
+    table_masknet,
+    table_finalmlp,
+    table_finalnet,
+    table_din,
 )
 
 
