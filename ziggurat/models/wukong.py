@@ -52,6 +52,7 @@ from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.ops.fm_norm import FMKernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,8 @@ class WukongConfig:
         fm: plain X Xᵀ, optimised X (Xᵀ Y), or with an attentive Y.
         attention: hidden layers of the MLP that makes an attentive Y.
         num_attention_fields: fields that this MLP reads, after linear compression.
+        kernel: what computes products and their norm: `torch`, or `triton`, one fused kernel for CUDA devices (needs
+            fm = optimized and norm = layer).
         mlp: hidden layers of each block's MLP.
         numeric: how numbers enter: `bottom_mlp` or `fields`.
         bottom: hidden layers of the bottom MLP.
@@ -94,6 +97,7 @@ class WukongConfig:
     fm: FMKind = FMKind.OPTIMIZED
     attention: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(64,)))
     num_attention_fields: int = 4
+    kernel: FMKernel = FMKernel.TORCH
     mlp: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 256)))
     numeric: NumericInput = NumericInput.BOTTOM_MLP
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
@@ -132,7 +136,13 @@ class WukongConfig:
                 where="Wukong settings",
                 ways_out="correct the number",
             )
-
+        if self.kernel is FMKernel.TRITON and (self.fm, self.norm) != (FMKind.OPTIMIZED, Normalization.LAYER):
+            raise ConfigError(
+                expected="fm = optimized and norm = layer with kernel = triton",
+                found=f"fm = {self.fm}, norm = {self.norm}",
+                where="Wukong settings",
+                ways_out="set model.kernel = torch",
+            )
         if self.norm is Normalization.NONE:
             raise ConfigError(
                 expected="norm = layer or batch: products of small numbers vanish without one",
@@ -188,7 +198,7 @@ def _products(config: WukongConfig, *, num_fields: int, dim: int, rank: int) -> 
         case FMKind.PLAIN:
             return PlainFactorizationMachine(num_fields, dim=dim)
         case FMKind.OPTIMIZED:
-            return FactorizationMachine(num_fields, dim=dim, rank=rank)
+            return FactorizationMachine(num_fields, dim=dim, rank=rank, kernel=config.kernel)
         case FMKind.ATTENTIVE:
             return AttentiveFactorizationMachine(
                 num_fields,

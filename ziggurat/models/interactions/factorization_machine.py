@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ziggurat.models.fieldwise import FieldMix, start_like_linear
 from ziggurat.models.mlp import MLP, Init, MLPConfig, Normalization, normalise
 from ziggurat.ops.fields import field_mix
+from ziggurat.ops.fm_norm import FMKernel, fm_norm
 
 
 class FMKind(StrEnum):
@@ -67,11 +68,12 @@ class FactorizationMachine(nn.Module):
         num_fields: n.
         dim: d of a field; only used to count FLOPs.
         rank: k.
+        kernel: what computes products and norm in a block.
     """
 
-    def __init__(self, num_fields: int, *, dim: int, rank: int) -> None:
+    def __init__(self, num_fields: int, *, dim: int, rank: int, kernel: FMKernel = FMKernel.TORCH) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim, self.kernel = dim, kernel
         self.weight = nn.Parameter(torch.empty(num_fields, rank))
         self.initialise_own(Init.TORCH)
 
@@ -151,5 +153,12 @@ class FactorizationMachineBlock(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """reshape(MLP(LN(flatten(FM(X)))))."""
-        products_BP = self.products(fields_BFD).flatten(1)
-        return self.mlp(normalise(self.norm, products_BP)).unflatten(1, (self.num_outputs, self.dim))
+        return self.mlp(self._normal_products(fields_BFD)).unflatten(1, (self.num_outputs, self.dim))
+
+    def _normal_products(self, fields_BFD: Tensor) -> Tensor:
+        machine, norm = self.products, self.norm
+        if not isinstance(machine, FactorizationMachine) or machine.kernel is FMKernel.TORCH:
+            return normalise(norm, machine(fields_BFD).flatten(1))
+        assert isinstance(norm, nn.LayerNorm), "the fused kernel is for layer norms"
+        affine = {"scale_P": norm.weight, "shift_P": norm.bias}
+        return fm_norm(fields_BFD, machine.weight, **affine, eps=norm.eps, kernel=machine.kernel)

@@ -1,0 +1,159 @@
+"""Layer norm of flattened factorization machine products: LN(flatten(X (Xᵀ Y))), the start of Wukong's block.
+
+    X (n, d) ─► T = Xᵀ Y (d, k) ─► P = X T (n, k) ─► (P − mean) / sqrt(var + ε) · γ + β        mean, var over all n·k
+
+In torch these are two batched products of small matrices, a copy and a norm: on a GPU five launches that each read and
+write (B, n, k) or (B, n, d). The Triton kernel (`fm_norm_triton.py`) gives one program a sample: X and Y are read once,
+T and P stay in registers, and n·k numbers are written. Y is the same for all samples and comes from the L2 cache.
+Matrices are padded to powers of two of 16 or more with zeros, which change neither the products nor, being masked, the
+norm.
+
+The backward pass runs autograd over the reference (recomputation: X and Y are kept, nothing else).
+
+`fm_norm_reference` is the definition. The kernel is taken only where it is asked for (`FMKernel.TRITON`); it is for
+CUDA devices, and for the CPU under Triton's interpreter (`TRITON_INTERPRET=1`), which is how its test runs. Where it
+cannot run, asking for it is an error.
+
+Reference: arXiv 2403.02545, sections 3.4 to 3.6; Triton: Tillet, Kung and Cox, MAPL 2019. Cost: 4·n·d·k FLOPs a sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from enum import StrEnum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.errors import MissingDependencyError
+from ziggurat.ops.fields import field_mix
+
+_MAX_PADDED = 128 * 128  # numbers of X that one program holds
+
+
+class FMKernel(StrEnum):
+    """What computes products and norm."""
+
+    TORCH = "torch"  # torch's operations, and on the CPU those of `fields.py`
+    TRITON = "triton"  # one fused kernel; CUDA
+
+
+def fm_norm_reference(
+    fields_BFD: Float[Tensor, "B F D"],
+    weight_Fr: Float[Tensor, "F r"],
+    *,
+    scale_P: Float[Tensor, "P"],
+    shift_P: Float[Tensor, "P"],
+    eps: float,
+) -> Float[Tensor, "B P"]:
+    """LN(flatten(X (Xᵀ Y))), P = F·r.
+
+    Args:
+        fields_BFD: X of every sample.
+        weight_Fr: Y.
+        scale_P: γ of the norm.
+        shift_P: β of the norm.
+        eps: ε of the norm.
+    """
+    products_BP = torch.bmm(fields_BFD, field_mix(fields_BFD, weight_Fr.t()).mT).flatten(1)
+    return F.layer_norm(products_BP, scale_P.shape, scale_P, shift_P, eps)
+
+
+def fm_norm(
+    fields_BFD: Float[Tensor, "B F D"],
+    weight_Fr: Float[Tensor, "F r"],
+    *,
+    scale_P: Float[Tensor, "P"],
+    shift_P: Float[Tensor, "P"],
+    eps: float,
+    kernel: FMKernel = FMKernel.TORCH,
+) -> Float[Tensor, "B P"]:
+    """`fm_norm_reference`, by the kernel that is asked for.
+
+    Args:
+        fields_BFD: X of every sample.
+        weight_Fr: Y.
+        scale_P: γ of the norm.
+        shift_P: β of the norm.
+        eps: ε of the norm.
+        kernel: what computes it.
+
+    Raises:
+        MissingDependencyError: `triton` was asked for and cannot run here.
+    """
+    if kernel is FMKernel.TORCH:
+        return fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=eps)
+    reason = why_not_triton(fields_BFD, weight_Fr)
+    if reason:
+        raise MissingDependencyError(
+            expected="a CUDA device, the triton package and FP32, FP16 or BF16 fields, for kernel = triton",
+            found=reason,
+            where="factorization machine products",
+            ways_out=("set model.kernel = torch: the same numbers", "move the model to a CUDA device"),
+        )
+    return _FusedFMNorm.apply(fields_BFD, weight_Fr, scale_P, shift_P, eps)  # type: ignore[return-value]
+
+
+def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:
+    """The reason why the Triton kernel cannot serve these inputs; "" if it can."""
+    _, reason = _kernel_or_reason()
+    if reason:
+        return reason
+    if fields_BFD.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"fields on {fields_BFD.device.type!r}"
+    if fields_BFD.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"fields of {fields_BFD.dtype}"
+    (_, num_fields, dim), rank = fields_BFD.shape, weight_Fr.shape[1]
+    if _padded(num_fields) * max(_padded(dim), _padded(rank)) > _MAX_PADDED:
+        return f"{num_fields} fields of {dim}, rank {rank}: more than one program holds"
+    return ""
+
+
+def _padded(size: int) -> int:
+    """The next power of two, 16 at least: what a Triton product takes."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+class _FusedFMNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, fields_BFD: Tensor, weight_Fr: Tensor, scale_P: Tensor, shift_P: Tensor, eps: float
+    ) -> Tensor:
+        ctx.eps = eps
+        ctx.save_for_backward(fields_BFD, weight_Fr, scale_P, shift_P)
+        kernel, reason = _kernel_or_reason()
+        assert kernel is not None, reason
+        (size, num_fields, dim), rank = fields_BFD.shape, weight_Fr.shape[1]
+        out_BP = fields_BFD.new_empty(size, num_fields * rank)
+        if size:
+            inputs = [each.contiguous() for each in (fields_BFD, weight_Fr, scale_P, shift_P)]
+            shape = {"num_fields": num_fields, "dim": dim, "rank": rank}
+            padded = {f"padded_{name}": _padded(value) for name, value in shape.items()}
+            kernel[(size,)](*inputs, out_BP, eps, **shape, **padded)
+        return out_BP
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        is_again = torch.is_grad_enabled()
+        inputs = ctx.saved_tensors if is_again else [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        needed = ctx.needs_input_grad[:4]
+        with torch.enable_grad():
+            fields_BFD, weight_Fr, scale_P, shift_P = inputs
+            result = fm_norm_reference(fields_BFD, weight_Fr, scale_P=scale_P, shift_P=shift_P, eps=ctx.eps)
+            wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
+            found = iter(torch.autograd.grad(result, wanted, gradients[0], create_graph=is_again))
+        return (*(next(found) if need else None for need in needed), None)
+
+
+@functools.cache
+def _kernel_or_reason() -> tuple[Any, str]:
+    """The kernel, or why there is none; tried once a process."""
+    try:
+        from ziggurat.ops.fm_norm_triton import fm_norm_kernel
+    except ImportError as error:
+        return None, f"no package triton ({error})"
+    return fm_norm_kernel, ""
