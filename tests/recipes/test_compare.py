@@ -21,7 +21,7 @@ from ziggurat.recipes.compare_data import ComparedData, data_run
 from ziggurat.recipes.compare_report import markdown, refuse_to_mix, write_comparison
 from ziggurat.recipes.compare_settings import FRAPPE, OTHERS, VARIANTS, settings_of, variant
 from ziggurat.recipes.execute import prepare_run, train_run
-from ziggurat.recipes.protocols import Protocol, bars_model, bars_training, protocol_of, require_one_protocol
+from ziggurat.recipes.protocols import Protocol, averaged, bars_model, bars_training, protocol_of, require_one_protocol
 from ziggurat.training.evaluation import evaluate_batches, ordered_batches
 
 ROWS = 6000
@@ -115,6 +115,10 @@ def test_protocols_are_not_mixed(tmp_path: Path) -> None:
         refuse_to_mix([bars, scale])
     configs = [compare_runs.load_run_config(each.models[0].folders[0]) for each in (bars, scale)]
     assert [protocol_of(each) for each in configs] == [Protocol.BARS, Protocol.SCALE]
+    with_average = dataclasses.replace(configs[0], training=averaged(configs[0].training))
+    assert protocol_of(with_average) is Protocol.BARS_AVERAGED
+    with pytest.raises(ConfigError, match="bars-averaged"):
+        require_one_protocol([("a", configs[0]), ("b", with_average)])
     with pytest.raises(ConfigError, match="runs of one protocol"):
         require_one_protocol(zip(("a", "b"), configs, strict=True))
     folder = scale.models[0].folders[0]
@@ -163,7 +167,7 @@ def test_bars_is_the_loop_of_its_definition(tmp_path: Path) -> None:
     run = data_run(ComparedData.SYNTHETIC, rows=ROWS)
     model = bars_model(dataclasses.replace(settings_of("dnn", ComparedData.SYNTHETIC).model, embedding_dim=4))
     model = dataclasses.replace(model, deep=dataclasses.replace(model.deep, dropout=0.0, hidden_dims=(16,)))  # pyright: ignore
-    training = bars_training(embedding_l2=0.05, learning_rate=0.03, patience=4, batch_size=500)
+    training = bars_training(embedding_l2=0.05, learning_rate=0.01, patience=4, batch_size=500)
     training = dataclasses.replace(training, epochs=30, threads=1)
     run = dataclasses.replace(run, model=model, training=training)
     data = prepare_run(run)
@@ -174,11 +178,11 @@ def test_bars_is_the_loop_of_its_definition(tmp_path: Path) -> None:
     evaluations = [line["auc"] for line in lines if line["kind"] == "valid"]
     assert len(evaluations) == len(factors)
     assert min(factors) < 0.1  # the learning rate fell at least twice, or this test shows little
-    assert result.fit.best_value == pytest.approx(best_auc, abs=2e-4)
+    assert result.fit.best_value == pytest.approx(best_auc, abs=1e-3)
     twin.load_state_dict(best_weights)
     batches = ordered_batches(data.test, batch_size=2000).batches(epoch=0)
     auc = evaluate_batches(twin, batches, inputs=data.inputs).metrics["auc"]
-    assert result.evaluations["test"].metrics["auc"] == pytest.approx(auc, abs=2e-4)
+    assert result.evaluations["test"].metrics["auc"] == pytest.approx(auc, abs=1e-3)
 
 
 def _bars_by_hand(model, data, training):
