@@ -30,7 +30,8 @@ NAMES = {
     "scaling": "loss against compute for growing models, with the fitted law",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
-WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "compare", "scaling")  # have `parse_options`
+# These have `parse_options`.
+WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "compare", "scaling", "wukong")
 
 
 def main(arguments: list[str]) -> int:

@@ -11,6 +11,9 @@ whole tables in every step costs; `network` leaves the tables out on both sides,
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import dataclass
+
 from benchmarks.harness import QUICK, Entry, RoundsConfig, measure
 from benchmarks.report import Report, compare
 from benchmarks.workload import ModelKind, Workload
@@ -19,14 +22,33 @@ OURS, PEER = "benchmarks.ours", "benchmarks.peers.fuxictr_wukong"
 GOAL = 1.5
 
 
-def run(*, quick: bool = False) -> Report:
-    """Measure at D = 16 and 64, with tables and without."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is measured.
+
+    Args:
+        dims: embedding dimensions D.
+    """
+
+    dims: tuple[int, ...] = (16, 64)
+
+
+def parse_options(arguments: list[str]) -> Options:
+    """`--dims 16`, or `--dims 16,64`."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench wukong")
+    parser.add_argument("--dims", default="16,64", help="embedding dimensions, comma separated (default: 16,64)")
+    return Options(dims=tuple(int(dim) for dim in parser.parse_args(arguments).dims.split(",")))
+
+
+def run(*, quick: bool = False, options: Options | None = None) -> Report:
+    """Measure with tables and without."""
+    dims = (16,) if quick else (options or Options()).dims
     report = Report(
         benchmark="wukong",
         claim="Wukong and DHEN training steps on in-memory batches of 2048 against FuxiCTR's Wukong.",
-        command="ziggurat bench wukong",
+        command=f"ziggurat bench wukong --dims {','.join(map(str, dims))}",
     )
-    for dim in (16,) if quick else (16, 64):
+    for dim in dims:
         for mode in ("train", "dense"):
             _measure(report, dim=dim, mode=mode, quick=quick)
     report.notes.append("eager on both sides; 'network' has ready-made embeddings in place of the tables")
@@ -44,7 +66,7 @@ def _measure(report: Report, *, dim: int, mode: str, quick: bool) -> None:
         Entry(name=ours_dhen, module=OURS, workload=dhen, settings=settings, group=group),
         Entry(name=peer, module=PEER, workload=wukong, settings={"mode": mode}, group=group),
     ]
-    results = measure(entries, QUICK if quick else RoundsConfig(rounds=9, turn_s=3.0))
+    results = measure(entries, QUICK if quick else RoundsConfig(rounds=9, turn_s=1.0, warmup_s=1.0))
     report.contestants += results.values()
     part = "" if mode == "train" else "_network"
     for name, who in (("wukong", ours), ("dhen", ours_dhen)):
