@@ -1,8 +1,8 @@
-"""One step of a plan's tables on real ranks: ids there, lookup, vectors back, gradients, exact update. For measuring plans.
+"""One step of a plan's tables on real ranks, for measuring plans: ids there, lookup, vectors back, exact update.
 
 Each rank reads the *processor time* that the step took from it. On a machine with fewer cores than ranks the wall shows
-who waited for a core; processor time shows what each rank, with a core of its own, would be busy with, and the rank that
-is busy longest is what a step waits for.
+who waited for a core; processor time shows what each rank, with a core of its own, would be busy with, and the rank
+that is busy longest is what a step waits for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from ziggurat.config import from_json
 from ziggurat.embeddings import EmbeddingConfig
@@ -21,6 +20,7 @@ from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables import ShardedTables
@@ -97,6 +97,7 @@ class PlannedStep:
 
     def __init__(self, tables: list[tuple[TableDraw, int]], plan: Plan, topology: Topology) -> None:
         config, traffic = EmbeddingConfig(kernel=KernelChoice.CPP), Traffic(topology)
+        self._agreement = Agreement()  # its messages hold ranks together between the parts
         mine = ShardedTables(inputs_of(tables), config, plan=plan, topology=topology, seed=0)
         self._embeddings = ShardedEmbeddings(
             mine, plan=plan, topology=topology, wire=WireConfig(), traffic=traffic, flow=Flow()
@@ -106,19 +107,19 @@ class PlannedStep:
     def run(self, batch: Batch) -> tuple[float, ...]:
         """Milliseconds of this rank's processor for each of `PARTS`, which all ranks begin together."""
         embeddings, times = self._embeddings, []
-        dist.barrier()
+        self._agreement.gather(0)
         start = time.process_time()
         token, transfer = embeddings.start(batch)
         times.append(time.process_time() - start)
-        dist.barrier()
+        self._agreement.gather(0)
         start = time.process_time()
         out = embeddings.hop.finish(token, transfer)
         times.append(time.process_time() - start)
-        dist.barrier()
+        self._agreement.gather(0)
         start = time.process_time()
         out.backward(out.detach())
         times.append(time.process_time() - start)
-        dist.barrier()
+        self._agreement.gather(0)
         start = time.process_time()
         self._optimizer.step(1e-3)
         times.append(time.process_time() - start)

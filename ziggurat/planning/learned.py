@@ -8,8 +8,9 @@ groups of tables that were measured:
     shard        w = amounts of work, f = features           rows read, distinct rows, numbers, … (`shard_features.py`)
                  a = Σ cᵢ wᵢ · exp(tanh MLP(f))              what it costs by itself, cᵢ ≥ 0
                  h = MLP(f)                                  what kind of table it is
-    device       (Σh, Σa, n)                                 a set: no order, and a move is two additions
-    lookup ms    =    Σa · exp(tanh MLP(Σh, log Σa, log n))  what being together changes
+    call c       Σa, Σ rows, Σ distinct numbers              tables of one width are one call of the kernel
+    device       (Σh, n, calls)                              a set: no order, and a move is two additions
+    lookup ms    =    Σ_c Σa · exp(tanh MLP(call, Σh, all Σa, n))          what being together changes
     backward ms  =    MLP(columns of the device, mean and most of all devices, devices)
     forward ms   =    MLP(the same, and how much later it starts than the first)
     total        =    lookup + backward + forward
@@ -37,11 +38,21 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.plan import Placement
 from ziggurat.planning.problem import ShardProfile
-from ziggurat.planning.shard_features import NUM_WORK, multiplicity, shard_features
+from ziggurat.planning.shard_features import (
+    NUM_CLASSES,
+    NUM_WORK,
+    call_sizes,
+    multiplicity,
+    shard_features,
+    width_class,
+)
 
 FORMAT = 1
 NUM_HIDDEN = 32
-_COLUMNS_SCALE, _STARTS_SCALE, _DEVICES_SCALE, _SUM_SCALE = 512.0, 5.0, 8.0, 8.0
+NUM_SIZES = 3  # of a call: Σa, rows, distinct numbers
+SMALL = 1e-4  # of a call: nothing
+SUM_SCALE = 8.0
+_COLUMNS_SCALE, _STARTS_SCALE, _DEVICES_SCALE = 512.0, 5.0, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,34 +124,44 @@ class LearnedJudge:
     card: ModelCard
 
     def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S H"]:
-        """h, a, the number of lookups and the columns of each shard."""
+        """h, the number of lookups, columns to send, and the sizes of the call that the shard belongs to."""
         known: dict[ShardProfile, int] = {}
         index = [known.setdefault(shard, len(known)) for shard in shards]
         distinct = list(known)
         if not distinct:
-            return np.zeros((0, NUM_HIDDEN + 3), dtype=np.float32)
+            return np.zeros((0, NUM_HIDDEN + 2 + NUM_CLASSES * NUM_SIZES), dtype=np.float32)
         features = shard_features(distinct, num_samples=self.card.num_samples, default_reuse=self.card.reuse)
         inputs = (features - self.weights["mean"]) / self.weights["std"]
         outputs = _dense(_relu(_dense(inputs, self.weights, "table1")), self.weights, "table2")
         base_ms = features[:, :NUM_WORK] @ np.exp(self.weights["log_work_ms"])
         hidden, alone_ms = _relu(outputs[:, :NUM_HIDDEN]), base_ms[:, None] * np.exp(np.tanh(outputs[:, NUM_HIDDEN:]))
         times = multiplicity(distinct)[:, None]
+        dims = np.array([[shard.dim] for shard in distinct], dtype=np.float32)
         is_cut = np.array([[shard.placement is Placement.COLUMN_WISE] for shard in distinct])
         alone_ms = alone_ms * np.where(is_cut, self.card.cut_factor, 1.0)
-        dims = np.array([[shard.dim] for shard in distinct], dtype=np.float32)
-        encoded = np.concatenate([hidden * times, alone_ms * times, times, dims * times], axis=1)
+        calls = np.zeros((len(distinct), NUM_CLASSES, NUM_SIZES), dtype=np.float32)
+        sizes = np.concatenate([alone_ms, call_sizes(features)], axis=1) * times
+        calls[np.arange(len(distinct)), width_class(dims[:, 0])] = sizes
+        encoded = np.concatenate([hidden * times, times, dims * times, calls.reshape(len(distinct), -1)], axis=1)
         return encoded.astype(np.float32)[index]
 
     def local(self, states: Float32[np.ndarray, "M H"]) -> Float32[np.ndarray, "M K"]:
         """Milliseconds of lookup and update, and columns to send."""
-        hidden, alone_ms, count = states[:, :NUM_HIDDEN], states[:, NUM_HIDDEN], states[:, NUM_HIDDEN + 1]
-        busy = count > 0.5
-        safe_ms = np.where(busy, np.maximum(alone_ms, 1e-6), 1.0)
-        logs = np.stack([np.log(safe_ms), np.log(np.where(busy, count, 1.0))], axis=1)
-        inputs = np.concatenate([hidden / np.float32(_SUM_SCALE), logs], axis=1)
-        correction = np.tanh(_dense(_relu(_dense(inputs, self.weights, "group1")), self.weights, "group2")[:, 0])
-        lookup_ms = np.where(busy, safe_ms * np.exp(correction), 0.0)
-        return np.stack([lookup_ms, states[:, NUM_HIDDEN + 2]], axis=1).astype(np.float32)
+        hidden, count, columns = states[:, :NUM_HIDDEN], states[:, NUM_HIDDEN], states[:, NUM_HIDDEN + 1]
+        calls = states[:, NUM_HIDDEN + 2 :].reshape(len(states), NUM_CLASSES, NUM_SIZES)
+        alone_ms = np.where(count[:, None] > 0.5, calls[:, :, 0], 0.0)
+        inputs = np.concatenate(
+            [
+                np.log(np.maximum(calls, SMALL)),
+                np.broadcast_to((hidden / SUM_SCALE)[:, None], (*calls.shape[:2], NUM_HIDDEN)),
+                np.broadcast_to(np.log(np.maximum(alone_ms.sum(axis=1), SMALL))[:, None, None], (*calls.shape[:2], 1)),
+                np.broadcast_to(np.log(np.maximum(count, 1.0))[:, None, None], (*calls.shape[:2], 1)),
+            ],
+            axis=2,
+        ).astype(np.float32)
+        correction = np.tanh(_dense(_relu(_dense(inputs, self.weights, "group1")), self.weights, "group2")[..., 0])
+        lookup_ms = (np.where(alone_ms > SMALL, alone_ms, 0.0) * np.exp(correction)).sum(axis=1)
+        return np.stack([lookup_ms, columns], axis=1).astype(np.float32)
 
     def exchange(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, "N P"]:
         """Lookup, backward exchange, forward exchange."""
@@ -219,11 +240,6 @@ def exchange_features(
         ],
         axis=2,
     ).astype(np.float32)
-
-
-def group_inputs_scale() -> float:
-    """What Σh is divided by before the second network."""
-    return _SUM_SCALE
 
 
 def _dense(values: np.ndarray, weights: Mapping[str, np.ndarray], name: str) -> np.ndarray:

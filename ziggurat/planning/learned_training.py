@@ -26,16 +26,25 @@ from ziggurat.errors import ConfigError
 from ziggurat.plan import Placement
 from ziggurat.planning.learned import (
     NUM_HIDDEN,
+    NUM_SIZES,
+    SMALL,
+    SUM_SCALE,
     Accuracy,
     LearnedJudge,
     ModelCard,
     exchange_features,
-    group_inputs_scale,
 )
 from ziggurat.planning.measurements import Measurements
 from ziggurat.planning.probe_tables import draw_pool
 from ziggurat.planning.problem import ShardProfile
-from ziggurat.planning.shard_features import NUM_FEATURES, NUM_WORK, shard_features
+from ziggurat.planning.shard_features import (
+    NUM_CLASSES,
+    NUM_FEATURES,
+    NUM_WORK,
+    call_sizes,
+    shard_features,
+    width_class,
+)
 
 MIN_GROUPS = 50
 
@@ -67,6 +76,33 @@ class LearningConfig:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class _Tables:
+    """Distinct (table, columns) of the measured groups, unscaled.
+
+    Args:
+        work: amounts of work.
+        classes: 1 in the column of the call that a table belongs to.
+        sizes: of calls, summed over their tables.
+    """
+
+    work: Float[Tensor, "U W"]
+    classes: Float[Tensor, "U C"]
+    sizes: tuple[Float[Tensor, "U"], ...]
+
+    @staticmethod
+    def of(features: Float[Tensor, "U F"], dims: list[int]) -> _Tables:
+        """From features and columns."""
+        classes = torch.zeros(len(dims), NUM_CLASSES)
+        classes[torch.arange(len(dims)), torch.from_numpy(width_class(np.array(dims)))] = 1.0
+        sizes = torch.from_numpy(call_sizes(features.numpy()))
+        return _Tables(features[:, :NUM_WORK], classes, (sizes[:, 0], sizes[:, 1]))
+
+    def some(self, used: Tensor) -> _Tables:
+        """Those where `used` is true."""
+        return _Tables(self.work[used], self.classes[used], (self.sizes[0][used], self.sizes[1][used]))
+
+
 class _LookupModel(nn.Module):
     """Sums of encodings to milliseconds; see `learned.py`."""
 
@@ -74,24 +110,27 @@ class _LookupModel(nn.Module):
         super().__init__()
         self.table1 = nn.Linear(NUM_FEATURES, config.width)
         self.table2 = nn.Linear(config.width, NUM_HIDDEN + 1)
-        self.group1 = nn.Linear(NUM_HIDDEN + 2, config.group_width)
+        self.group1 = nn.Linear(NUM_SIZES + NUM_HIDDEN + 2, config.group_width)
         self.group2 = nn.Linear(config.group_width, 1)
         self.log_work_ms = nn.Parameter(torch.zeros(NUM_WORK))
         nn.init.zeros_(self.group2.weight)
         nn.init.zeros_(self.group2.bias)
         self._is_additive = is_additive
 
-    def forward(self, features_UF: Tensor, work_UW: Tensor, counts_GU: Tensor) -> Tensor:
-        """Logarithms of milliseconds, by group; `features_UF` are scaled, `work_UW` are not."""
+    def forward(self, features_UF: Tensor, tables: _Tables, counts_GU: Tensor) -> Tensor:
+        """Logarithms of milliseconds, by group; `features_UF` are scaled."""
         outputs = self.table2(F.relu(self.table1(features_UF)))
-        alone_G = counts_GU @ ((work_UW @ self.log_work_ms.exp()) * outputs[:, NUM_HIDDEN].tanh().exp())
-        log_ms = alone_G.log()
+        alone_U = (tables.work @ self.log_work_ms.exp()) * outputs[:, NUM_HIDDEN].tanh().exp()
+        alone_GC = counts_GU @ (tables.classes * alone_U.unsqueeze(1))
+        total_G = alone_GC.sum(dim=1)
         if self._is_additive:
-            return log_ms
-        hidden_GH = counts_GU @ F.relu(outputs[:, :NUM_HIDDEN])
-        logs = torch.stack([log_ms, counts_GU.sum(dim=1).log()], dim=1)
-        inputs = torch.cat([hidden_GH / group_inputs_scale(), logs], dim=1)
-        return log_ms + self.group2(F.relu(self.group1(inputs)))[:, 0].tanh()
+            return total_G.log()
+        sizes_GCS = torch.stack([alone_GC, *(counts_GU @ (tables.classes * s.unsqueeze(1)) for s in tables.sizes)], 2)
+        hidden_GH = counts_GU @ F.relu(outputs[:, :NUM_HIDDEN]) / SUM_SCALE
+        whole_GI = torch.cat([hidden_GH, total_G.log()[:, None], counts_GU.sum(dim=1).log()[:, None]], dim=1)
+        inputs = [sizes_GCS.clamp(min=SMALL).log(), whole_GI.unsqueeze(1).expand(-1, NUM_CLASSES, -1)]
+        correction_GC = self.group2(F.relu(self.group1(torch.cat(inputs, dim=2))))[..., 0].tanh()
+        return (alone_GC * correction_GC.exp()).sum(dim=1).log()
 
 
 class _ExchangeModel(nn.Module):
@@ -110,6 +149,7 @@ class _Groups:
     """Measured groups in the form that a training step takes."""
 
     features: Float[Tensor, "U F"]
+    tables: _Tables
     counts: Float[Tensor, "G U"]
     log_ms: Float[Tensor, "G"]
     reuse: tuple[float, ...]
@@ -141,8 +181,7 @@ def train_judge(measurements: Measurements, *, config: LearningConfig | None = N
     def accuracy(held_out: Tensor) -> Accuracy:
         with torch.no_grad():
             counts, wanted = data.counts[held_out], data.log_ms[held_out].exp().numpy()
-            work = data.features[:, :NUM_WORK]
-            found, sums = (each(scaled, work, counts).exp().numpy() for each in (model, plain))
+            found, sums = (each(scaled, data.tables, counts).exp().numpy() for each in (model, plain))
         return replace(_accuracy(found, wanted), additive_mape=_accuracy(sums, wanted).mape)
 
     mean, std = data.features.mean(dim=0), data.features.std(dim=0) + 1e-6
@@ -197,7 +236,8 @@ def _groups(measurements: Measurements) -> _Groups:
     reuse = np.mean([shard.table.reuse for shard in shards], axis=0)
     features = shard_features(shards, num_samples=draw.num_samples, default_reuse=reuse)
     measured_ms = torch.tensor([each.total_ms for each in measurements.lookups])
-    return _Groups(torch.from_numpy(features), counts, measured_ms.log(), tuple(reuse.round(5).tolist()))
+    tables = _Tables.of(torch.from_numpy(features), [shard.dim for shard in shards])
+    return _Groups(torch.from_numpy(features), tables, counts, measured_ms.log(), tuple(reuse.round(5).tolist()))
 
 
 def _split(measurements: Measurements, config: LearningConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,14 +256,14 @@ def _fit_lookup(
     data: _Groups, train: Tensor, config: LearningConfig, *, is_additive: bool
 ) -> tuple[_LookupModel, Tensor]:
     scaled = (data.features - data.features.mean(dim=0)) / (data.features.std(dim=0) + 1e-6)
-    counts, wanted, work = data.counts[train], data.log_ms[train], data.features[:, :NUM_WORK]
+    counts, wanted = data.counts[train], data.log_ms[train]
     torch.manual_seed(config.seed)
     model = _LookupModel(config, is_additive=is_additive)
 
     def loss(rows: Tensor) -> Tensor:
         mine = counts[rows]
         used = mine.sum(dim=0) > 0
-        found = model(scaled[used], work[used], mine[:, used])
+        found = model(scaled[used], data.tables.some(used), mine[:, used])
         return F.huber_loss(found, wanted[rows], delta=0.05)
 
     _minimise(model, loss, number=len(train), steps=config.steps, config=config)

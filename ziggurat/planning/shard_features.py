@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int
 
 from ziggurat.planning.probe_tables import NUM_REUSE_BINS
 from ziggurat.planning.problem import ShardProfile
@@ -18,6 +18,7 @@ from ziggurat.planning.problem import ShardProfile
 # The middle of 1, 2, 3–4, 5–8, … occurrences.
 _OCCURRENCES = np.array([1.0, 2.0] + [0.75 * 2.0**k for k in range(2, NUM_REUSE_BINS)])
 NUM_WORK = 6  # the first features: amounts of work, to which a cost is about proportional
+NUM_CLASSES = 8
 NUM_FEATURES = NUM_WORK + 7 + NUM_REUSE_BINS
 
 
@@ -69,6 +70,16 @@ def shard_features(
         )
         features[index, NUM_WORK + 7 :] = reuse
     return features
+
+
+def width_class(dims: Int[np.ndarray, "S"]) -> Int[np.ndarray, "S"]:
+    """Which tables are looked up by one call of the kernel: those of equal columns; 8 classes, by powers of two."""
+    return np.clip(np.round(np.log2(np.maximum(dims, 1))) - 2, 0, NUM_CLASSES - 1).astype(np.int64)
+
+
+def call_sizes(features: Float32[np.ndarray, "S F"]) -> Float32[np.ndarray, "S 2"]:
+    """What decides how a call's cost grows: rows to sort (1e5), distinct numbers to update (1e6)."""
+    return features[:, [1, 4]]
 
 
 def multiplicity(shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S"]:
