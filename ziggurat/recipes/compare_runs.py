@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ziggurat.config import from_json, to_json
@@ -32,7 +33,8 @@ from ziggurat.models.ranking_model import RankingModel
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import require_one_protocol
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.training.evaluation import ordered_batches, scores_of
+from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
+from ziggurat.training.metrics import MetricAccumulator
 from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import RunFolder, read_json, write_json
 from ziggurat.training.trainer import Trainer
@@ -218,11 +220,17 @@ def _logged_rate(run: RunFolder) -> float:
 
 def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, folder: Path) -> RunRecord:
     assert data.test is not None
-    batches = ordered_batches(data.test, batch_size=16_384).batches(epoch=0)
-    scored = [(batch.labels[:, 0].numpy(), scores[:, 0]) for batch, scores in scores_of(trainer.model, batches)]
-    np.save(folder / LABELS, np.concatenate([labels for labels, _ in scored]), allow_pickle=False)
-    np.save(folder / SCORES, np.concatenate([scores for _, scores in scored]), allow_pickle=False)
-    record = dataclasses.replace(record, test=trainer.evaluate(data.test, split="test").metrics)
+    accumulator = MetricAccumulator(trainer.model.inputs)
+    kept_labels, kept_scores = [], []
+    for batch, scores in scores_of(trainer.model, ordered_batches(data.test, batch_size=16_384).batches(epoch=0)):
+        accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+        kept_labels.append(batch.labels[:, 0].numpy())
+        kept_scores.append(scores[:, 0])
+    np.save(folder / LABELS, np.concatenate(kept_labels), allow_pickle=False)
+    np.save(folder / SCORES, np.concatenate(kept_scores), allow_pickle=False)
+    record = dataclasses.replace(record, test=accumulator.compute())
+    evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
+    write_json(trainer.folder.evaluation("test"), evaluation.to_json())
     write_json(folder / RECORD, record.to_json())
     return record
 

@@ -258,7 +258,7 @@ def _logistic_regression() -> ModelSettings:
     return ModelSettings(model=LogisticRegressionConfig(), embedding_l2=_OTHER_L2)
 
 
-_OTHER_L2 = 1e-3
+_OTHER_L2 = 0.01
 
 FRAPPE: dict[str, Callable[[], ModelSettings]] = {
     "logistic_regression": _logistic_regression,
