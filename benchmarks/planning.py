@@ -52,7 +52,12 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--judge", default="", help="a learned judge, for the tasks that are drawn without --data")
     parser.add_argument("--budgets", default="1,10", help="seconds of processor time (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=20, help="of each set, at most (default: %(default)s)")
-    parser.add_argument("--beam-s", type=float, default=20.0, help="budget of the re-created beam; 0: leave it out")
+    parser.add_argument(
+        "--beam-s",
+        type=float,
+        default=20.0,
+        help="budget of the re-created beam; 0: leave it out on NeuroShard's tasks",
+    )
     parser.add_argument("--parts", default="anywhere,distinct", help="rules for tables cut by columns")
     return parser.parse_args(list(arguments))
 
@@ -134,7 +139,7 @@ class PlanningBenchmark:
             self._against_beam(f"drawn_dim{max_dim}_{devices}_devices", tasks, judge, num_devices=devices)
         self.notes.append(
             "drawn_…: tasks from other seeds; peer is NeuroShard's beam, re-created, with "
-            f"{self.options.beam_s:g} s; with eight devices the exchange of four is extrapolated"
+            f"at most {self.options.beam_s or 5.0:g} s; with eight devices the exchange of four is extrapolated"
         )
 
     def own(self) -> None:
@@ -201,7 +206,8 @@ class PlanningBenchmark:
 
     def _against_beam(self, name: str, tasks: list[Tables], judge: Judge, *, num_devices: int) -> None:
         problems = [problem_of(task, num_devices=num_devices) for task in tasks]
-        beam = _all(problems, judge, strategy=Strategy.BEAM, budget_s=self.options.beam_s, parts=ColumnParts.ANYWHERE)
+        budget_s = self.options.beam_s or 5.0
+        beam = _all(problems, judge, strategy=Strategy.BEAM, budget_s=budget_s, parts=ColumnParts.ANYWHERE)
         self._contest(name, problems, judge, beam, self._rules(problems, judge))
 
     def _baselines(self, problems: list[PlanningProblem], judge: Judge) -> dict[str, Outcome]:

@@ -40,8 +40,8 @@ class AnnealingConfig:
     Args:
         num_chains: C, plans side by side; 0: by the number of devices.
         num_offers: candidates that are priced together, over all chains.
-        hot: temperature at the start, as a share of the cost.
-        cold: temperature at the end.
+        hot: temperature at the start, as a share of what one table costs on average (cost · devices / tables).
+        cold: temperature at the end, as a share of the plan's cost.
         focus: share of changes that start on the most expensive device.
         fine: cost of a missing share of a device's memory, as a multiple of the plan's cost.
         num_exchanges: how often the worst chains become copies of the best.
@@ -51,7 +51,7 @@ class AnnealingConfig:
 
     num_chains: int = 0
     num_offers: int = 576
-    hot: float = 0.01
+    hot: float = 0.3
     cold: float = 0.0004
     focus: float = 0.3
     fine: float = 4.0
@@ -138,6 +138,7 @@ class Annealer:
         """Anneal until the budget is spent."""
         best, step, exchanges = Best(), 0, 1
         began = budget.clock() if budget.began is None else budget.began
+        hot = self.config.hot * min(1.0, self.space.num_devices / self.space.num_tables)
         for chain in range(len(self.states)):
             self._record(best, chain, 0.0)
         while True:
@@ -147,7 +148,7 @@ class Annealer:
                 return best
             config = self.config
             share = min(1.0, done / 0.9)
-            warmth = config.hot * (config.cold / config.hot) ** share if done < 0.9 else 1e-9
+            warmth = hot * (config.cold / hot) ** share if done < 0.9 else 1e-9
             accepted = self.step(warmth * self.scale)
             best.evaluations += max(1, config.num_offers // len(self.states)) * len(self.states)
             for chain in accepted:

@@ -23,6 +23,7 @@ from ziggurat.plan import Placement
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search_space import ColumnParts, SearchSpace
 
+_FEW_DEVICES, _DRAWS = 8, 3
 _WEIGHTS = (0.36, 0.36, 0.13, 0.13, 0.02)
 
 
@@ -150,12 +151,7 @@ class Chains:
         weights = np.array(_WEIGHTS) * [1, 1, self._any_cut, self._any_cut, self._any_option]
         change = np.searchsorted(np.cumsum(weights / weights.sum()), rng.random(total)).clip(max=4)
         slot = self._random_slots(chain)
-        focused = np.flatnonzero(rng.random(total) < focus)
-        for each in range(chains):
-            mine = focused[chain[focused] == each]
-            there = np.flatnonzero(self.device[each] == worst[each])
-            if len(there):
-                slot[mine] = there[(rng.random(len(mine)) * len(there)).astype(np.int64)]
+        self._refocus(chain, slot, worst=worst, focus=focus)
         found = Candidates(
             chain=chain,
             change=change,
@@ -181,6 +177,20 @@ class Chains:
             np.concatenate(column) for column in zip(*rows, strict=True)
         )
         return found
+
+    def _refocus(self, chain: np.ndarray, slot: np.ndarray, *, worst: np.ndarray, focus: float) -> None:
+        """Exchange some slots, in place, for slots on the most expensive device of their chain."""
+        focused = np.flatnonzero(self.rng.random(len(chain)) < focus)
+        if self.space.num_devices <= _FEW_DEVICES:  # drawing again finds one soon, for all chains at once
+            for _ in range(_DRAWS):
+                focused = focused[self.device[chain[focused], slot[focused]] != worst[chain[focused]]]
+                slot[focused] = self._random_slots(chain[focused])
+            return
+        for each in range(len(worst)):
+            mine = focused[chain[focused] == each]
+            there = np.flatnonzero(self.device[each] == worst[each])
+            if len(there):
+                slot[mine] = there[(self.rng.random(len(mine)) * len(there)).astype(np.int64)]
 
     def _random_slots(self, chain: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
         """A part of a random table; the first slot of its block if the table has none."""
