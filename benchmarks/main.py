@@ -24,6 +24,7 @@ NAMES = {
     "wukong": "training Wukong and DHEN, against FuxiCTR's Wukong",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
     "simulator": "predicted steps against measured and published ones, error by error",
+    "planning_measured": "plans by measured costs against additive plans, run on four ranks",
     "planning": "plans found against NeuroShard's, the optimum of small cases, 1,000 tables on 128 devices",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
     "compare": "models compared on one data set over seeds, with tests of their differences",
@@ -31,7 +32,7 @@ NAMES = {
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
-WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "compare", "scaling", "wukong")
+WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "planning_measured", "compare", "scaling", "wukong")
 
 
 def main(arguments: list[str]) -> int:

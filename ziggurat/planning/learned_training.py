@@ -65,7 +65,7 @@ class LearningConfig:
         seed: of weights and batches.
     """
 
-    steps: int = 3000
+    steps: int = 1500
     batch_size: int = 256
     learning_rate: float = 3e-3
     width: int = 128
