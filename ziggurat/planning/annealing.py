@@ -43,7 +43,8 @@ class AnnealingConfig:
         hot: temperature at the start, as a share of what one table costs on average (cost · devices / tables).
         cold: temperature at the end, as a share of the plan's cost.
         focus: share of changes that start on the most expensive device.
-        fine: cost of a missing share of a device's memory, as a multiple of the plan's cost.
+        fine: cost of a missing share of a device's memory, as a multiple of the plan's cost; four times as much at the
+            end as at the start.
         num_exchanges: how often the worst chains become copies of the best.
         spread_weight: weight of the mean over devices of a steep power of their cost, which tells plans with the same
             maximum apart.
@@ -51,10 +52,10 @@ class AnnealingConfig:
 
     num_chains: int = 0
     num_offers: int = 576
-    hot: float = 0.3
+    hot: float = 0.6
     cold: float = 0.0004
     focus: float = 0.3
-    fine: float = 4.0
+    fine: float = 1.0
     num_exchanges: int = 12
     spread_weight: float = 0.0
 
@@ -121,6 +122,7 @@ class Annealer:
         self.held = np.zeros((num, space.num_devices))
         self.refresh()
         self.scale = float(np.median(self.device_ms.max(axis=1)))
+        self._severity = 1.0
         self._mean_room = max(1.0, float(space.room.mean()))
         self._fine = self._fine_of(space.overflow(self.held))
 
@@ -159,6 +161,8 @@ class Annealer:
                 self._fine = self._fine_of(self.space.overflow(self.held))
             if done * (config.num_exchanges + 1) >= exchanges:
                 self._copy_the_best()
+                self._severity = 1.0 + 3.0 * done
+                self._fine = self._fine_of(self.space.overflow(self.held))
                 exchanges += 1
 
     def step(self, temperature: float) -> list[int]:
@@ -212,7 +216,7 @@ class Annealer:
 
     def _fine_of(self, overflow: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
         missing = overflow / self._mean_room
-        return self.scale * self.config.fine * np.where(overflow > _SMALL, missing + 0.01, 0.0)
+        return self.scale * self.config.fine * self._severity * np.where(overflow > _SMALL, missing + 0.01, 0.0)
 
     def _objective(self, device_ms: Float32[np.ndarray, "N P"]) -> Float32[np.ndarray, " N"]:
         most = device_ms.max(axis=1)
