@@ -155,7 +155,8 @@ def test_baselines_are_compared_under_the_same_prices() -> None:
 
 def test_a_comparison_says_what_does_not_fit() -> None:
     found = planned(round_cluster())
-    tight = replace(found, problem=replace(found.problem, memory_bytes=(found.problem.reserve_bytes + 1000,)))
+    room = sum(found.rank_bytes) // 8  # for four ranks
+    tight = replace(found, problem=replace(found.problem, memory_bytes=(found.problem.reserve_bytes + room,)))
     notes = {row[0]: row[-1] for row in compare_plans(tight)[1:]}
     assert "does not fit: rank" in notes["default"]
     assert "does not fit: " in notes["size"]
