@@ -131,15 +131,14 @@ class RunRequest:
     config: RunConfig
     folder: Path
 
-    @property
-    def digest(self) -> str:
-        """Of the data, model and training settings; not of names and of the kernel, which differs by rounding only."""
-        model = dataclasses.replace(
-            self.config.model, embedding=dataclasses.replace(self.config.model.embedding, kernel=KernelChoice.AUTO)
-        )
-        parts = [self.config.dataset.name, self.config.dataset.rows, self.config.data.split, self.config.table_schema]
-        parts += [self.config.teacher, model, self.config.training]
-        return hashlib.sha256(json.dumps(to_json(parts), sort_keys=True).encode()).hexdigest()[:16]
+
+def digest_of(config: RunConfig) -> str:
+    """A digest of the data, model and training settings; not of names and of the kernel, which differs by rounding."""
+    tables = dataclasses.replace(config.model.embedding, kernel=KernelChoice.AUTO)
+    model = dataclasses.replace(config.model, embedding=tables)
+    parts = [config.dataset.name, config.dataset.rows, config.data.split, config.table_schema]
+    parts += [config.teacher, model, config.training]
+    return hashlib.sha256(json.dumps(to_json(parts), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress) -> RunRecord:
@@ -149,10 +148,12 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
         ConfigError: the folder holds a run with other settings, or there is no validation data.
     """
     record = RunRecord.load(request.folder)
-    if record is not None and record.digest != request.digest:
+    # The stored settings go through the present classes, so that a setting that did not exist then has its default.
+    started = (request.folder / "config.json").exists()
+    if started and digest_of(load_run_config(request.folder)) != digest_of(request.config):
         raise ConfigError(
             expected=f"the run of {request.model}, seed {request.config.training.seed}, with the present settings",
-            found="a finished run with other settings of data, model or training",
+            found="a run with other settings of data, model or training",
             where=str(request.folder),
             ways_out=("give the comparison a new folder: --out FOLDER", f"remove it: rm -r {request.folder}"),
         )
@@ -160,12 +161,11 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
         return record
     protocol = require_one_protocol([(request.model, request.config)])
     trainer, cost = _trainer(request, data=data, progress=progress)
-    resume = trainer.folder.config.exists()
-    if not resume:
+    if not started:
         write_json(trainer.folder.config, to_json(request.config))
         write_json(trainer.folder.inputs, to_json(data.inputs))
     begin = time.perf_counter()
-    fit = trainer.fit(resume=resume)
+    fit = trainer.fit(resume=started)
     if record is None:
         assert data.valid is not None
         record = RunRecord(
@@ -173,7 +173,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             protocol=protocol.value,
             variant=request.variant,
             seed=request.config.training.seed,
-            digest=request.digest,
+            digest=digest_of(request.config),
             epochs=round(fit.steps / trainer.loader.steps_per_epoch),
             best_step=fit.best_step,
             valid=trainer.evaluate(data.valid, split="valid").metrics,
