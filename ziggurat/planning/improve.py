@@ -30,7 +30,7 @@ from ziggurat.planning.search import search
 
 _LEAST = 4  # ranks that are tried as a new home of a whole table
 _POWER = 16
-_GREEDY_SHARE, _SEARCH_SHARE = 0.2, 0.6  # of the budget, until then
+_GREEDY_SHARE, _SEARCH_SHARE = 0.3, 0.75  # of the budget, until then; the rest improves what both found
 _MIN_GAIN = 1e-6
 
 
@@ -156,7 +156,7 @@ def best_plan(problem: PlanningProblem, judge: Judge, *, budget_s: float, seed: 
     def after(share: float) -> Callable[[], bool]:
         return lambda: time.perf_counter() - began > share * budget_s
 
-    greedy = greedy_places(problem, judge, until=after(1.0))
+    greedy = greedy_places(problem, judge, until=after(_GREEDY_SHARE))
     if greedy is not None:
         improve(greedy, until=after(_GREEDY_SHARE))
     spent = (time.perf_counter() - began) / budget_s
@@ -166,7 +166,7 @@ def best_plan(problem: PlanningProblem, judge: Judge, *, budget_s: float, seed: 
         annealed.put(table, assignment)
     found = [annealed] if greedy is None else [annealed, greedy]
     for number, places in enumerate(found):
-        improve(places, until=after(0.8 + 0.2 * number))
+        improve(places, until=after(0.5 * (1 + _SEARCH_SHARE) if number == 0 else 1.0))
     return min(found, key=lambda places: float(places.costs().max())).in_order()
 
 
