@@ -13,7 +13,7 @@
             evaluated, decides on learning rate and stopping, and is kept (`training/weight_average.py`)
     scale   as large systems train (Wukong, section 7.1 and appendix A; MLPerf DLRM-DCNv2):
             · row-wise Adagrad on the rows that a batch touches, Adam for the rest
-            · linear warm-up over the first tenth of the steps, then constant
+            · linear warm-up over the first tenth of the steps, then linearly to zero (as MLPerf's reference decays)
             · one pass, no penalty, no early stop
 
 The first two spend many passes and a strong penalty on little data: on Frappe the penalty *is* the model. The last
@@ -105,7 +105,7 @@ def scale_training(*, num_rows: int, settings: ScaleSettings | None = None) -> T
         learning_rate=settings.learning_rate,
         table_learning_rate=settings.table_learning_rate,
         precision=Precision.FP32,
-        schedule=ScheduleConfig(warmup_steps=max(1, round(settings.warmup_share * steps)), decay=Decay.CONSTANT),
+        schedule=ScheduleConfig(warmup_steps=max(1, round(settings.warmup_share * steps)), decay=Decay.LINEAR),
         loader=LoaderConfig(batch_size=settings.batch_size),
     )
 
