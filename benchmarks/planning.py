@@ -58,6 +58,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         default=20.0,
         help="budget of the re-created beam; 0: leave it out on NeuroShard's tasks",
     )
+    parser.add_argument("--drawn", type=int, default=4, help="tasks of each drawn set (default: %(default)s)")
     parser.add_argument("--parts", default="anywhere,distinct", help="rules for tables cut by columns")
     return parser.parse_args(list(arguments))
 
@@ -82,6 +83,7 @@ def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
     options = options or parse_options([])
     if quick:
         options.budgets, options.tasks, options.beam_s = "1", min(options.tasks, 2), min(options.beam_s, 2.0)
+        options.drawn = 1
     bench = PlanningBenchmark(options)
     folder = Path(options.data) if options.data else DATA
     if options.data and not (folder / "judge.npz").exists():
@@ -93,7 +95,8 @@ def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
         )
     if (folder / "judge.npz").exists():
         bench.published(folder)
-        bench.drawn(folder)
+        if options.drawn:
+            bench.drawn(folder)
     else:
         bench.own()
     bench.exact(num=2 if quick else 12)
@@ -132,7 +135,7 @@ class PlanningBenchmark:
 
     def drawn(self, folder: Path) -> None:
         """Tasks that nobody has tuned anything on, against the re-created beam."""
-        num = max(2, self.options.tasks // 5)
+        num = self.options.drawn
         for max_dim, devices, seed in ((16, 4, 101), (64, 4, 102), (32, 8, 103)):
             judge = NeuroShardJudge(folder / "judge.npz", num_devices=devices)
             tasks = draw_tasks(num, max_dim=max_dim, seed=seed, num_devices=devices)

@@ -40,7 +40,8 @@ class AnnealingConfig:
     Args:
         num_chains: C, plans side by side; 0: by the number of devices.
         num_offers: candidates that are priced together, over all chains.
-        hot: temperature at the start, as a share of what one table costs on average (cost · devices / tables).
+        hot: temperature at the start, as a share of the cost · (devices / tables)²: with few tables a single move
+            changes much.
         cold: temperature at the end, as a share of the plan's cost.
         focus: share of changes that start on the most expensive device.
         fine: cost of a missing share of a device's memory, as a multiple of the plan's cost; four times as much at the
@@ -140,7 +141,7 @@ class Annealer:
         """Anneal until the budget is spent."""
         best, step, exchanges = Best(), 0, 1
         began = budget.clock() if budget.began is None else budget.began
-        hot = self.config.hot * min(1.0, self.space.num_devices / self.space.num_tables)
+        hot = self.config.hot * min(1.0, self.space.num_devices / self.space.num_tables) ** 2
         for chain in range(len(self.states)):
             self._record(best, chain, 0.0)
         while True:
@@ -150,7 +151,7 @@ class Annealer:
                 return best
             config = self.config
             share = min(1.0, done / 0.9)
-            warmth = hot * (config.cold / hot) ** share if done < 0.9 else 1e-9
+            warmth = hot * min(1.0, config.cold / hot) ** share if done < 0.9 else 1e-9
             accepted = self.step(warmth * self.scale)
             best.evaluations += max(1, config.num_offers // len(self.states)) * len(self.states)
             for chain in accepted:
