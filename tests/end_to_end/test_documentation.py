@@ -114,7 +114,7 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_setting_that_is_named_exists(document: Path) -> None:
-    """Spans like `--training.non-finite skip`; those with a dot are settings of a run (on a page of a model: its own)."""
+    """Spans like `--training.non-finite skip`; with a dot: a setting of a run (on a model.s page: its own)."""
     from ziggurat.config import override
     from ziggurat.recipes.catalogue import RECIPES, movielens_dlrm, recipe_named
 
