@@ -46,7 +46,7 @@ def message_ms(topology: Topology, *, partner: int, num_bytes: int, repeats: int
     Returns:
         Half of there and back on ranks 0 and `partner`; 0 on others.
     """
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    device = _device()
     buffer = torch.zeros(max(num_bytes, 1), dtype=torch.uint8, device=device)
     dist.barrier()
     if topology.rank not in (0, partner):
@@ -60,8 +60,7 @@ def message_ms(topology: Topology, *, partner: int, num_bytes: int, repeats: int
         else:
             dist.recv(buffer, src=0)
             dist.send(buffer, dst=0)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        _finish(device)
         best = min(best, time.perf_counter() - start)
     return 1e3 * best / 2
 
@@ -100,8 +99,9 @@ class ExchangeMeter:
             traffic=Traffic(topology),
             purpose="probe",
         )
-        values = torch.zeros(size * topology.world_size, columns[topology.rank])
-        gradient = torch.zeros(size, exchange.output_dim)
+        device = _device()
+        values = torch.zeros(size * topology.world_size, columns[topology.rank], device=device)
+        gradient = torch.zeros(size, exchange.output_dim, device=device)
         rows = [size] * topology.world_size
         best = [float("inf")] * 2
         for _ in range(1 + self._repeats):
@@ -111,14 +111,27 @@ class ExchangeMeter:
             start = self._clock.now_s()
             _, transfer = exchange.start(values, rows_sent=rows, num_rows=size)
             exchange.receive_values(transfer)
+            _finish(device)
             best[0] = min(best[0], self._clock.now_s() - start)
             dist.barrier()
             start = self._clock.now_s()
             exchange.send_gradient(transfer, gradient)
             exchange.receive_gradient(transfer)
+            _finish(device)
             best[1] = min(best[1], self._clock.now_s() - start)
-        mine = torch.tensor(best, dtype=torch.float64) * 1e3
+        mine = torch.tensor(best, dtype=torch.float64, device=device) * 1e3
         all_ms = [torch.empty_like(mine) for _ in range(topology.world_size)]
         dist.all_gather(all_ms, mine)
         forward, backward = torch.stack(all_ms).t().tolist()
         return forward, backward
+
+
+def _device() -> torch.device:
+    """Where messages of this job lie."""
+    return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for what was started."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
