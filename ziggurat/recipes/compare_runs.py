@@ -189,7 +189,9 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
 
 def test_scores(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Scores and labels of the test rows of a finished run, both (rows,) in file order."""
-    return np.load(folder / SCORES, allow_pickle=False), np.load(folder / LABELS, allow_pickle=False)
+    with open(folder / SCORES, "rb") as scores, open(folder / LABELS, "rb") as labels:
+        read = np.lib.format.read_array  # np.load would read pickles if it were asked to
+        return read(scores, allow_pickle=False), read(labels, allow_pickle=False)
 
 
 def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> tuple[Trainer, RunCost]:
