@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.recipes.own_cache import cache_with_kernels
 from ziggurat.cli.compare_verbs import narrowed
 from ziggurat.cli.main import main
 from ziggurat.data.loader import Loader
@@ -30,7 +31,7 @@ ROWS = 6000
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory):
     patch = pytest.MonkeyPatch()
-    patch.setenv("ZIGGURAT_CACHE", str(tmp_path_factory.mktemp("cache")))
+    cache_with_kernels(tmp_path_factory.mktemp("cache"), patch)
     yield
     patch.undo()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.recipes.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
@@ -113,8 +114,8 @@ def test_the_band_holds_the_truth() -> None:
 def test_the_command_scales(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
-    given = ["scale", "wukong,dlrm", "--compute", "1x..9x", "--points", "3", "--rows", "6000"]
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    given = ["scale", "wukong,dlrm", "--compute", "1x..9x", "--points", "3", "--rows", "3000"]
     assert main([*given, "--out", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     assert "wukong" in capsys.readouterr().out
     data = json.loads((tmp_path / "found.json").read_text())
