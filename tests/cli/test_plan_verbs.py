@@ -142,3 +142,25 @@ def test_a_vocabulary_of_unknown_size_is_asked_for(capsys: pytest.CaptureFixture
     assert "--rows shop=1000000" in capsys.readouterr().err
     assert main([*arguments, "--rows", "shop=1000000", "--model.interaction", "cat"]) == 0
     assert "1,000,003 × 16" in capsys.readouterr().out
+
+
+def test_a_plan_by_measured_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    costs = Path(__file__).parents[2] / "benchmarks" / "costs" / "amd-epyc-25-1-2-cores.json"
+    command = ["plan", "movielens_dlrm", "--cluster", "localx4", "--costs", str(costs), *QUICK]
+    samples = "--training.loader.batch-size"
+    assert main([*command, samples, "512", "--save", "plan.json"]) == 0
+    shown = capsys.readouterr().out
+    assert "costs learned on" in shown
+    assert "2,048 samples a step" in shown
+    assert {entry.placement.value for entry in Plan.load("plan.json").tables} <= {"table_wise", "column_wise"}
+
+    assert main([*command, samples, "100"]) == 2
+    refused = capsys.readouterr().err
+    assert "expected: costs of 400 samples a step: 100 a rank on 4 ranks" in refused
+    assert "--training.loader.batch-size 512" in refused
+
+    Towers(towers=(("user_id", "gender", "age", "occupation", "zip_code"), ("movie_id", "genres", "year"))).save(
+        "t.json"
+    )
+    assert main([*command, samples, "512", "--towers", "t.json"]) == 2
+    assert "found:    2 towers" in capsys.readouterr().err

@@ -34,6 +34,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", metavar="NAME", required=True, help="h100x64, local, cluster.toml …")
     parser.add_argument("--towers", metavar="FILE", help="towers.json: towers and tables are planned together")
     parser.add_argument("--compare", action="store_true", help="against every baseline")
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        default="",
+        help="prices of tables, learned by `ziggurat cluster probe`",
+    )
     parser.add_argument("--save", metavar="FILE", help="write plan.json, for ziggurat train --plan")
 
 
@@ -137,6 +143,7 @@ def _request(options: argparse.Namespace) -> PlanRequest:
         rows={name: int(value) for name, value in _pairs(options.rows, flag="--rows")},
         list_lengths=dict(_pairs(options.list_length, flag="--list-length")),
         folder=Path(options.run) if Path(options.run).is_dir() else None,
+        costs=getattr(options, "costs", ""),  # simulations have none: they are of other clusters
     )
 
 

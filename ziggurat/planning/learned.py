@@ -180,6 +180,12 @@ class LearnedJudge:
         hidden = _relu(_dense(inputs, self.weights, f"{way}1"))
         return np.exp(_dense(hidden, self.weights, f"{way}2")[..., 0])
 
+    def describe(self) -> str:
+        """One line: measured where and when, and how good it is."""
+        card = self.card
+        error = f", {100 * card.groups.mape:.1f} % off on held-out groups of tables" if card.groups else ""
+        return f"costs learned on {card.machine} ({card.date}, {card.num_samples:,} samples a step{error})"
+
     def save(self, path: str | Path) -> None:
         """Write `path`.safetensors and `path`.json.
 

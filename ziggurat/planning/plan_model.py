@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -153,13 +153,16 @@ class PlannedModel:
         return bytes_of_ranks(self.problem, self.assignments)
 
 
-def plan_model(model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings | None = None) -> PlannedModel:
+def plan_model(
+    model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings | None = None, judge: Judge | None = None
+) -> PlannedModel:
     """Find a plan.
 
     Args:
         model: what to place.
         cluster: on what.
         settings: budget, formats.
+        judge: prices of tables; None: `AnalyticJudge` of the cluster.
 
     Raises:
         PlanError: it does not fit, with the table, the rank, bytes and ways out; or the towers do not fit the ranks.
@@ -177,7 +180,8 @@ def plan_model(model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings 
     refusals: list[PlanError] = []
     for size in sizes:
         try:
-            found.append(_plan_for(model, cluster, settings, size=size, budget_s=settings.budget_s / len(sizes)))
+            share = replace(settings, budget_s=settings.budget_s / len(sizes))
+            found.append(_plan_for(model, cluster, share, size=size, judge=judge))
         except PlanError as error:
             refusals.append(error)
     if not found:
@@ -272,12 +276,12 @@ def bytes_of_ranks(problem: PlanningProblem, assignments: Sequence[Assignment]) 
 
 
 def _plan_for(
-    model: ModelToPlace, cluster: Cluster, settings: PlanSettings, *, size: int, budget_s: float
+    model: ModelToPlace, cluster: Cluster, settings: PlanSettings, *, size: int, judge: Judge | None
 ) -> PlannedModel:
     problem, memory = planning_problem(model, cluster, tower_size=size, placements=settings.placements)
     simulator = StepSimulator(cluster, model.work, settings=settings.step)
-    judge = AnalyticJudge(simulator.costs(group_size=size))
-    assignments = best_plan(problem, judge, budget_s=budget_s, seed=settings.seed)
+    judge = judge or AnalyticJudge(simulator.costs(group_size=size))
+    assignments = best_plan(problem, judge, budget_s=settings.budget_s, seed=settings.seed)
     return PlannedModel(
         plan=problem.to_plan(assignments, towers=model.towers, tower_size=size),
         model=model,

@@ -17,7 +17,8 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models import LogisticRegressionConfig
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.wire import Wire, WireFormat
-from ziggurat.plan import Towers
+from ziggurat.plan import Placement, Towers
+from ziggurat.planning.learned import LearnedJudge
 from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, plan_model
 from ziggurat.planning.simulator import MatmulFormat, StepSettings
 from ziggurat.planning.timeline import Timeline
@@ -26,6 +27,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Precision
 from ziggurat.training.step import MIN_BF16_SPEEDUP
 
+MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
 _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales
 
 
@@ -39,6 +41,7 @@ class PlanRequest:
         rows: rows of tables that the user gives.
         list_lengths: mean ids a sample that the user gives.
         folder: of the run, if it was trained.
+        costs: a cost model that `ziggurat cluster probe` learned, for prices of tables; "" takes formulas.
     """
 
     budget_s: float = 3.0
@@ -46,6 +49,7 @@ class PlanRequest:
     rows: Mapping[str, int] | None = None
     list_lengths: Mapping[str, float] | None = None
     folder: Path | None = None
+    costs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,15 +82,51 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
     request = request or PlanRequest()
     config.check()
     data = _inputs(config, request)
-    settings = plan_settings(config, cluster, request)
-    planned = plan_model(model_to_place(config, data), cluster, settings=settings)
+    settings, judge, notes = plan_settings(config, cluster, request), None, data.notes
+    if request.costs:
+        judge = measured_judge(request.costs, config=config, cluster=cluster)
+        settings = replace(settings, placements=MEASURED_PLACEMENTS)
+        notes = (*notes, f"whole tables and columns only; ranks are priced by {judge.describe()}; the rest by formulas")
+    planned = plan_model(model_to_place(config, data), cluster, settings=settings, judge=judge)
     flat = None
     if config.towers is not None:
         try:
             flat = plan_model(model_to_place(replace(config, towers=None), data), cluster, settings=settings)
         except PlanError:
             flat = None  # the report says that there is none
-    return PlannedRun(planned=planned, flat=flat, notes=data.notes)
+    return PlannedRun(planned=planned, flat=flat, notes=notes)
+
+
+def measured_judge(costs: str, *, config: RunConfig, cluster: Cluster) -> LearnedJudge:
+    """A cost model that was learned on the machines of the cluster, for this many samples a step.
+
+    Raises:
+        ConfigError: it was measured with another number of samples, or the run has towers, whose hops it does not know.
+        MissingFileError: there is none.
+    """
+    judge = LearnedJudge.load(costs)
+    batch_size = config.training.loader.batch_size
+    if config.towers is not None:
+        raise ConfigError(
+            expected="a flat model: the exchange was measured between all ranks",
+            found=f"{len(config.towers)} towers",
+            where=f"--costs {costs}",
+            ways_out=("leave --costs out: formulas price towers", "leave --towers out"),
+        )
+    if judge.card.num_samples != batch_size * cluster.world_size:
+        fitting = judge.card.num_samples // cluster.world_size
+        raise ConfigError(
+            expected=f"costs of {batch_size * cluster.world_size:,} samples a step: "
+            f"{batch_size:,} a rank on {cluster.world_size} ranks",
+            found=f"costs of {judge.card.num_samples:,} samples",
+            where=f"--costs {costs}",
+            ways_out=(
+                f"--training.loader.batch-size {fitting}",
+                "measure with this many: ziggurat cluster probe --samples",
+                "leave --costs out",
+            ),
+        )
+    return judge
 
 
 @dataclass(frozen=True, kw_only=True)
