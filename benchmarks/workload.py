@@ -182,7 +182,11 @@ def _teacher_batches(workload: Workload) -> list[RawBatch]:
 
 
 def linear_layers(workload: Workload) -> list[tuple[int, int, bool]]:
-    """The matrix products of the dense network: (inputs, outputs, whether the input needs a gradient)."""
+    """The matrix products of the dense network: (inputs, outputs, whether the input needs a gradient).
+
+    Not of Wukong and DHEN, whose products are not all of vectors with matrices: their contestants count themselves.
+    """
+    assert workload.model not in (ModelKind.WUKONG, ModelKind.DHEN), workload.model
     num_fields, dim = len(workload.lengths) + 1, workload.dim
     if workload.model is ModelKind.FUXICTR_DCN_V2:
         width = (len(workload.lengths) + workload.num_dense) * dim

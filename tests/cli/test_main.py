@@ -42,7 +42,7 @@ FROZEN = {
     },
     "plan": {
         *("--cluster", "--towers", "--compare", "--save", "--schema", "--compression", "--rows", "--list-length"),
-        *("--budget-s", "--seed"),
+        *("--budget-s", "--seed", "--costs"),
     },
     "simulate": {
         *("--cluster", "--towers", "--plot", "--schema", "--compression", "--rows", "--list-length", "--budget-s"),
