@@ -132,9 +132,9 @@ def test_contradictions_are_refused_before_data_is_read(
 def test_logistic_regression_has_no_towers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = ["train", "movielens_logistic_regression", "--out", "runs/a", "--towers", "towers.json"]
     assert main(recipe) == 2
-    assert "dlrm, dcn_v2 or dnn" in capsys.readouterr().err
+    assert "dlrm, dcn_v2, dnn, wukong, dhen" in capsys.readouterr().err
     assert main([*recipe, "--compression", "4"]) == 2
-    assert "dlrm, dcn_v2 or dnn" in capsys.readouterr().err
+    assert "dlrm, dcn_v2, dnn, wukong, dhen" in capsys.readouterr().err
 
 
 def test_settings_show_the_towers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
