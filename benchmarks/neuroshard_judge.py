@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ziggurat.planning.judge import NetworkForm
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 
 FEATURES = sorted([f"bin_{number}" for number in range(17)] + ["dim", "pooling_factor", "row"])
@@ -75,6 +76,13 @@ class NeuroShardJudge:
             return self.exchange(local).max(axis=1)
         known = self._look_up(np.round(local[..., 1]))
         return (local[..., 0] + known[:, :4]).max(axis=1) + known[:, 4]
+
+    def networks(self) -> NetworkForm:
+        """The same prices as layers, for the compiled search."""
+        head = (self._weight[:, None], np.array([self._bias], dtype=np.float32))
+        return NetworkForm(
+            bias=self._hidden_bias, local=[head], sum_place=64, together=self._backward, apart=self._forward
+        )
 
     def _look_up(self, columns: np.ndarray) -> np.ndarray:
         """(N, 5): backward ms of four devices, forward ms when nobody waits; remembered by the sums of columns."""

@@ -71,6 +71,8 @@ class Outcome:
     seconds: list[float] = field(default_factory=list)
     together_ms: list[float] = field(default_factory=list)
     most_shards: int = 0
+    evaluations: list[int] = field(default_factory=list)
+    engine: str = ""
 
     @property
     def feasible(self) -> int:
@@ -269,6 +271,8 @@ class PlanningBenchmark:
             "most_shards_on_a_device": ours.most_shards,
             "baselines": {label: float(np.nanmean(each.cost_ms)) for label, each in baselines.items()},
             "baselines_feasible": {label: each.feasible for label, each in baselines.items()},
+            "engine": ours.engine,
+            "evaluations": float(np.mean(ours.evaluations)),
             "search_s": float(np.mean(ours.seconds)),
             "search_s_max": float(np.max(ours.seconds)),
             "feasible": ours.feasible,
@@ -278,7 +282,7 @@ class PlanningBenchmark:
         self.entries.append(asdict(case) | {"verdict": case.verdict} | fields)
         self.lines.append(
             f"| **{name}** | {case.ours:.2f} ms against {case.peer:.2f}; together {together.mean():.2f} ms; "
-            f"{np.mean(ours.seconds):.2f} s | {ours.feasible} of {len(mine)} |"
+            f"{np.mean(ours.seconds):.2f} s, {ours.engine} | {ours.feasible} of {len(mine)} |"
         )
         say(f"  {name}: {case.ours:.3f} ms against {case.peer:.3f} ({1 - 1 / case.ratio:.2%} below)")
 
@@ -335,6 +339,8 @@ def _all(
             continue
         outcome.cost_ms.append(found.cost_ms)
         outcome.seconds.append(found.seconds)
+        outcome.evaluations.append(found.evaluations)
+        outcome.engine = found.engine
         outcome.together_ms.append(together(problem, judge, found) if found.pieces else found.cost_ms)
         counts = np.bincount([piece.device for piece in found.pieces], minlength=1)
         outcome.most_shards = max(outcome.most_shards, int(counts.max()))

@@ -6,8 +6,10 @@ import pytest
 from benchmarks.neuroshard_judge import NeuroShardJudge, problem_of
 from benchmarks.planning import parse_options, run, together
 from benchmarks.planning_tasks import draw_tables, draw_tasks
+from ziggurat.ops.plan_chain import price_states, why_no_chain
 from ziggurat.plan import Placement
 from ziggurat.planning.judge import device_costs
+from ziggurat.planning.network_annealing import chain_networks
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search import SearchConfig, Strategy, search
 from ziggurat.planning.search_space import ColumnParts, SearchSpace
@@ -53,6 +55,22 @@ def test_a_remembered_estimate_is_the_estimate():
     alone = np.concatenate([fresh.estimate(each[None]) for each in local[:200]])
     np.testing.assert_allclose(first[:200], alone, rtol=1e-4)
     assert np.corrcoef(first, judge.exchange(local).max(axis=1))[0, 1] > 0.95
+
+
+@pytest.mark.skipif(bool(why_no_chain()), reason=f"no compiled search: {why_no_chain()}")
+@pytest.mark.parametrize("num_devices", [4, 8])
+def test_the_compiled_search_knows_the_judges_prices(num_devices):
+    folder, _ = _released()
+    judge = NeuroShardJudge(folder / "judge.npz", num_devices=num_devices)
+    problem = problem_of(draw_tasks(1, max_dim=64, seed=5, num_devices=num_devices)[0], num_devices=num_devices)
+    space, rng = SearchSpace(problem, judge), np.random.default_rng(0)
+    plans = [
+        space.sum_kinds(space.column_kind[:, 0], rng.integers(num_devices, size=space.num_tables))[0]
+        for _ in range(200)
+    ]
+    prices = price_states(chain_networks(judge.networks()), np.stack(plans))
+    np.testing.assert_allclose(prices, device_costs(judge, np.stack(plans)), rtol=1e-4)
+    assert search(problem, judge, config=SearchConfig(max_evaluations=5000)).engine == "C++"
 
 
 def test_together_is_the_price_where_no_device_has_two_parts():

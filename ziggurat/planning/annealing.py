@@ -245,13 +245,7 @@ class Annealer:
             self.chains.restore(0, self._saved)
             if self.space.parts is ColumnParts.DISTINCT:
                 best.assignments = self.chains.assignments(0)
-            used = np.flatnonzero(self.chains.device[0] >= 0)
-            best.pieces = tuple(
-                Piece(table=int(self.chains.slot_table[slot]), level=int(level), device=int(device))
-                for slot, level, device in zip(
-                    used, self.chains.level[0, used], self.chains.device[0, used], strict=True
-                )
-            )
+            best.pieces = pieces_of(self.chains, 0)
         return best
 
     def _copy_the_best(self) -> None:
@@ -262,3 +256,12 @@ class Annealer:
             self.chains.copy(source=source, target=target)
             for array in (self.states, self.held, self.local, self.device_ms, self.guess, self._fine):
                 array[target] = array[source]
+
+
+def pieces_of(chains: Chains, chain: int) -> tuple[Piece, ...]:
+    """One plan as parts; options with fixed devices are left out."""
+    used = np.flatnonzero(chains.device[chain] >= 0)
+    return tuple(
+        Piece(table=int(chains.slot_table[slot]), level=int(level), device=int(device))
+        for slot, level, device in zip(used, chains.level[chain, used], chains.device[chain, used], strict=True)
+    )

@@ -6,9 +6,11 @@ Placing tables is bin packing with costs that do not add up, so an exact answer 
 costs). Greedy rules (`greedy.py`) are fast, and on the published benchmark 10 to 30 % from the best that is known;
 NeuroShard's beam over column cuts (`beam.py`) is better; annealing over moves, swaps and cuts (`annealing.py`) better
 still in the same time, and it can use whatever time there is. All take the same problem and judge, so that a comparison
-is a loop over `Strategy`.
+is a loop over `Strategy`. Annealing is compiled code where the judge hands out its networks (`network_annealing.py`),
+and numpy where it does not, or where nothing can be compiled; the result says which.
 
-A search with `max_evaluations` finds the same plan on every machine; one with `budget_s` does not.
+A search with `max_evaluations` finds the same plan each time (compiled: on the same kind of processor); one with
+`budget_s` does not.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from enum import StrEnum
 
 import numpy as np
 
+from ziggurat.ops.plan_chain import why_no_chain
 from ziggurat.planning.annealing import Annealer, AnnealingConfig, Best, Budget
 from ziggurat.planning.beam import beam_search
 from ziggurat.planning.greedy import Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
 from ziggurat.planning.infeasible import check_room, from_overflow
-from ziggurat.planning.judge import Judge, device_costs
+from ziggurat.planning.judge import Judge, NetworkJudge, device_costs
+from ziggurat.planning.network_annealing import NetworkAnnealingConfig, anneal_networks, why_not
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search_space import ColumnParts, Piece, SearchSpace
 
@@ -51,6 +55,13 @@ class Clock(StrEnum):
     CPU = "cpu"  # of this process: comparable on a machine that does other things, too
 
 
+class Engine(StrEnum):
+    """What anneals."""
+
+    AUTO = "auto"  # compiled code for judges that hand out their networks, where it can be built; else numpy
+    NUMPY = "numpy"
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """Settings of a search that few will change.
@@ -60,12 +71,16 @@ class SearchConfig:
         clock: of the budget.
         parts: where the parts of a table cut by columns may be.
         annealing: temperatures and chains.
+        engine: what anneals.
+        networks: temperatures and chains of compiled annealing.
     """
 
     max_evaluations: int = 0
     clock: Clock = Clock.WALL
     parts: ColumnParts = ColumnParts.DISTINCT
     annealing: AnnealingConfig = field(default_factory=AnnealingConfig)
+    engine: Engine = Engine.AUTO
+    networks: NetworkAnnealingConfig = field(default_factory=NetworkAnnealingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +96,7 @@ class SearchResult:
         evaluations: plans that were priced.
         seconds: of the budget's clock.
         history: (seconds, ms) of each improvement.
+        engine: what annealed: "C++", or "numpy" with the reason; "" for other strategies.
     """
 
     assignments: tuple[Assignment, ...]
@@ -91,6 +107,7 @@ class SearchResult:
     evaluations: int
     seconds: float
     history: tuple[tuple[float, float], ...] = ()
+    engine: str = ""
 
 
 def search(
@@ -117,11 +134,14 @@ def search(
     """
     config = config or SearchConfig()
     clock = time.process_time if config.clock is Clock.CPU else time.perf_counter
+    if config.engine is Engine.AUTO and isinstance(judge, NetworkJudge):
+        why_no_chain()  # builds the kernel where it was never built, which is no part of the budget
     began = clock()
     check_room(problem)
     space = SearchSpace(problem, judge, parts=config.parts)
+    engine = ""
     if strategy is Strategy.ANNEALING:
-        best = _anneal(space, config, seed=seed, budget=_rest(budget_s, config, clock, began))
+        best, engine = _anneal(space, config, seed=seed, budget=_rest(budget_s, config, clock, began))
     else:
         best = _other(space, strategy, seed=seed, until=lambda: clock() - began > budget_s)
     if not np.isfinite(best.cost_ms):
@@ -141,6 +161,7 @@ def search(
         evaluations=best.evaluations,
         seconds=clock() - began,
         history=tuple(best.history),
+        engine=engine,
     )
 
 
@@ -149,15 +170,18 @@ def _rest(budget_s: float, config: SearchConfig, clock: Callable[[], float], beg
     return Budget(seconds=budget_s, evaluations=config.max_evaluations, clock=clock, began=began)
 
 
-def _anneal(space: SearchSpace, config: SearchConfig, *, seed: int, budget: Budget) -> Best:
+def _anneal(space: SearchSpace, config: SearchConfig, *, seed: int, budget: Budget) -> tuple[Best, str]:
     starts = [starting_plan(space, largest_first=first) for first in (False, True)]
     if space.num_devices == 1:
         best = Best(assignments=starts[0], evaluations=1)
         ms, held = space.price(starts[0])
         best.cost_ms = float(ms.max()) if not space.overflow(held) else np.inf
-        return best
+        return best, ""
+    reason = "as asked for" if config.engine is Engine.NUMPY else why_not(space)
+    if not reason:
+        return anneal_networks(space, starts, config=config.networks, seed=seed, budget=budget), "C++"
     annealer = Annealer(space, starts, config=config.annealing, seed=seed)
-    return annealer.best_plan(annealer.run(budget))
+    return annealer.best_plan(annealer.run(budget)), f"numpy: {reason}"
 
 
 def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable[[], bool]) -> Best:
