@@ -52,10 +52,10 @@ class NetworkAnnealingConfig:
         slack: a candidate whose estimate misses its limit by less than so many times the usual error is priced.
     """
 
-    num_chains: int = 2
+    num_chains: int = 6
     hot: float = 0.6
     cold: float = 0.0004
-    focus: float = 0.3
+    focus: float = 0.6
     fine: float = 1.0
     slack: float = 1.0
 
