@@ -268,7 +268,7 @@ def test_errors_of_the_compiler_are_quoted(tmp_path: Path):
 
 def test_a_library_that_does_not_load_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     compiler = tmp_path / "g++"
-    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho nonsense > "$last"\n')
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = --version ] || echo nonsense > "$last"\n')
     compiler.chmod(compiler.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     with pytest.raises(MissingDependencyError, match="building small"):
