@@ -129,7 +129,8 @@ def write_report(report: Report, *, json_path: str = "", quick: bool = False) ->
     parent = ROOT / "build" / "benchmarks" / "reports" if quick else REPORTS
     folder = parent / f"{machine_slug(data['machine'])}-{data['date']}"  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(data, indent=1).replace(f"{ROOT}/", "")  # settings name files of the checkout, wherever it is
+    text = json.dumps(data, indent=1)  # settings name files in the checkout and beside it, wherever that is
+    text = text.replace(f"{ROOT}/", "").replace(f"{ROOT.parent}/", "../")
     for path in (folder / f"{report.benchmark}.json", *([Path(json_path)] if json_path else [])):
         path.write_text(text + "\n")
     if report.contestants:
