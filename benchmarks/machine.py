@@ -6,7 +6,9 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import date
+from pathlib import Path
 
 from benchmarks.harness import PEER_PYTHON, ROOT
 
@@ -35,13 +37,21 @@ def machine_slug(machine: dict[str, object]) -> str:
     return "-".join("".join(letter if letter.isalnum() else " " for letter in words.lower()).split())
 
 
-def describe_versions() -> dict[str, str]:
-    """Versions of Python and of the packages in `.venv-bench`, where every contestant runs."""
+def describe_versions(python: Path = PEER_PYTHON) -> dict[str, str]:
+    """Versions of Python and of what contestants use.
+
+    Args:
+        python: the interpreter of `.venv-bench`, where contestants run; benchmarks without peers need none, and then
+            this one is described, with the packages that it has.
+    """
     code = (
         "import importlib.metadata as m, json, platform, sys\n"
-        "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in sys.argv[1:]}}))"
+        "has = {d.metadata['Name'].lower().replace('_', '-') for d in m.distributions()}\n"
+        "names = [n for n in sys.argv[1:] if n.lower().replace('_', '-') in has]\n"
+        "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
     )
-    done = subprocess.run([str(PEER_PYTHON), "-c", code, *PACKAGES], capture_output=True, text=True, check=True)
+    interpreter = str(python) if python.exists() else sys.executable
+    done = subprocess.run([interpreter, "-c", code, *PACKAGES], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 

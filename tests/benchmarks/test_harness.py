@@ -142,3 +142,9 @@ def test_a_contestant_with_its_own_loop_takes_exactly_the_steps_of_each_turn(tmp
     assert built["info"] == {"kind": "loop"}
     assert "first_step_s" in built
     assert [turn["value"] for turn in turns] == [5.0, 7.0]
+
+
+def test_versions_are_described_without_the_environment_of_peers(tmp_path):
+    found = machine.describe_versions(tmp_path / "nowhere" / "python")
+    assert {"python", "torch", "numpy"} <= found.keys()
+    assert "torchrec" not in found
