@@ -17,9 +17,9 @@ import logging
 import os
 import tempfile
 import warnings
-from collections import OrderedDict
 from collections.abc import Iterator
 
+from benchmarks.peers.fuxictr_features import fuxictr_features
 from benchmarks.worker import serve
 from benchmarks.workload import Workload
 
@@ -31,23 +31,12 @@ class FuxiCTRContestant:
         warnings.filterwarnings("ignore")
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         import ray
-        from fuxictr.features import FeatureMap
         from fuxictr.pytorch.dataloaders import RankDataLoader
         from fuxictr.pytorch.torch_utils import seed_everything
 
         seed_everything(workload.seed)
         ray.init(include_dashboard=False, num_cpus=int(settings["threads"]), logging_level=logging.ERROR)
-        features = FeatureMap("benchmark", tempfile.mkdtemp())
-        numbers = {f"n{index}": {"source": "", "type": "numeric"} for index in range(workload.num_dense)}
-        categories = {
-            f"c{index}": {"source": "", "type": "categorical", "padding_idx": 0, "vocab_size": workload.num_rows}
-            for index in range(len(workload.lengths))
-        }
-        features.features = OrderedDict({**numbers, **categories})
-        features.labels = ["click"]
-        features.default_emb_dim = workload.dim
-        features.num_fields = features.get_num_fields()
-        features.set_column_index()
+        features = fuxictr_features(workload)
         self.model = _dcn_v2(features, workload)
         self.loader, _ = RankDataLoader(
             features,
@@ -63,7 +52,7 @@ class FuxiCTRContestant:
         self.model._max_gradient_norm = 10.0
         self._batches = self._endless()
         num_parameters = sum(value.numel() for value in self.model.parameters())
-        num_table_parameters = len(categories) * workload.num_rows * workload.dim
+        num_table_parameters = len(workload.lengths) * workload.num_rows * workload.dim
         self.info: dict[str, object] = {
             "dense_optimizer": "Adam, clip_grad_norm_(10) over all parameters",
             "table_optimizer": "Adam on whole tables (dense gradients)",

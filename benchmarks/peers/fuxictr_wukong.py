@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections import OrderedDict
 
+from benchmarks.peers.fuxictr_features import fuxictr_features
 from benchmarks.worker import serve
 from benchmarks.workload import WUKONG_FIELDS, WUKONG_LAYERS, WUKONG_MLP, WUKONG_RANK, Workload, make_batches
 
@@ -29,21 +29,10 @@ class FuxiCTRContestant:
         warnings.filterwarnings("ignore")
         logging.disable(logging.INFO)
         import torch
-        from fuxictr.features import FeatureMap
         from fuxictr.pytorch.torch_utils import seed_everything
 
         seed_everything(workload.seed)
-        features = FeatureMap("benchmark", tempfile.mkdtemp())
-        numbers = {f"n{index}": {"source": "", "type": "numeric"} for index in range(workload.num_dense)}
-        categories = {
-            f"c{index}": {"source": "", "type": "categorical", "padding_idx": 0, "vocab_size": workload.num_rows}
-            for index in range(len(workload.lengths))
-        }
-        features.features = OrderedDict({**numbers, **categories})
-        features.labels = ["click"]
-        features.default_emb_dim = workload.dim
-        features.num_fields = features.get_num_fields()
-        features.set_column_index()
+        features = fuxictr_features(workload)
         self.model = _wukong(features, workload)
         self.model._max_gradient_norm = 10.0
         self.model.train()
@@ -59,7 +48,7 @@ class FuxiCTRContestant:
             self.model.compile("adam", "binary_crossentropy", 1e-3)
         self.step = 0
         num_parameters = sum(value.numel() for value in self.model.parameters())
-        tables = 0 if settings.get("mode") == "dense" else len(categories) * workload.num_rows * workload.dim
+        tables = 0 if settings.get("mode") == "dense" else len(workload.lengths) * workload.num_rows * workload.dim
         lost = workload.num_dense * workload.dim if settings.get("mode") == "dense" else 0
         self.info: dict[str, object] = {
             "dense_optimizer": "Adam, clip_grad_norm_(10) over all parameters",

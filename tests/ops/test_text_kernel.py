@@ -260,6 +260,14 @@ def test_build_once_and_anew_after_a_change(tmp_path: Path):
     assert len(list(kernels.iterdir())) == 2
 
 
+def test_a_changed_header_beside_the_source_builds_anew(tmp_path: Path):
+    header = tmp_path / "number.h"
+    including = '#include "number.h"\nextern "C" int number() { return NUMBER; }\n'
+    for number in (7, 8):
+        header.write_text(f"#define NUMBER {number}\n")
+        assert source(tmp_path, including).load(folder=tmp_path / "kernels").number() == number
+
+
 def test_errors_of_the_compiler_are_quoted(tmp_path: Path):
     with pytest.raises(MissingDependencyError, match=r"small\.cpp(.|\n)*no_such_thing(.|\n)*count on your fingers"):
         source(tmp_path, "int x = no_such_thing;\n").load(folder=tmp_path / "kernels")

@@ -72,7 +72,8 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.plan_run import plan_run
 
     config = _config(options, rest)
-    found = plan_run(config, find_cluster(options.cluster), request=_request(options))
+    request = dataclasses.replace(_request(options), costs=options.costs)
+    found = plan_run(config, find_cluster(options.cluster), request=request)
     report = PlanReport(found.planned)
     _print_table(report.table())
     for line in (*report.lines(), *_flat_lines(found), *(f"note      {note}" for note in found.notes)):
@@ -143,7 +144,6 @@ def _request(options: argparse.Namespace) -> PlanRequest:
         rows={name: int(value) for name, value in _pairs(options.rows, flag="--rows")},
         list_lengths=dict(_pairs(options.list_length, flag="--list-length")),
         folder=Path(options.run) if Path(options.run).is_dir() else None,
-        costs=getattr(options, "costs", ""),  # simulations have none: they are of other clusters
     )
 
 

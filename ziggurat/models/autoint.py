@@ -25,7 +25,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
 from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
-from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.heads import HeadSharing, heads_if_hidden
 from ziggurat.models.interactions.self_attention import AttentionConfig, AutoIntLayer
 from ziggurat.models.mlp import Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
@@ -103,12 +103,7 @@ class AutoInt(RankingModel):
             AutoIntLayer(num_fields, input_dim=width, config=attention) for width, _ in itertools.pairwise(widths)
         )
         self.output = nn.Linear(num_fields * attention.dim, num_labels)
-        has_deep = bool(config.deep.hidden_dims)
-        self.deep = (
-            Heads(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
-            if has_deep
-            else None
-        )
+        self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:

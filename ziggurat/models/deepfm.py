@@ -22,7 +22,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
 from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
-from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.heads import HeadSharing, heads_if_hidden
 from ziggurat.models.interactions.second_order import sum_of_pairs
 from ziggurat.models.mlp import Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
@@ -73,8 +73,7 @@ class DeepFM(RankingModel):
             bottom=config.bottom,
         )
         width = self.stack.num_fields * self.stack.dim
-        has_deep = bool(config.deep.hidden_dims)
-        self.deep = Heads(width, config=config.deep, num_labels=num_labels, sharing=config.heads) if has_deep else None
+        self.deep = heads_if_hidden(width, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([self.first_order, self.stack, *([] if self.deep is None else [self.deep])], config.init)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:

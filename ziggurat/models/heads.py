@@ -51,3 +51,8 @@ class Heads(nn.Module):
         if len(self.networks) == 1:
             return self.networks[0](inputs_BI)
         return torch.cat([network(inputs_BI) for network in self.networks], dim=1)
+
+
+def heads_if_hidden(input_dim: int, *, config: MLPConfig, num_labels: int, sharing: HeadSharing) -> Heads | None:
+    """The deep part of a model that does without where it has no hidden layer; see `Heads`."""
+    return Heads(input_dim, config=config, num_labels=num_labels, sharing=sharing) if config.hidden_dims else None

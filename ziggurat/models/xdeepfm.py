@@ -22,7 +22,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
 from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
-from ziggurat.models.heads import Heads, HeadSharing
+from ziggurat.models.heads import HeadSharing, heads_if_hidden
 from ziggurat.models.interactions.compressed import CompressedInteraction
 from ziggurat.models.mlp import Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
@@ -84,12 +84,7 @@ class XDeepFM(RankingModel):
         num_fields, dim = self.stack.num_fields, self.stack.dim
         self.cin = CompressedInteraction(num_fields, dim=dim, layer_dims=config.cin)
         self.cin_output = nn.Linear(self.cin.output_dim, num_labels)
-        has_deep = bool(config.deep.hidden_dims)
-        self.deep = (
-            Heads(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
-            if has_deep
-            else None
-        )
+        self.deep = heads_if_hidden(num_fields * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([child for child in self.children() if child is not embeddings], config.init)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:

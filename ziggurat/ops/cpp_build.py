@@ -1,8 +1,8 @@
 """Build a small C++ library on first use and keep it: plain C interface, no torch headers, a few seconds once.
 
-The file in the cache is named after everything that decides its content (source, compiler, flags, processor), so a
-change of any of them builds anew, and a cache shared by unlike machines stays right. It is written under another name
-and renamed, so processes that build at the same time do not disturb each other.
+The file in the cache is named after everything that decides its content (source, headers beside it, compiler, flags,
+processor), so a change of any of them builds anew, and a cache shared by unlike machines stays right. It is written
+under another name and renamed, so processes that build at the same time do not disturb each other.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class CppSource:
     without: str = ""
 
     def fingerprint(self) -> str:
-        """20 hex digits that change with the source, the compiler, its flags, and the processor."""
+        """20 hex digits that change with the source, the headers beside it, the compiler, its flags, the processor."""
         compiler = _compiler()
         command = [compiler, "--version"] if compiler else ["true"]
         version = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        parts = [self.path.read_text(), version, " ".join((*_FLAGS, *self.flags)), self.depends_on, _processor()]
+        texts = [path.read_text() for path in (self.path, *sorted(self.path.parent.glob("*.h")))]
+        parts = [*texts, version, " ".join((*_FLAGS, *self.flags)), self.depends_on, _processor()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
     def load(self, *, folder: Path | None = None) -> ctypes.CDLL:

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 
 from ziggurat.errors import PlanError
 from ziggurat.plan import Placement
-from ziggurat.planning.judge import device_costs
 from ziggurat.planning.placement import place_tables
-from ziggurat.planning.plan_model import PlannedModel, bytes_of_ranks, states_of
+from ziggurat.planning.plan_model import PlannedModel, bytes_of_ranks, ms_of_ranks
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search import Strategy, search
 
@@ -76,7 +75,7 @@ def _searched(strategy: Strategy, planned: PlannedModel, *, budget_s: float, see
 
 def _row(name: str, planned: PlannedModel, assignments: Sequence[Assignment]) -> tuple[str, ...]:
     problem = planned.problem
-    costs = device_costs(planned.judge, states_of(problem, assignments, judge=planned.judge)[None])[0]
+    costs = ms_of_ranks(problem, assignments, judge=planned.judge)
     sizes = bytes_of_ranks(problem, assignments)
     over = [rank for rank, size in enumerate(sizes) if size > problem.room_bytes[rank]]
     others = f" and {len(over) - 1} others" if len(over) > 1 else ""

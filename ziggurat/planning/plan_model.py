@@ -145,7 +145,7 @@ class PlannedModel:
     @cached_property
     def rank_ms(self) -> Float32[np.ndarray, " P"]:
         """What tables cost each rank: lookup, ids, hop there and back, update."""
-        return device_costs(self.judge, states_of(self.problem, self.assignments, judge=self.judge)[None])[0]
+        return ms_of_ranks(self.problem, self.assignments, judge=self.judge)
 
     @cached_property
     def rank_bytes(self) -> tuple[int, ...]:
@@ -264,6 +264,13 @@ def states_of(
     states = np.zeros((problem.num_devices, encodings.shape[1]), dtype=np.float32)
     np.add.at(states, devices, encodings)
     return states
+
+
+def ms_of_ranks(
+    problem: PlanningProblem, assignments: Sequence[Assignment], *, judge: Judge
+) -> Float32[np.ndarray, " P"]:
+    """What tables cost each device, as the judge prices them."""
+    return device_costs(judge, states_of(problem, assignments, judge=judge)[None])[0]
 
 
 def bytes_of_ranks(problem: PlanningProblem, assignments: Sequence[Assignment]) -> tuple[int, ...]:

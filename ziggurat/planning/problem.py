@@ -56,6 +56,12 @@ class TableProfile:
         """Weights and optimizer state of a shard of this table."""
         return num_rows * (dim * (self.element_bytes + self.optimizer_bytes_an_element) + self.optimizer_bytes_a_row)
 
+    def shard(self, placement: Placement, *, num_parts: int) -> ShardProfile:
+        """One of the equal parts that a placement cuts this table into (of blocks of rows, the largest)."""
+        rows = -(-self.num_rows // num_parts) if placement.cuts_rows else self.num_rows
+        dim = self.dim // num_parts if placement is Placement.COLUMN_WISE else self.dim
+        return ShardProfile(table=self, placement=placement, num_rows=rows, dim=dim, num_parts=num_parts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShardProfile:
@@ -183,14 +189,8 @@ class PlanningProblem:
 
     def shards(self, table: int, assignment: Assignment) -> tuple[ShardProfile, ...]:
         """The shards of an assignment, in the order of its devices."""
-        profile, parts = self.tables[table], len(assignment.devices)
-        rows, dim = profile.num_rows, profile.dim
-        if assignment.placement is Placement.COLUMN_WISE:
-            dim //= parts
-        elif assignment.placement.cuts_rows:
-            rows = -(-rows // parts)
-        shard = ShardProfile(table=profile, placement=assignment.placement, num_rows=rows, dim=dim, num_parts=parts)
-        return (shard,) * parts
+        parts = len(assignment.devices)
+        return (self.tables[table].shard(assignment.placement, num_parts=parts),) * parts
 
     def to_plan(self, assignments: Sequence[Assignment], *, towers: Towers | None = None, tower_size: int = 0) -> Plan:
         """The plan that `parallel/` executes; one assignment a table, in the order of the tables."""

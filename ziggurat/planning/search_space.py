@@ -143,14 +143,8 @@ class SearchSpace:
         return level
 
     def _column_shard(self, table: int, level: int) -> ShardProfile:
-        profile, placement = self.problem.tables[table], Placement.COLUMN_WISE if level else Placement.TABLE_WISE
-        return ShardProfile(
-            table=profile,
-            placement=placement,
-            num_rows=profile.num_rows,
-            dim=profile.dim >> level,
-            num_parts=1 << level,
-        )
+        placement = Placement.COLUMN_WISE if level else Placement.TABLE_WISE
+        return self.problem.tables[table].shard(placement, num_parts=1 << level)
 
     def _single_costs(self) -> Float[np.ndarray, " T"]:
         """What each whole table costs alone on the first device: the order in which greedy rules take them."""

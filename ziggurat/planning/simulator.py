@@ -27,9 +27,9 @@ from enum import StrEnum
 
 from ziggurat.cluster import Cluster, Device, Launch, Port
 from ziggurat.errors import ConfigError
-from ziggurat.plan import Placement, Plan
+from ziggurat.plan import Plan
 from ziggurat.planning.analytic import AnalyticCosts, HopSettings, ShardWork
-from ziggurat.planning.problem import ShardProfile, TableProfile
+from ziggurat.planning.problem import TableProfile
 from ziggurat.planning.step_work import NetworkWork, StepWork, TowerWork
 from ziggurat.planning.timeline import Resource, Span, Task, Timeline, run_tasks
 
@@ -136,16 +136,7 @@ def rank_loads(plan: Plan, tables: Sequence[TableProfile], *, costs: AnalyticCos
     profiles = {table.name: table for table in tables}
     loads = [ShardWork()] * plan.world_size
     for entry in plan.tables:
-        table, parts = profiles[entry.table], len(entry.ranks)
-        cuts_rows = entry.placement.cuts_rows
-        shard = ShardProfile(
-            table=table,
-            placement=entry.placement,
-            num_rows=-(-table.num_rows // parts) if cuts_rows else table.num_rows,
-            dim=table.dim // parts if entry.placement is Placement.COLUMN_WISE else table.dim,
-            num_parts=parts,
-        )
-        work = costs.work(shard)
+        work = costs.work(profiles[entry.table].shard(entry.placement, num_parts=len(entry.ranks)))
         for rank in entry.ranks:
             loads[rank] = loads[rank] + work
     return loads

@@ -5,21 +5,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vector.h"
+
 namespace {
 
 constexpr int64_t kMaxFields = 64, kMaxDim = 128, kRows = 4;
-
-template <typename T>
-struct Vector {
-    typedef T type __attribute__((vector_size(32)));
-    static constexpr int64_t lanes = 32 / sizeof(T);
-    static type load(const T* from) {
-        type value;
-        std::memcpy(&value, from, sizeof(value));
-        return value;
-    }
-    static void store(T* to, type value) { std::memcpy(to, &value, sizeof(value)); }
-};
 
 // out[(i, j)] = <x_i, x_j> for i < j. Four rows i at a time against vectors of columns j of the transposed sample.
 template <typename T>

@@ -8,21 +8,11 @@
 #include <cstring>
 #include <vector>
 
+#include "vector.h"
+
 namespace {
 
 constexpr int64_t kRows = 4, kChunks = 16, kDepth = 64;
-
-template <typename T>
-struct Vector {
-    typedef T type __attribute__((vector_size(32)));
-    static constexpr int64_t lanes = 32 / sizeof(T);
-    static type load(const T* from) {
-        type value;
-        std::memcpy(&value, from, sizeof(value));
-        return value;
-    }
-    static void store(T* to, type value) { std::memcpy(to, &value, sizeof(value)); }
-};
 
 // out_r = sum over j of w[j * stride + r] x_j, for a block of rows r and vectors of columns, in registers.
 template <typename T, int64_t rows, int64_t vectors>
