@@ -17,6 +17,7 @@ from ziggurat.models import (
     DHENModule,
     Ensemble,
     MLPConfig,
+    Normalization,
     WukongConfig,
     build_model,
 )
@@ -144,6 +145,19 @@ def test_dot_block(fields):
     np.testing.assert_allclose(array(module(fields)[0]), expected.reshape(2, D), rtol=1e-9)
 
 
+def test_dot_block_with_batch_norm(fields):
+    settings = {"mlp": MLPConfig(hidden_dims=(5,)), "norm_eps": 1e-5, "norm": Normalization.BATCH}
+    module = DotBlock(N, num_outputs=2, dim=D, **settings).double()
+    x = array(fields)
+    dots = np.stack([[row[i] @ row[j] for i in range(N) for j in range(i + 1, N)] for row in x])
+    normal = (dots - dots.mean(axis=0)) / np.sqrt(dots.var(axis=0) + 1e-5)
+    state = module.state_dict()
+    hidden = np.maximum(normal @ array(state["mlp.layers.0.weight"]).T + array(state["mlp.layers.0.bias"]), 0)
+    expected = hidden @ array(state["mlp.output.weight"]).T + array(state["mlp.output.bias"])
+    np.testing.assert_allclose(array(module(fields)), expected.reshape(-1, 2, D), rtol=1e-9)
+    assert bool(module(fields[:1]).isfinite().all()), "a last batch of one sample"
+
+
 @pytest.mark.parametrize("ensemble", list(Ensemble))
 def test_layer_is_norm_of_ensemble_and_shortcut(fields, ensemble):
     config = dataclasses.replace(CONFIG, modules=tuple(DHENModule), ensemble=ensemble)
@@ -166,8 +180,10 @@ def test_shortcut_is_the_input_itself_where_the_number_of_fields_stays():
     assert layer.shortcut is None
 
 
-def test_with_fm_and_linear_it_is_wukong():
+@pytest.mark.parametrize("norms", [("layer", "none"), ("batch", "batch")])
+def test_with_fm_and_linear_it_is_wukong(norms):
     shape = {"embedding_dim": 4, "num_layers": 2, "mlp": CONFIG.mlp, "bottom": CONFIG.bottom, "head": CONFIG.head}
+    shape |= {"norm": Normalization(norms[0]), "input_norm": Normalization(norms[1])}
     inputs = small_inputs()
     dhen = build_model(
         DHENConfig(**shape, modules=(DHENModule.FM, DHENModule.LINEAR), num_outputs=(2,), fm_rank=3), inputs, seed=0
@@ -191,6 +207,7 @@ def test_with_fm_and_linear_it_is_wukong():
         {"num_layers": "0"},
         {"numeric": "concat"},
         {"norm_eps": "0"},
+        {"norm": "none"},
     ],
 )
 def test_impossible_settings_are_refused(changes):

@@ -35,7 +35,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.field_norm import norm_of_sum
+from ziggurat.models.field_norm import field_norm, norm_of_sum
 from ziggurat.models.fieldwise import FieldMix
 from ziggurat.models.heads import Heads, HeadSharing
 from ziggurat.models.interactions.column_cross import ColumnCross
@@ -43,7 +43,7 @@ from ziggurat.models.interactions.convolution import FieldConvolution
 from ziggurat.models.interactions.dot_block import DotBlock
 from ziggurat.models.interactions.factorization_machine import FactorizationMachine, FactorizationMachineBlock
 from ziggurat.models.interactions.self_attention import AttentionConfig, TransformerLayer
-from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.mlp import Init, MLPConfig, Normalization, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.tower_modules import TowerModuleConfig
@@ -92,7 +92,10 @@ class DHENConfig:
         bottom: hidden layers of the bottom MLP.
         num_bottom_fields: fields that the bottom MLP gives.
         input_dropout: probability of zeroing a number of X₀.
-        norm_eps: ε of the layer norms.
+        norm_eps: ε of the norms.
+        norm: after each layer and before the MLPs of `dot` and `fm`: `layer`, as published, or `batch`; see
+            `field_norm.py`. The transformer layer keeps its layer norms.
+        input_norm: of X₀: none, as published, `layer` or `batch`.
         head: hidden layers of the final MLP.
         heads: one final MLP for all labels, or one each.
         init: starting weights of the dense network.
@@ -118,6 +121,8 @@ class DHENConfig:
     num_bottom_fields: int = 1
     input_dropout: float = 0.0
     norm_eps: float = 1e-5
+    norm: Normalization = Normalization.LAYER
+    input_norm: Normalization = Normalization.NONE
     head: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 128)))
     heads: HeadSharing = HeadSharing.SHARED
     init: Init = Init.TORCH
@@ -142,6 +147,8 @@ class DHENConfig:
         if not 0.0 <= self.input_dropout < 1.0 or self.norm_eps <= 0:
             found = f"input_dropout = {self.input_dropout}, norm_eps = {self.norm_eps}"
             raise _refused("0 <= input_dropout < 1, norm_eps above 0", found)
+        if self.norm is Normalization.NONE:
+            raise _refused("norm = layer or batch: products of small numbers vanish without one", "norm = none")
 
 
 def _refused(expected: str, found: str) -> ConfigError:
@@ -172,7 +179,7 @@ class DHENLayer(nn.Module):
         self.scales = nn.Parameter(torch.ones(len(config.modules))) if weighted else None
         same = num_fields == self.num_outputs
         self.shortcut = None if same else FieldMix(num_fields, num_outputs=self.num_outputs, dim=dim)
-        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """X'."""
@@ -190,7 +197,14 @@ def _build_module(kind: DHENModule, config: DHENConfig, *, num_fields: int, num_
         case DHENModule.DOT:
             if num_fields < 2:
                 raise _refused("two fields or more, because a dot product takes two", f"{num_fields}")
-            return DotBlock(num_fields, num_outputs=num_outputs, dim=dim, mlp=config.mlp, norm_eps=config.norm_eps)
+            return DotBlock(
+                num_fields,
+                num_outputs=num_outputs,
+                dim=dim,
+                mlp=config.mlp,
+                norm_eps=config.norm_eps,
+                norm=config.norm,
+            )
         case DHENModule.ATTENTION:
             layer = TransformerLayer(
                 num_fields,
@@ -218,6 +232,7 @@ def _build_module(kind: DHENModule, config: DHENConfig, *, num_fields: int, num_
                 dim=dim,
                 mlp=config.mlp,
                 norm_eps=config.norm_eps,
+                norm=config.norm,
             )
 
 
@@ -244,6 +259,7 @@ class DHEN(RankingModel):
         )
         self.layers = nn.ModuleList()
         num_fields, dim = self.stack.num_fields, self.stack.dim
+        self.input_norm = field_norm(config.input_norm, num_fields, dim=dim, eps=config.norm_eps)
         for index in range(config.num_layers):
             num_outputs = config.num_outputs[index if len(config.num_outputs) > 1 else 0]
             layer = DHENLayer(num_fields, num_outputs=num_outputs, dim=dim, config=config)
@@ -254,7 +270,7 @@ class DHEN(RankingModel):
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """All layers, then the final MLP."""
-        fields_BFD = self.stack(dense_BN, fields_BX, vectors)
+        fields_BFD = self.input_norm(self.stack(dense_BN, fields_BX, vectors))
         fields_BFD = dropout(fields_BFD, p=self.config.input_dropout, training=self.training)
         for layer in self.layers:
             fields_BFD = layer(fields_BFD)

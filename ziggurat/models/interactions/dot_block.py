@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.dot import PairwiseDot
-from ziggurat.models.mlp import MLP, MLPConfig
+from ziggurat.models.mlp import MLP, MLPConfig, Normalization, normalise
 
 
 class DotBlock(nn.Module):
@@ -26,16 +26,28 @@ class DotBlock(nn.Module):
         dim: d.
         mlp: hidden layers; a linear layer to l·d closes them.
         norm_eps: ε of the norm before the MLP.
+        norm: layer, or batch.
     """
 
-    def __init__(self, num_fields: int, *, num_outputs: int, dim: int, mlp: MLPConfig, norm_eps: float) -> None:
+    def __init__(
+        self,
+        num_fields: int,
+        *,
+        num_outputs: int,
+        dim: int,
+        mlp: MLPConfig,
+        norm_eps: float,
+        norm: Normalization = Normalization.LAYER,
+    ) -> None:
         super().__init__()
         self.num_outputs, self.dim = num_outputs, dim
         self.products = PairwiseDot(num_fields, dim=dim)
         num_pairs = self.products.num_pairs
-        self.norm = nn.LayerNorm(num_pairs, eps=norm_eps) if num_pairs > 1 else nn.Identity()  # one alone would be 0
+        kind = nn.LayerNorm if norm is Normalization.LAYER else nn.BatchNorm1d
+        one_alone = num_pairs == 1 and norm is Normalization.LAYER  # would be 0
+        self.norm = nn.Identity() if one_alone else kind(num_pairs, eps=norm_eps)
         self.mlp = MLP(self.products.num_pairs, config=mlp, output_dim=num_outputs * dim)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """L fields."""
-        return self.mlp(self.norm(self.products(fields_BFD))).unflatten(1, (self.num_outputs, self.dim))
+        return self.mlp(normalise(self.norm, self.products(fields_BFD))).unflatten(1, (self.num_outputs, self.dim))
