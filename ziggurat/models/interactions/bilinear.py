@@ -53,9 +53,8 @@ class BilinearFusion(nn.Module):
         return 2 * heads * columns * (rows + 1)
 
     def initialise_own(self, init: Init) -> None:
-        """Start each W_h as a linear map from its piece of h₁ to its piece of h₂."""
-        _, rows, columns = self.weight.shape
-        start_like_linear(self.weight, init, fan_in=rows, fan_out=columns // self.num_labels)
+        """Start W like a linear map from all products of the form to the labels: so many terms are summed."""
+        start_like_linear(self.weight, init, fan_in=self.weight.numel() // self.num_labels, fan_out=self.num_labels)
 
     def forward(self, first_BX: Float[Tensor, "B X"], second_BY: Float[Tensor, "B Y"]) -> Float[Tensor, "B L"]:
         """w_x · h₁ + w_y · h₂ + Σ_heads h₁ᵀ W h₂ + b."""
