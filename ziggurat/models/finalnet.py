@@ -37,7 +37,16 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models.dense_inputs import NumericInput
 from ziggurat.models.interactions.field_gate import FieldGate
-from ziggurat.models.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise, normalise
+from ziggurat.models.mlp import (
+    Activation,
+    Init,
+    MLPConfig,
+    Normalization,
+    activate,
+    initialise,
+    norm_of_width,
+    normalise,
+)
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.ops.dropout import dropout
@@ -127,8 +136,7 @@ class FactorizedBlock(nn.Module):
         for width in config.hidden_dims:
             self.layers.append(nn.Linear(wide, 2 * width if residual is Residual.SUM else width))
             if config.normalization is not Normalization.NONE:
-                is_batch = config.normalization is Normalization.BATCH
-                self.norms.append(nn.BatchNorm1d(width) if is_batch else nn.LayerNorm(width))
+                self.norms.append(norm_of_width(config.normalization, width))
             wide = width
         self.output = nn.Linear(wide, num_labels)
 

@@ -116,8 +116,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(wide, narrow) for wide, narrow in itertools.pairwise(dims))
         self.norms = nn.ModuleList()
         if config.normalization is not Normalization.NONE:
-            norm = nn.BatchNorm1d if config.normalization is Normalization.BATCH else nn.LayerNorm
-            self.norms.extend(norm(dim) for dim in config.hidden_dims)
+            self.norms.extend(norm_of_width(config.normalization, dim) for dim in config.hidden_dims)
         self.output = None if output_dim is None else nn.Linear(dims[-1], output_dim)
         self.output_dim = dims[-1] if output_dim is None else output_dim
 
@@ -174,6 +173,11 @@ def activate(inputs: Tensor, activation: Activation) -> Tensor:
             return inputs.tanh()
         case Activation.IDENTITY:
             return inputs
+
+
+def norm_of_width(kind: Normalization, width: int, *, eps: float = 1e-5) -> nn.Module:
+    """A norm for `normalise`: over the batch (batch), or over the columns of each sample (layer)."""
+    return nn.BatchNorm1d(width, eps=eps) if kind is Normalization.BATCH else nn.LayerNorm(width, eps=eps)
 
 
 def normalise(norm: nn.Module, inputs_BH: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.dot import PairwiseDot
-from ziggurat.models.mlp import MLP, MLPConfig, Normalization, normalise
+from ziggurat.models.mlp import MLP, MLPConfig, Normalization, norm_of_width, normalise
 
 
 class DotBlock(nn.Module):
@@ -43,9 +43,8 @@ class DotBlock(nn.Module):
         self.num_outputs, self.dim = num_outputs, dim
         self.products = PairwiseDot(num_fields, dim=dim)
         num_pairs = self.products.num_pairs
-        kind = nn.LayerNorm if norm is Normalization.LAYER else nn.BatchNorm1d
         one_alone = num_pairs == 1 and norm is Normalization.LAYER  # would be 0
-        self.norm = nn.Identity() if one_alone else kind(num_pairs, eps=norm_eps)
+        self.norm = nn.Identity() if one_alone else norm_of_width(norm, num_pairs, eps=norm_eps)
         self.mlp = MLP(self.products.num_pairs, config=mlp, output_dim=num_outputs * dim)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.fieldwise import FieldMix, start_like_linear
-from ziggurat.models.mlp import MLP, Init, MLPConfig, Normalization, normalise
+from ziggurat.models.mlp import MLP, Init, MLPConfig, Normalization, norm_of_width, normalise
 from ziggurat.ops.fields import field_mix
 from ziggurat.ops.fm_norm import FMKernel, fm_norm
 
@@ -147,8 +147,7 @@ class FactorizationMachineBlock(nn.Module):
         super().__init__()
         self.num_outputs, self.dim = num_outputs, dim
         self.products = products
-        kind = nn.LayerNorm if norm is Normalization.LAYER else nn.BatchNorm1d
-        self.norm = kind(num_products, eps=norm_eps)
+        self.norm = norm_of_width(norm, num_products, eps=norm_eps)
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
