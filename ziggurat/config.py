@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,27 @@ def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]
             yield from settings(value, prefix=f"{path}.")
         elif entry.init and typing.get_origin(hints[entry.name]) is not Literal:
             yield path, _type_name(hints[entry.name]), _shown(value)
+
+
+def flattened(value: Any, *, prefix: str = "") -> dict[str, str]:
+    """Every leaf of a config (or of plain data) as dotted path with dashes to JSON text: what two configs compare by.
+
+    Lists of plain values are one leaf, lists of groups are numbered (`features.3.name`); `kind` and `None` count.
+    """
+    leaves: dict[str, str] = {}
+
+    def walk(path: str, data: Any) -> None:
+        if isinstance(data, dict) and data:
+            for name, item in data.items():
+                walk(f"{path}.{name.replace('_', '-')}" if path else name.replace("_", "-"), item)
+        elif isinstance(data, list) and any(isinstance(item, dict) for item in data):
+            for position, item in enumerate(data):
+                walk(f"{path}.{position}" if path else str(position), item)
+        else:
+            leaves[path] = json.dumps(data, ensure_ascii=False)
+
+    walk(prefix, value if isinstance(value, dict) else to_json(value))
+    return leaves
 
 
 def _shown(value: Any) -> str:

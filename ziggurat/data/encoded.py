@@ -20,6 +20,7 @@ Reading takes one row group at a time, so memory is bounded by its size, whateve
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -73,6 +74,7 @@ class EncodedWriter:
         self.folder = Path(folder)
         self.num_rows = 0
         self._row_sum = 0
+        self._content = hashlib.sha256()
         self._inputs = inputs
         self._rows_per_group = rows_per_group
         self._groups_per_file = max(1, rows_per_file // rows_per_group)
@@ -141,6 +143,7 @@ class EncodedWriter:
         self._pending, self._pending_rows = [rest], rest.num_rows
 
     def _write_group(self, group: pa.Table) -> None:
+        self._content.update(_group_digest(group))
         if self._writer is None:
             name = f"part-{len(self._files):05}.parquet"
             self._files.append({"name": name, "group_rows": []})
@@ -180,6 +183,7 @@ class EncodedWriter:
                 "format": _FORMAT,
                 "num_rows": self.num_rows,
                 "row_sum": f"{self._row_sum % 2**64:016x}",
+                "content": self._content.hexdigest(),
                 "with_labels": self._schema is None or self._schema.names != unlabelled,
                 "inputs": to_json(self._inputs),
                 "files": self._files,
@@ -205,6 +209,14 @@ class EncodedWriter:
 
 def _row_sum(table: pa.Table) -> int:
     return sum(expected_sum(chunk.to_numpy()) for chunk in table.column(ROW_COLUMN).chunks)
+
+
+def _group_digest(group: pa.Table) -> bytes:
+    """SHA-256 of the values of a row group, in Arrow's stream format; the same however the group lies in memory."""
+    digest = hashlib.sha256()
+    for batch in group.combine_chunks().to_batches():
+        digest.update(batch.serialize())
+    return digest.digest()
 
 
 def temporary_beside(path: Path) -> Path:
@@ -263,6 +275,8 @@ class EncodedDataset:
         self.inputs: InputSpec = from_json(InputSpec, manifest["inputs"], where=str(self.folder / _MANIFEST))
         self.num_rows: int = manifest["num_rows"]
         self.row_sum: int = int(manifest["row_sum"], 16)  # for the sample ledger
+        # Of all values in their order. What was prepared before there was one has its manifest's: sizes and footers.
+        self.digest: str = manifest.get("content") or f"manifest {manifest['sha256']}"
         self.with_labels: bool = manifest["with_labels"]
         self.extra: dict[str, Any] = manifest["extra"]
         self._places: list[tuple[Path, int]] = []
@@ -375,6 +389,14 @@ class MemoryDataset:
     def row_sum(self) -> int:
         """Sum of the mixed row ids, for the sample ledger."""
         return _row_sum(self._table) % 2**64
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of all values in their order; an `EncodedDataset` of the same row groups has the same one."""
+        content = hashlib.sha256()
+        for index in range(len(self.group_sizes)):
+            content.update(_group_digest(self.read_group(index)))
+        return content.hexdigest()
 
     def read_group(self, index: int) -> pa.Table:
         """The columns of row group `index`; no copy."""
