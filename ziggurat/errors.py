@@ -65,6 +65,10 @@ class BoundsError(ZigguratError, IndexError):
     """An id lies outside its embedding table; names feature and row."""
 
 
+class FileError(ZigguratError, OSError):
+    """A file or folder could not be written: no room, no permission, or something else of that name."""
+
+
 class MissingFileError(ZigguratError, FileNotFoundError):
     """A file or folder that was named does not exist."""
 

@@ -1,0 +1,192 @@
+"""Files: atomic, checksummed, versioned; and a reader that nothing holds up."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ziggurat.errors import ConfigError, DataError, FileError, MissingFileError, ZigguratError
+from ziggurat.files import (
+    MAX_DEPTH,
+    Format,
+    Seal,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    replacing,
+    replacing_folder,
+    write_text,
+)
+
+CARD = Format(name="ziggurat.test_card", what="a card", seal=Seal.EDITABLE, error=ConfigError)
+
+
+def test_content_comes_back_as_it_was(tmp_path: Path) -> None:
+    content = {"a": 1, "b": [1.5, None, True, "ä\udc80"], "c": {"1": float("inf")}}
+    CARD.write(tmp_path / "card.json", content)
+    assert CARD.read(tmp_path / "card.json") == content
+    CARD.write(tmp_path / "list.json", [1, 2])
+    assert CARD.read(tmp_path / "list.json") == [1, 2]
+
+
+def test_a_digest_does_not_depend_on_spelling(tmp_path: Path) -> None:
+    path = CARD.write(tmp_path / "card.json", {3: "three", 12: "twelve", "x": (1, 2)})
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert CARD.read(path) == {"3": "three", "12": "twelve", "x": [1, 2]}
+
+
+def test_every_flipped_bit_of_a_required_seal_is_found() -> None:
+    sealed = Format(name="ziggurat.test_sealed", what="a sealed card")
+    text = sealed.encode({"rows": 17, "name": "user"})
+    for index in range(len(text) * 8):
+        flipped = bytearray(text)
+        flipped[index // 8] ^= 1 << index % 8
+        try:
+            read = sealed.decode(bytes(flipped), where="card.json")
+        except DataError:
+            continue
+        assert read == {"rows": 17, "name": "user"}, bytes(flipped)
+
+
+def test_an_edit_is_accepted_without_the_checksum_and_named_with_it(tmp_path: Path) -> None:
+    path = CARD.write(tmp_path / "card.json", {"rows": 17})
+    data = json.loads(path.read_text()) | {"rows": 18}
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError) as raised:
+        CARD.read(path)
+    assert 'delete its line "sha256"' in raised.value.ways_out[0]
+    del data["sha256"]
+    path.write_text(json.dumps(data))
+    assert CARD.read(path) == {"rows": 18}
+
+
+def test_versions_are_migrated_one_by_one_and_newer_ones_refused() -> None:
+    third = Format(
+        name="ziggurat.test_card",
+        what="a card",
+        version=3,
+        migrations={0: lambda it: it["payload"], 2: lambda it: it | {"third": True}},
+        seal=Seal.EDITABLE,
+    )
+    assert third.decode(b'{"payload": {"rows": 1}}', where="x") == {"rows": 1, "third": True}
+    assert third.decode(CARD.encode({"rows": 1}), where="x") == {"rows": 1, "third": True}
+    with pytest.raises(ConfigError) as raised:
+        CARD.decode(third.encode({"rows": 1}), where="card.json")
+    assert "version 3" in raised.value.found
+    assert "update Ziggurat" in raised.value.ways_out
+    with pytest.raises(DataError, match="version 0"):
+        third.decode(b'{"rows": 1}', where="x")  # the migration does not find its key
+    with pytest.raises(ConfigError, match="format 'other'"):
+        CARD.decode(b'{"format": "other", "version": 1}', where="x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[" * 500 + "]" * 500,
+        '{"a":' * 100_000,
+        "1" * 5_000,
+        "-1" + "0" * 500,
+        "1e999",
+        '{"a": 1, "a": 2}',
+        b"\xff\xfe",
+        "",
+        "nonsense",
+    ],
+)
+def test_json_out_of_bounds_is_an_error_in_four_parts(text: str | bytes) -> None:
+    with pytest.raises(DataError) as raised:
+        parse_json(text, where="x.json")
+    assert len(raised.value.found) < 500
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 100_000,
+        "a = " + "[" * 200 + "]" * 200,
+        "a = " + "1" * 5_000,
+        "a = " + "1" * 1_000,
+        "a = 1e999",
+        ".".join("a" * 100_000) + " = 1",
+        "[" + ".".join(f"a{i}" for i in range(MAX_DEPTH + 2)) + "]",
+        "a = 1\na = 2",
+    ],
+)
+def test_toml_out_of_bounds_is_an_error_in_four_parts(text: str) -> None:
+    with pytest.raises(DataError) as raised:
+        parse_toml(text, where="x.toml")
+    assert len(raised.value.found) < 500
+
+
+def test_only_regular_files_of_bounded_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, found in (
+        ("/dev/zero", "a device"),
+        (tmp_path / "pipe", "a pipe"),
+        (tmp_path, "a folder"),
+        ("/proc/self/smaps", "more"),
+    ):
+        with pytest.raises(DataError) as raised:
+            read_bytes(path, max_bytes=100)
+        assert raised.value.found == found
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DataError, match=r"1,099,511,627,776 bytes"):
+        read_bytes(tmp_path / "sparse")
+    with pytest.raises(DataError):
+        read_bytes("zero\0byte")
+    with pytest.raises(MissingFileError):
+        read_bytes(tmp_path / "none")
+    with pytest.raises(MissingFileError):
+        read_bytes("/dev/null/none")
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "new" / "a.txt", "old")
+
+    def half_written(problem: Exception) -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("new")
+            raise problem
+
+    with pytest.raises(KeyError):
+        half_written(KeyError())
+    with pytest.raises(FileError, match="no room"):
+        half_written(OSError(28, "no room"))
+    assert path.read_text() == "old"
+    assert [each.name for each in path.parent.iterdir()] == ["a.txt"]
+    (tmp_path / "folder").mkdir()
+    for wrong in (tmp_path / "folder", path / "below"):
+        with pytest.raises(FileError):
+            write_text(wrong, "text")
+
+
+def test_a_link_stays_a_link_and_a_device_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "text"
+    write_text("/dev/null", "text")
+    assert Path("/dev/null").is_char_device()
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        with replacing_folder(tmp_path / "deep" / "data") as temporary:
+            (temporary / "part").write_text(text)
+        assert (tmp_path / "deep" / "data" / "part").read_text() == text
+
+    def half_written() -> None:
+        with replacing_folder(tmp_path / "deep" / "data") as temporary:
+            (temporary / "part").write_text("third")
+            raise OSError(28, "no room")
+
+    with pytest.raises(ZigguratError):
+        half_written()
+    assert (tmp_path / "deep" / "data" / "part").read_text() == "second"
+    assert len(list((tmp_path / "deep").iterdir())) == 1
