@@ -2,32 +2,96 @@
 
 Whether BF16 pays cannot be read off a version number: CPUs without AVX512_BF16 or AMX emulate it up to a hundred
 times slower than FP32, and say nothing. So it is measured, in a few milliseconds, at the shape of a hidden layer.
+
+A ratio of two rates is measured in turns (`measure_ratio`): FP32, BF16, FP32, BF16, …. What disturbs the machine for a
+while disturbs neighbours alike, and the median of the ratios of neighbours does not hang on one slow moment.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
+_SIZE = 512
 
-def matmul_gflop_per_s(dtype: torch.dtype, *, device: str = "cpu", size: int = 512, budget_s: float = 0.05) -> float:
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulRates:
+    """What was measured in turns.
+
+    Args:
+        fp32: median rate, GFLOP/s.
+        bf16: the same.
+        ratio: median of BF16's rate over FP32's, turn by turn.
+        turns: how many turns there were.
+    """
+
+    fp32: float
+    bf16: float
+    ratio: float
+    turns: int
+
+
+def matmul_gflop_per_s(dtype: torch.dtype, *, device: str = "cpu", size: int = _SIZE, budget_s: float = 0.05) -> float:
     """Rate of a (4·size × size) · (size × size) product in 10⁹ floating-point operations a second.
 
     The fastest of as many products as fit in `budget_s` (at least three) after one to warm up: other work on the
-    machine can only add to a time, and a choice that hangs on a rate must not hang on a neighbour.
+    machine can only add to a time.
     """
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    left = torch.randn(4 * size, size, generator=generator).to(device=device, dtype=dtype)
-    right = torch.randn(size, size, generator=generator).to(device=device, dtype=dtype)
+    product = _product(dtype, device=device, size=size)
     times_s: list[float] = []
     begin = time.perf_counter()
     while len(times_s) < 4 or time.perf_counter() - begin < budget_s:
+        times_s.append(product())
+        if time.perf_counter() - begin > 20 * budget_s and len(times_s) >= 2:
+            break
+    return _gflop(size) / min(times_s[1:])
+
+
+def measure_ratio(*, device: str = "cpu", size: int = _SIZE, turns: int = 15, budget_s: float = 1.0) -> MatmulRates:
+    """FP32 and BF16 in turns, after one turn to warm up.
+
+    Args:
+        device: where.
+        size: as in `matmul_gflop_per_s`.
+        turns: how many; fewer where `budget_s` is spent, but at least three.
+        budget_s: seconds after which no further turn begins.
+    """
+    products = [_product(dtype, device=device, size=size) for dtype in (torch.float32, torch.bfloat16)]
+    times_s: list[list[float]] = []
+    begin = time.perf_counter()
+    while len(times_s) < 1 + turns:
+        times_s.append([product() for product in products])
+        if len(times_s) >= 4 and time.perf_counter() - begin > budget_s:
+            break
+    kept = times_s[1:]
+    return MatmulRates(
+        fp32=_gflop(size) / statistics.median(fp32 for fp32, _ in kept),
+        bf16=_gflop(size) / statistics.median(bf16 for _, bf16 in kept),
+        ratio=statistics.median(fp32 / bf16 for fp32, bf16 in kept),
+        turns=len(kept),
+    )
+
+
+def _product(dtype: torch.dtype, *, device: str, size: int) -> Callable[[], float]:
+    """A function that multiplies once and returns the seconds."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    left = torch.randn(4 * size, size, generator=generator).to(device=device, dtype=dtype)
+    right = torch.randn(size, size, generator=generator).to(device=device, dtype=dtype)
+
+    def once() -> float:
         start = time.perf_counter()
         torch.mm(left, right)
         if device != "cpu":
             torch.cuda.synchronize()
-        times_s.append(time.perf_counter() - start)
-        if time.perf_counter() - begin > 20 * budget_s and len(times_s) >= 2:
-            break
-    return 2.0 * (4 * size) * size * size / min(times_s[1:]) / 1e9
+        return time.perf_counter() - start
+
+    return once
+
+
+def _gflop(size: int) -> float:
+    return 2.0 * (4 * size) * size * size / 1e9

@@ -8,22 +8,23 @@ from ziggurat.cache import cache_folder
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
-from ziggurat.ops.matmul_rate import matmul_gflop_per_s
+from ziggurat.ops.matmul_rate import measure_ratio
 from ziggurat.ops.text.kernel import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
+from ziggurat.training.config import Precision
+from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.startup import StartupReport, machine_lines, version_lines
-from ziggurat.training.step import MIN_BF16_SPEEDUP
 
 
 def diagnose() -> StartupReport:
     """Measure and describe; takes a few seconds (the C++ kernel is built the first time)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    fp32 = matmul_gflop_per_s(torch.float32, device=device)
-    bf16 = matmul_gflop_per_s(torch.bfloat16, device=device)
-    verdict = "pays: precision auto uses it" if bf16 >= MIN_BF16_SPEEDUP * fp32 else "does not pay: auto stays FP32"
+    rates = measure_ratio(device=device)
+    precision, reason = resolve_precision(Precision.AUTO, device=torch.device(device))
     speed = {
-        "matrix multiply FP32": f"{fp32:,.0f} GFLOP/s",
-        "matrix multiply BF16": f"{bf16:,.0f} GFLOP/s ({verdict})",
+        "matrix multiply FP32": f"{rates.fp32:,.0f} GFLOP/s",
+        "matrix multiply BF16": f"{rates.bf16:,.0f} GFLOP/s, {rates.ratio:.2f} times FP32",
+        "precision auto": f"{precision.value} ({reason})",
     }
     return StartupReport(
         sections={

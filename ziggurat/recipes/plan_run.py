@@ -25,7 +25,7 @@ from ziggurat.planning.timeline import Timeline
 from ziggurat.recipes.plan_inputs import PlanInputs, plan_inputs
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Precision
-from ziggurat.training.step import MIN_BF16_SPEEDUP
+from ziggurat.training.precision_choice import MIN_BF16_SPEEDUP
 
 MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
 _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales

@@ -27,7 +27,7 @@ class DenseOptimizer(StrEnum):
 class Precision(StrEnum):
     """What the dense network computes in. Weights and optimizer state stay FP32 (master weights)."""
 
-    AUTO = "auto"  # BF16 where this machine multiplies matrices at least 1.3 times faster in it, measured at start
+    AUTO = "auto"  # BF16 where this machine multiplies matrices at least 1.3 times faster in it, decided once a machine
     FP32 = "fp32"
     BF16 = "bf16"
 

@@ -22,6 +22,7 @@ from ziggurat.models.fieldwise import FieldMix
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.training.config import Compile
+from ziggurat.training.precision_choice import cpu_name
 from ziggurat.training.rank_report import kernel_report, rank_sections
 from ziggurat.training.step import TrainStep
 
@@ -48,7 +49,7 @@ def machine_lines() -> dict[str, str]:
     """What this machine is, in words."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     lines = {
-        "machine": f"{_cpu_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}",
+        "machine": f"{cpu_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}",
         "python": platform.python_version(),
         "cpu kernels": f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
         "c++ compiler": shutil.which("g++") or "none: no C++ kernel, no torch.compile on CPU",
@@ -164,14 +165,3 @@ def flat_lines(value: Any, *, prefix: str = "") -> list[tuple[str, str]]:
     if isinstance(value, dict):
         return [line for name, item in value.items() for line in flat_lines(item, prefix=f"{prefix}{name} ")]
     return [(prefix.strip(), ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))]
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

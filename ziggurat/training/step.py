@@ -32,17 +32,16 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.ops.allocator import keep_freed_memory
-from ziggurat.ops.matmul_rate import matmul_gflop_per_s
 from ziggurat.parallel.collectives import communicating
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.losses import loss_sums
+from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.weight_average import WeightAverage
 from ziggurat.training.world_sums import WorldSums, local
 
-MIN_BF16_SPEEDUP = 1.3
 OVERFLOW = "norm of all gradients (overflow)"
 
 
@@ -59,16 +58,6 @@ class StepResult:
     loss: float
     finite: bool
     first_bad: str = ""
-
-
-def resolve_precision(wanted: Precision, *, device: torch.device) -> tuple[Precision, str]:
-    """What AUTO means on this device, with the reason for the start-up report."""
-    if wanted is not Precision.AUTO:
-        return wanted, "as asked"
-    fp32 = matmul_gflop_per_s(torch.float32, device=str(device))
-    bf16 = matmul_gflop_per_s(torch.bfloat16, device=str(device))
-    chosen = Precision.BF16 if bf16 >= MIN_BF16_SPEEDUP * fp32 else Precision.FP32
-    return chosen, f"measured here: FP32 {fp32:.0f}, BF16 {bf16:.0f} GFLOP/s"
 
 
 class TrainStep:

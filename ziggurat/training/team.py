@@ -28,11 +28,12 @@ from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.ahead import with_next
 from ziggurat.training.config import Precision, TrainingConfig
+from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.records import NoRecords, Records
 from ziggurat.training.run_folder import RunFolder
 from ziggurat.training.shared_ledger import SharedLedger
-from ziggurat.training.step import OVERFLOW, TrainStep, resolve_precision
+from ziggurat.training.step import OVERFLOW, TrainStep
 
 
 class Team:

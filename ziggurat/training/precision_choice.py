@@ -1,0 +1,136 @@
+"""What `precision auto` means on this machine: decided once, kept, and the same at every start.
+
+BF16 changes the numbers of a run, so a decision that hangs on a stopwatch must not be taken anew at each start: two
+equal commands would give two models. It is taken once for a machine, a version of torch and a device, and kept in the
+cache folder, as the choice of lookup kernels is (`ops/lookup/choose.py`):
+
+    speedup  =  median over turns of BF16's rate / FP32's (`ops/matmul_rate.py`)
+    BF16     if speedup >= 1.3 in the median of three measurements
+             five further measurements count too where they are near 1.3 (1.1 to 1.5), so that noise does not decide
+
+What was kept stands, whatever a later measurement says; delete the file, whose path is in the reason, to decide anew.
+Of two processes that decide at the same time the first one to finish decides for both. A run writes the precision
+that it had into its config.json, and goes on with it when it is resumed, here or elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ziggurat.cache import cache_folder
+from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
+from ziggurat.training.config import Precision
+
+MIN_BF16_SPEEDUP = 1.3
+_NEAR = (1.1, 1.5)
+_MEASUREMENTS, _MORE_MEASUREMENTS = 3, 5
+
+
+def resolve_precision(
+    wanted: Precision,
+    *,
+    device: torch.device,
+    folder: Path | None = None,
+    measure: Callable[[], MatmulRates] | None = None,
+) -> tuple[Precision, str]:
+    """What is computed in, with the reason for the start-up report.
+
+    Args:
+        wanted: AUTO takes the decision that was kept, or measures; others stay as they are.
+        device: of the model.
+        folder: where decisions are kept; the cache folder's `precision` unless given.
+        measure: one measurement; tests give another.
+    """
+    if wanted is not Precision.AUTO:
+        return wanted, "as asked"
+    path = (folder or cache_folder() / "precision") / f"choice-{_fingerprint(device)}.json"
+    return _kept(path) or _decide(path, measure or (lambda: measure_ratio(device=str(device))))
+
+
+def _decide(path: Path, measure: Callable[[], MatmulRates]) -> tuple[Precision, str]:
+    rates = [measure() for _ in range(_MEASUREMENTS)]
+    if any(_NEAR[0] <= each.ratio <= _NEAR[1] for each in rates):
+        rates += [measure() for _ in range(_MORE_MEASUREMENTS)]
+    speedup = statistics.median(each.ratio for each in rates)
+    chosen = Precision.BF16 if speedup >= MIN_BF16_SPEEDUP else Precision.FP32
+    answer = {
+        "precision": chosen.value,
+        "fp32_gflop_per_s": statistics.median(each.fp32 for each in rates),
+        "bf16_gflop_per_s": statistics.median(each.bf16 for each in rates),
+        "speedup": speedup,
+        "measurements": len(rates),
+    }
+    try:
+        _keep_first(path, answer)
+    except OSError as error:
+        return chosen, f"measured here: {_rates(answer)}; the decision could not be kept ({error})"
+    kept = _kept(path)
+    if kept is not None and kept[0] is not chosen:  # another process was first
+        return kept
+    return chosen, f"measured here: {_rates(answer)}; kept for the next starts ({path})"
+
+
+def _keep_first(path: Path, answer: dict[str, str | float | int]) -> None:
+    """Write the answer, unless a readable one is there by now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, name = tempfile.mkstemp(prefix=f".{path.stem}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            json.dump(answer, file, indent=1)
+        if path.exists() and _kept(path) is None:
+            temporary.replace(path)  # what is there cannot be read
+            return
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _kept(path: Path) -> tuple[Precision, str] | None:
+    """The decision that was taken before, if it can be read."""
+    try:
+        answer = json.loads(path.read_text(encoding="utf-8"))
+        chosen = Precision(answer["precision"])
+        reason = f"decided before for this machine: {_rates(answer)} ({path})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None if chosen is Precision.AUTO else (chosen, reason)
+
+
+def _rates(answer: dict[str, str | float | int]) -> str:
+    fp32, bf16 = float(answer["fp32_gflop_per_s"]), float(answer["bf16_gflop_per_s"])
+    return f"FP32 {fp32:.0f}, BF16 {bf16:.0f} GFLOP/s, {float(answer['speedup']):.2f} times"
+
+
+def _fingerprint(device: torch.device) -> str:
+    """What a decision holds for: processor or GPU, its instructions, and the version of torch."""
+    lines = [torch.__version__, device.type, platform.machine()]
+    if device.type == "cuda":
+        lines.append(torch.cuda.get_device_name(device))
+    else:
+        lines += [torch.backends.cpu.get_cpu_capability(), cpu_name()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]
+
+
+def cpu_name() -> str:
+    """The processor's name, as the system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
