@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from benchmarks.harness import ROOT
 from benchmarks.report import Report
-from ziggurat.recipes.compare import CompareConfig, compare
-from ziggurat.recipes.compare_data import ComparedData
-from ziggurat.recipes.compare_report import markdown, plot
 from ziggurat.recipes.protocols import Protocol
+from ziggurat.studies.compare import CompareConfig, compare
+from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.compare_report import markdown, plot
 from ziggurat.training.progress import show_progress
 
 

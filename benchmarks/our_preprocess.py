@@ -11,9 +11,9 @@ from pathlib import Path
 from benchmarks.worker import serve
 from benchmarks.workload import Workload
 from ziggurat.data.datasets.criteo import criteo_schema
-from ziggurat.data.prepare import DataConfig, prepare
-from ziggurat.data.raw import FileFormat
-from ziggurat.data.splits import SplitBy, SplitConfig
+from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.raw.source import FileFormat
 
 
 class OurPreprocess:
@@ -25,7 +25,7 @@ class OurPreprocess:
         self.config = DataConfig(
             train=(str(settings["text"]),), format=FileFormat.CRITEO, split=SplitConfig(by=SplitBy.FILES)
         )
-        self.info: dict[str, object] = {"validation": "every cell", "engine": "ziggurat.data.prepare"}
+        self.info: dict[str, object] = {"validation": "every cell", "engine": "ziggurat.data.preprocess.prepare"}
 
     def run(self, steps: int) -> float:
         """Preprocess the file so many times; returns the number of training rows written."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.ours import build, describe, training_config
 from benchmarks.worker import Turns, serve
 from benchmarks.workload import Workload
-from ziggurat.data.encoded import EncodedDataset
+from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.features.batch import Batch
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.training.trainer import Trainer

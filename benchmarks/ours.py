@@ -27,7 +27,7 @@ from benchmarks.workload import (
     Workload,
     make_batches,
 )
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec

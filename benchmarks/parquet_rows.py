@@ -19,7 +19,7 @@ NUM_ROWS = 1_000_000
 def encoded_rows(workload: Workload, *, num_rows: int = NUM_ROWS) -> Path:
     """Folder of an `EncodedDataset` with the workload's rows (page checksums and manifest as in a real run)."""
     from benchmarks.ours import inputs_of
-    from ziggurat.data.encoded import EncodedWriter
+    from ziggurat.data.encoded.dataset import EncodedWriter
 
     shape = "multi-hot" if workload.multi_hot else "one-hot"
     folder = ROOT / "build" / "benchmarks" / f"encoded-{shape}-{num_rows}"

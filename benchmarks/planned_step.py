@@ -28,7 +28,7 @@ from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Plan
-from ziggurat.planning.probe_tables import DrawConfig, TableDraw, draw_pool
+from ziggurat.planning.costs.probe_tables import DrawConfig, TableDraw, draw_pool
 
 PARTS = ("ids, lookup, sending", "receiving", "backward", "update")
 

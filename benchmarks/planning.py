@@ -30,11 +30,11 @@ from benchmarks.neuroshard_judge import NeuroShardJudge, problem_of
 from benchmarks.planning_tasks import draw_tables, draw_tasks
 from benchmarks.report import Case, Report
 from ziggurat.errors import MissingFileError, PlanError
-from ziggurat.planning.judge import Judge
-from ziggurat.planning.milp import AdditiveJudge, exact_plan
+from ziggurat.planning.cost_model import Judge
 from ziggurat.planning.problem import PlanningProblem, ShardProfile
-from ziggurat.planning.search import Clock, SearchConfig, SearchResult, Strategy, search
-from ziggurat.planning.search_space import ColumnParts, SearchSpace
+from ziggurat.planning.search.milp import AdditiveJudge, exact_plan
+from ziggurat.planning.search.search import Clock, SearchConfig, SearchResult, Strategy, search
+from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
 COMMAND = "ziggurat bench planning"
 DATA = ROOT.parent / "shared" / "data" / "neuroshard"
@@ -154,7 +154,7 @@ class PlanningBenchmark:
     def own(self) -> None:
         """Without the released models: our tasks, our judge."""
         if self.options.judge:
-            from ziggurat.planning.learned import LearnedJudge
+            from ziggurat.planning.costs.learned import LearnedJudge
 
             judge, name = LearnedJudge.load(self.options.judge), "the learned judge"
         else:
@@ -289,8 +289,8 @@ class PlanningBenchmark:
 
 def analytic_judge() -> Judge:
     """Our formulas, for four A100."""
-    from ziggurat.cluster_catalogue import named_cluster
-    from ziggurat.planning.analytic import AnalyticCosts, AnalyticJudge, HopSettings
+    from ziggurat.planning.cluster.catalogue import named_cluster
+    from ziggurat.planning.costs.analytic import AnalyticCosts, AnalyticJudge, HopSettings
 
     return AnalyticJudge(AnalyticCosts(named_cluster("a100x4"), HopSettings(batch_size=16384)))
 

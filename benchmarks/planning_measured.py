@@ -25,14 +25,14 @@ from benchmarks.harness import ROOT, say
 from benchmarks.machine import describe_machine
 from benchmarks.planned_step import PARTS, SuiteConfig, measure_plans
 from benchmarks.report import Case, Report
-from ziggurat.cluster_catalogue import local_cluster
 from ziggurat.config import to_json
 from ziggurat.plan import Placement
-from ziggurat.planning.analytic import AnalyticCosts, AnalyticJudge, HopSettings
-from ziggurat.planning.learned import LearnedJudge
-from ziggurat.planning.probe_tables import DrawConfig
+from ziggurat.planning.cluster.catalogue import local_cluster
+from ziggurat.planning.costs.analytic import AnalyticCosts, AnalyticJudge, HopSettings
+from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.costs.probe_tables import DrawConfig
 from ziggurat.planning.problem import Assignment, PlanningProblem
-from ziggurat.planning.search import Clock, SearchConfig, Strategy, search
+from ziggurat.planning.search.search import Clock, SearchConfig, Strategy, search
 from ziggurat.testing.ranks import run_ranks
 
 RANKS = 4

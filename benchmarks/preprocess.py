@@ -1,7 +1,7 @@
 """Claim: Criteo text to Parquet with vocabularies *and validation* is no slower than a polars script without it.
 
-    ours    ziggurat.data.prepare: bounded memory, every cell checked (file, row and column in the error), pages with
-            checksums, a manifest, the fitted preprocessing saved beside the data
+    ours    ziggurat.data.preprocess.prepare: bounded memory, every cell checked (file, row and column in the error),
+            pages with checksums, a manifest, the fitted preprocessing saved beside the data
     peer    a hand-written polars script for the same rows and numbers: whole file in memory, nothing checked
 
 Both fit 26 vocabularies (ids seen at least 10 times), standardise log(1+x) of 13 numbers, and write LZ4 Parquet in row

@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.harness import ROOT
 from benchmarks.report import Report
-from ziggurat.data.synthetic import SyntheticTeacher
-from ziggurat.recipes.baselines import Popularity
+from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.recipes.execute import prepare_run, train_run
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.baselines import Popularity
+from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.training.evaluation import ordered_batches
 from ziggurat.training.metrics import auc
 from ziggurat.training.progress import show_progress

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from benchmarks.harness import ROOT
 from benchmarks.report import Report
-from ziggurat.recipes.compare_data import ComparedData
-from ziggurat.recipes.scaling_report import markdown, plot
-from ziggurat.recipes.scaling_runs import ScaleConfig, factors_of, scale
+from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.scaling_report import markdown, plot
+from ziggurat.studies.scaling_runs import ScaleConfig, factors_of, scale
 from ziggurat.training.progress import show_progress
 
 

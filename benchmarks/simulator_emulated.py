@@ -18,11 +18,11 @@ from benchmarks.our_ranks import Variant, split_features, tower_module
 from benchmarks.ours import config_of, inputs_of
 from benchmarks.towers import variants_for
 from benchmarks.workload import Workload
-from ziggurat.cluster import Cluster, Device, Link, Port
 from ziggurat.plan import Plan
+from ziggurat.planning.cluster.cluster import Cluster, Device, Link, Port
 from ziggurat.planning.placement import place_tables
-from ziggurat.planning.simulator import StepSettings, StepSimulator
-from ziggurat.planning.step_work import StepWork, step_work
+from ziggurat.planning.simulator.step_simulator import StepSettings, StepSimulator
+from ziggurat.planning.simulator.step_work import StepWork, step_work
 
 START = {"flop_per_s": 30e9, "memory_bytes_per_s": 3e9, "packing_bytes_per_s": 4e8, "step_s": 0.03}
 ASSUMED = {"loopback_bytes_per_s": 1e9, "latency_s": 1.5e-3, "message_s": 2e-4, "payload": 0.94}

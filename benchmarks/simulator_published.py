@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ziggurat.cluster import Cluster
-from ziggurat.cluster_catalogue import named_cluster
+from ziggurat.planning.cluster.catalogue import named_cluster
+from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, plan_model
-from ziggurat.planning.simulator import MatmulFormat, Overlap, StepSettings
-from ziggurat.planning.timeline import Timeline
+from ziggurat.planning.simulator.step_simulator import MatmulFormat, Overlap, StepSettings
+from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm
-from ziggurat.recipes.plan_inputs import plan_inputs
-from ziggurat.recipes.plan_run import neighbours
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.plan_inputs import plan_inputs
+from ziggurat.runs.plan_run import neighbours
 
 README = "facebookresearch/dlrm, torchrec_dlrm README"
 HUGECTR_BATCH = 55_296  # global, recalled from its MLPerf configuration and not verified

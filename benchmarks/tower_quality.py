@@ -39,13 +39,13 @@ from benchmarks.tower_quality_table import (
     targets_table,
 )
 from ziggurat.config import to_json
-from ziggurat.data.synthetic import SyntheticTeacher
+from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.plan import Towers
-from ziggurat.planning.towers import TowerPartitionConfig, TowerStrategy
-from ziggurat.recipes.execute import load_config, train_run
-from ziggurat.recipes.partition import partition_run
+from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
 from ziggurat.recipes.run_config import RanksConfig, RunConfig
+from ziggurat.runs.execute import load_config, train_run
+from ziggurat.runs.partition import partition_run
 from ziggurat.training.config import Precision
 from ziggurat.training.progress import Progress, show_progress
 from ziggurat.training.run_folder import RunFolder, read_json

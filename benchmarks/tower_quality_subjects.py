@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ziggurat.data.loader import LoaderConfig
-from ziggurat.data.splits import SplitBy, SplitConfig
-from ziggurat.data.synthetic import SyntheticConfig, SyntheticTeacher
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
 from ziggurat.embeddings import EmbeddingConfig, TableInit
 from ziggurat.models import DLRMConfig, Init, MLPConfig
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind

@@ -166,7 +166,7 @@ def _random_batches(workload: Workload) -> list[RawBatch]:
 
 def _teacher_batches(workload: Workload) -> list[RawBatch]:
     """Rows of the synthetic teacher, each once; the same for every seed. Numbers are log-standardised."""
-    from ziggurat.data.synthetic import SyntheticTeacher, criteo_shaped
+    from ziggurat.data.synthetic.teacher import SyntheticTeacher, criteo_shaped
 
     assert not workload.multi_hot
     num_ids = TEACHER_IDS

@@ -52,7 +52,7 @@ LOWER = (
     "ziggurat.features.batch",
     "ziggurat.parallel.parallelize",
     "ziggurat.planning.placement",
-    "ziggurat.planning.towers",
+    "ziggurat.planning.towers.partitioner",
 )
 
 

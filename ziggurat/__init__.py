@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ziggurat.data.inspect import inspect_file as inspect_file
-    from ziggurat.data.loader import Loader as Loader
-    from ziggurat.data.loader import LoaderConfig as LoaderConfig
-    from ziggurat.data.prepare import DataConfig as DataConfig
-    from ziggurat.data.prepare import prepare as prepare
-    from ziggurat.data.splits import SplitBy as SplitBy
-    from ziggurat.data.splits import SplitConfig as SplitConfig
+    from ziggurat.data.encoded.loader import Loader as Loader
+    from ziggurat.data.encoded.loader import LoaderConfig as LoaderConfig
+    from ziggurat.data.inspect.inspect_file import inspect_file as inspect_file
+    from ziggurat.data.preprocess.prepare import DataConfig as DataConfig
+    from ziggurat.data.preprocess.prepare import prepare as prepare
+    from ziggurat.data.preprocess.splits import SplitBy as SplitBy
+    from ziggurat.data.preprocess.splits import SplitConfig as SplitConfig
     from ziggurat.embeddings import EmbeddingConfig as EmbeddingConfig
     from ziggurat.errors import ZigguratError as ZigguratError
     from ziggurat.features.schema import Categorical as Categorical
@@ -53,20 +53,20 @@ if TYPE_CHECKING:
     from ziggurat.plan import Towers as Towers
     from ziggurat.planning.placement import place_tables as place_tables
     from ziggurat.recipes.catalogue import recipe_named as recipe_named
-    from ziggurat.recipes.execute import train_run as train_run
-    from ziggurat.recipes.load_run import Run as Run
-    from ziggurat.recipes.load_run import load_run as load_run
     from ziggurat.recipes.run_config import DatasetConfig as DatasetConfig
     from ziggurat.recipes.run_config import RunConfig as RunConfig
+    from ziggurat.runs.execute import train_run as train_run
+    from ziggurat.runs.load import Run as Run
+    from ziggurat.runs.load import load_run as load_run
     from ziggurat.training.config import TrainingConfig as TrainingConfig
     from ziggurat.training.progress import show_progress as show_progress
     from ziggurat.training.trainer import Trainer as Trainer
 
 _HOMES = {
-    "ziggurat.data.inspect": ("inspect_file",),
-    "ziggurat.data.loader": ("Loader", "LoaderConfig"),
-    "ziggurat.data.prepare": ("DataConfig", "prepare"),
-    "ziggurat.data.splits": ("SplitBy", "SplitConfig"),
+    "ziggurat.data.inspect.inspect_file": ("inspect_file",),
+    "ziggurat.data.encoded.loader": ("Loader", "LoaderConfig"),
+    "ziggurat.data.preprocess.prepare": ("DataConfig", "prepare"),
+    "ziggurat.data.preprocess.splits": ("SplitBy", "SplitConfig"),
     "ziggurat.embeddings": ("EmbeddingConfig",),
     "ziggurat.errors": ("ZigguratError",),
     "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
@@ -94,8 +94,8 @@ _HOMES = {
     "ziggurat.plan": ("Plan", "Towers"),
     "ziggurat.planning.placement": ("place_tables",),
     "ziggurat.recipes.catalogue": ("recipe_named",),
-    "ziggurat.recipes.execute": ("train_run",),
-    "ziggurat.recipes.load_run": ("Run", "load_run"),
+    "ziggurat.runs.execute": ("train_run",),
+    "ziggurat.runs.load": ("Run", "load_run"),
     "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),
     "ziggurat.training.config": ("TrainingConfig",),
     "ziggurat.training.progress": ("show_progress",),

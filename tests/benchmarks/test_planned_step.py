@@ -9,7 +9,7 @@ from benchmarks.planned_step import PARTS, SuiteConfig, batch_of, inputs_of, mea
 from ziggurat.config import to_json
 from ziggurat.features.batch import validate_batch
 from ziggurat.plan import Placement, Plan, TablePlacement
-from ziggurat.planning.probe_tables import DrawConfig
+from ziggurat.planning.costs.probe_tables import DrawConfig
 from ziggurat.testing.ranks import run_ranks
 
 SUITE = SuiteConfig(draw=DrawConfig(num_samples=16, num_tables=5, max_rows=100, num_batches=2))

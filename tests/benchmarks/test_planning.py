@@ -8,11 +8,11 @@ from benchmarks.planning import parse_options, run, together
 from benchmarks.planning_tasks import draw_tables, draw_tasks
 from ziggurat.ops.plan_chain import price_states, why_no_chain
 from ziggurat.plan import Placement
-from ziggurat.planning.judge import device_costs
-from ziggurat.planning.network_annealing import chain_networks
+from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment
-from ziggurat.planning.search import SearchConfig, Strategy, search
-from ziggurat.planning.search_space import ColumnParts, SearchSpace
+from ziggurat.planning.search.network_annealing import chain_networks
+from ziggurat.planning.search.search import SearchConfig, Strategy, search
+from ziggurat.planning.search.space import ColumnParts, SearchSpace
 from ziggurat.testing.data import shared_data
 
 

@@ -10,9 +10,9 @@ from benchmarks.report import REPORTS
 from benchmarks.simulator import GOAL
 from benchmarks.simulator_emulated import START, emulated_cases, emulated_cluster, fitted_constants, read_settings
 from benchmarks.simulator_published import mlperf_dcn_v2_single, published
-from ziggurat.planning.step_work import step_work
+from ziggurat.planning.simulator.step_work import step_work
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm
-from ziggurat.recipes.plan_inputs import plan_inputs
+from ziggurat.runs.plan_inputs import plan_inputs
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli.main import main
-from ziggurat.cluster_catalogue import load_cluster
 from ziggurat.plan import Plan, Towers
+from ziggurat.planning.cluster.catalogue import load_cluster
 
 QUICK = ("--budget-s", "0.1")
 

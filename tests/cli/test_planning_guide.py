@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli.main import main
-from ziggurat.cluster_catalogue import load_cluster
+from ziggurat.planning.cluster.catalogue import load_cluster
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
 EXACT = ("cluster show", "--cluster v100x2")  # no search in what they print

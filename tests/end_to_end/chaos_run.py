@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.models import DLRMConfig, MLPConfig, build_model
 from ziggurat.training.checkpoint import CheckpointConfig

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end import chaos_run
-from ziggurat.data.ledger import Ledger, expected_sum
+from ziggurat.data.encoded.ledger import Ledger, expected_sum
 
 _context = mp.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "pytest", "tests.end_to_end.chaos_run"])

@@ -11,7 +11,7 @@ import pytest
 
 import ziggurat
 from ziggurat.cli.main import main
-from ziggurat.recipes.load_run import load_run
+from ziggurat.runs.load import load_run
 
 
 def events(num_rows: int, *, seed: int = 0) -> pl.DataFrame:

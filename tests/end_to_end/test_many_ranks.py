@@ -15,7 +15,7 @@ from tests.end_to_end.test_main_job import SMALL, events
 from tests.end_to_end.test_towers import SCHEMA, TOWERS
 from ziggurat.cache import cache_folder
 from ziggurat.cli.main import main
-from ziggurat.recipes.load_run import load_run
+from ziggurat.runs.load import load_run
 from ziggurat.testing.ranks import run_ranks
 
 DATA = ["--data.train", "events.parquet", "--schema", "my.toml"]

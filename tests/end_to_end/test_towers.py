@@ -13,8 +13,8 @@ import torch
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
-from ziggurat.recipes.execute import load_config
-from ziggurat.recipes.load_run import load_run
+from ziggurat.runs.execute import load_config
+from ziggurat.runs.load import load_run
 
 TOWERS = ziggurat.Towers(towers=(("tags", "user_id"), ("item",)), strategy="by hand")
 SCHEMA = ziggurat.Schema(

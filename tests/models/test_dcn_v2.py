@@ -18,7 +18,7 @@ from ziggurat.models import (
     Structure,
     build_model,
 )
-from ziggurat.models.cross import CrossNet, CrossNetMix, LowRankCrossNet
+from ziggurat.models.blocks.cross import CrossNet, CrossNetMix, LowRankCrossNet
 from ziggurat.testing.batches import random_batch, small_inputs
 
 SMALL = DCNv2Config(

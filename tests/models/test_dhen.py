@@ -21,11 +21,11 @@ from ziggurat.models import (
     WukongConfig,
     build_model,
 )
+from ziggurat.models.blocks.interactions.column_cross import ColumnCross
+from ziggurat.models.blocks.interactions.convolution import FieldConvolution
+from ziggurat.models.blocks.interactions.dot_block import DotBlock
+from ziggurat.models.blocks.interactions.self_attention import AutoIntLayer, TransformerLayer
 from ziggurat.models.dhen import DHENLayer
-from ziggurat.models.interactions.column_cross import ColumnCross
-from ziggurat.models.interactions.convolution import FieldConvolution
-from ziggurat.models.interactions.dot_block import DotBlock
-from ziggurat.models.interactions.self_attention import AutoIntLayer, TransformerLayer
 from ziggurat.testing.batches import random_batch, small_inputs
 
 N, D = 4, 6

@@ -14,8 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.models import TowerModule, TowerModuleConfig, TowerModuleKind, build_tower_module
-from ziggurat.models.fieldwise import CountsFlops, FieldMix, FieldwiseLinear
-from ziggurat.models.mlp import Init
+from ziggurat.models.blocks.fieldwise import CountsFlops, FieldMix, FieldwiseLinear
+from ziggurat.models.blocks.mlp import Init
 from ziggurat.models.tower_modules import (
     CrossTower,
     FactorizationMachineTower,

@@ -20,13 +20,13 @@ from ziggurat.models import (
     build_model,
     flops_per_sample,
 )
-from ziggurat.models.field_norm import FieldBatchNorm
-from ziggurat.models.interactions.factorization_machine import (
+from ziggurat.models.blocks.field_norm import FieldBatchNorm
+from ziggurat.models.blocks.interactions.factorization_machine import (
     AttentiveFactorizationMachine,
     FactorizationMachine,
     PlainFactorizationMachine,
 )
-from ziggurat.models.stacked_inputs import StackedInputs
+from ziggurat.models.blocks.stacked_inputs import StackedInputs
 from ziggurat.models.wukong import WukongLayer
 from ziggurat.testing.batches import random_batch, small_inputs
 

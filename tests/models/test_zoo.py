@@ -38,7 +38,7 @@ from ziggurat.models import (
     build_model,
     num_parameters,
 )
-from ziggurat.models.extra_columns import ExtraColumns
+from ziggurat.models.blocks.extra_columns import ExtraColumns
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch, small_inputs

@@ -21,7 +21,7 @@ from ziggurat.ops.text import kernel as kernel_module
 from ziggurat.ops.text.cpp import CppTextKernel
 from ziggurat.ops.text.kernel import FieldKind, Fields, KeySlots, TextKernel, text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
-from ziggurat.recipes.doctor import text_kernel_lines
+from ziggurat.runs.doctor import text_kernel_lines
 
 NUMPY = NumpyTextKernel()
 TAB = ord("\t")

@@ -11,7 +11,7 @@ from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DCNv2Config, DLRMConfig, build_model
-from ziggurat.models.mlp import MLPConfig
+from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism

@@ -7,7 +7,7 @@ import pytest
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, build_model
-from ziggurat.models.mlp import MLPConfig
+from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize

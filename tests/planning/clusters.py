@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ziggurat.cluster import Cluster, Device, Link
+from ziggurat.planning.cluster.cluster import Cluster, Device, Link
 
 
 def round_cluster(*, hosts: int = 2, devices_a_host: int = 2, device: Any = None, **links: Any) -> Cluster:

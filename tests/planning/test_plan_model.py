@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.planning.clusters import round_cluster
-from ziggurat.cluster import Cluster
-from ziggurat.cluster_catalogue import named_cluster
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, LogisticRegressionConfig, MLPConfig
 from ziggurat.plan import Placement, Towers
+from ziggurat.planning.cluster.catalogue import named_cluster
+from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.plan_comparison import compare_plans
 from ziggurat.planning.plan_model import (
     ModelToPlace,
@@ -131,7 +131,7 @@ def test_the_report_says_where_why_and_how_long() -> None:
 
 
 def test_next_best_is_what_the_judge_says_of_the_changed_plan() -> None:
-    from ziggurat.planning.judge import device_costs
+    from ziggurat.planning.cost_model import device_costs
     from ziggurat.planning.plan_model import states_of
 
     found = planned(round_cluster())

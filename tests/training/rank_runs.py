@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.training.tiny import tiny_dataset
 from ziggurat.config import from_json, to_json
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.models import DLRMConfig, MLPConfig, RankingModel, build_model
 from ziggurat.models.tower_modules import TowerModuleConfig

@@ -22,8 +22,8 @@ from tests.training.rank_runs import (
     trainer_of,
 )
 from ziggurat.config import from_json
-from ziggurat.data.ledger import Ledger, expected_sum, read_ledger
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.ledger import Ledger, expected_sum, read_ledger
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ZigguratError
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism

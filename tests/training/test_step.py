@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch

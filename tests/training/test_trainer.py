@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.encoded import MemoryDataset
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.dataset import MemoryDataset
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError, NumericsError
 from ziggurat.models import DCNv2Config, DLRMConfig, MLPConfig, RankingModel, build_model
 from ziggurat.training.checkpoint import CheckpointConfig

@@ -10,7 +10,7 @@ import torch
 
 from tests.training.test_trainer import KillAt, KilledError, assert_same_weights
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.loader import Loader, LoaderConfig
+from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.models import DLRMConfig, MLPConfig, Normalization, build_model

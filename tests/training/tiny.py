@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from ziggurat.data.encoded import MemoryDataset
+from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 

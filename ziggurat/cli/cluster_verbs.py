@@ -42,7 +42,7 @@ def _show(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ziggurat.cluster_catalogue import find_cluster
+    from ziggurat.planning.cluster.catalogue import find_cluster
 
     console = Console()
     found = find_cluster(options.name)

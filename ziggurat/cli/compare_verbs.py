@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ziggurat.recipes.compare_data import ComparedData
+    from ziggurat.studies.compare_data import ComparedData
 
 COMPARE_SUMMARY = "train models on one data set with several seeds, and say which is better"
 COMPARE_EPILOG = """Data sets: frappe, movielens, movielens-random, synthetic. Every model gets the same number of
@@ -66,9 +66,9 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
 
 def scale(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a scaling study, and show it."""
-    from ziggurat.recipes.scaling_report import LAW_COLUMNS, POINT_COLUMNS, law_rows, point_rows, write_scaling
-    from ziggurat.recipes.scaling_runs import ScaleConfig, factors_of
-    from ziggurat.recipes.scaling_runs import scale as run_scaling
+    from ziggurat.studies.scaling_report import LAW_COLUMNS, POINT_COLUMNS, law_rows, point_rows, write_scaling
+    from ziggurat.studies.scaling_runs import ScaleConfig, factors_of
+    from ziggurat.studies.scaling_runs import scale as run_scaling
     from ziggurat.training.progress import show_progress
 
     del rest
@@ -90,16 +90,16 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
 
 def compare(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a comparison, and show it."""
-    from ziggurat.recipes.compare import CompareConfig
-    from ziggurat.recipes.compare import compare as run_comparison
-    from ziggurat.recipes.compare_report import (
+    from ziggurat.recipes.protocols import Protocol
+    from ziggurat.studies.compare import CompareConfig
+    from ziggurat.studies.compare import compare as run_comparison
+    from ziggurat.studies.compare_report import (
         DIFFERENCE_COLUMNS,
         MODEL_COLUMNS,
         difference_rows,
         model_rows,
         write_comparison,
     )
-    from ziggurat.recipes.protocols import Protocol
     from ziggurat.training.progress import show_progress
 
     del rest  # none: settings of runs stand in compare_settings.py
@@ -169,7 +169,7 @@ def _data_named(name: str) -> ComparedData:
     import difflib
 
     from ziggurat.errors import ConfigError
-    from ziggurat.recipes.compare_data import ComparedData
+    from ziggurat.studies.compare_data import ComparedData
 
     names = [member.value for member in ComparedData]
     if name in names:

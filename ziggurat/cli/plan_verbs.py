@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ziggurat.recipes.plan_run import PlannedRun, PlanRequest
     from ziggurat.recipes.run_config import RunConfig
+    from ziggurat.runs.plan_run import PlannedRun, PlanRequest
 
 PLAN_SUMMARY = "place a model's tables on a cluster, explain each place, and predict the step; needs no GPU, no ranks"
 PLAN_EPILOG = """The cluster is a name (h100x64: 64 devices, 8 a host; a100xN, v100xN, local) or a file;
@@ -67,9 +67,9 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 def plan(options: argparse.Namespace, rest: list[str]) -> int:
     """Plan, print, save."""
-    from ziggurat.cluster_catalogue import find_cluster
+    from ziggurat.planning.cluster.catalogue import find_cluster
     from ziggurat.planning.plan_report import PlanReport
-    from ziggurat.recipes.plan_run import plan_run
+    from ziggurat.runs.plan_run import plan_run
 
     config = _config(options, rest)
     request = dataclasses.replace(_request(options), costs=options.costs)
@@ -94,9 +94,9 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
 
 def simulate(options: argparse.Namespace, rest: list[str]) -> int:
     """Steps as the cluster grows, as a table and a plot."""
-    from ziggurat.recipes.cluster_range import clusters_named
-    from ziggurat.recipes.plan_run import simulate_run
-    from ziggurat.recipes.simulation_report import plot_simulation, simulation_table
+    from ziggurat.runs.cluster_range import clusters_named
+    from ziggurat.runs.plan_run import simulate_run
+    from ziggurat.runs.simulation_report import plot_simulation, simulation_table
 
     config = _config(options, rest, needs_towers=False)
     steps = list(simulate_run(config, clusters_named(options.cluster), request=_request(options)))
@@ -116,7 +116,7 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
     from ziggurat.config import override
     from ziggurat.plan import Towers
     from ziggurat.recipes.catalogue import recipe_named
-    from ziggurat.recipes.execute import load_config
+    from ziggurat.runs.execute import load_config
 
     schema = None
     if options.schema:
@@ -136,7 +136,7 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
 
 
 def _request(options: argparse.Namespace) -> PlanRequest:
-    from ziggurat.recipes.plan_run import PlanRequest
+    from ziggurat.runs.plan_run import PlanRequest
 
     return PlanRequest(
         budget_s=options.budget_s,

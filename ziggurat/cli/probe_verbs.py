@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ziggurat.planning.learned import Accuracy
-    from ziggurat.recipes.probe import ProbeResult
+    from ziggurat.planning.costs.learned import Accuracy
+    from ziggurat.runs.probe import ProbeResult
 
 PROBE_SUMMARY = "measure this machine, or the job that torchrun started, and learn what plans cost on it"
 PROBE_EPILOG = """Writes FILE (measurements) and beside it NAME.cost.json and NAME.cost.safetensors (the cost model).
@@ -36,9 +36,9 @@ def probe(options: argparse.Namespace) -> int:
     """Measure, learn, and say what was found."""
     import dataclasses
 
-    from ziggurat.planning.probe_tables import DrawConfig
-    from ziggurat.recipes.probe import ProbeConfig
-    from ziggurat.recipes.probe import probe as run_probe
+    from ziggurat.planning.costs.probe_tables import DrawConfig
+    from ziggurat.runs.probe import ProbeConfig
+    from ziggurat.runs.probe import probe as run_probe
     from ziggurat.training.progress import show_progress
 
     draw = dataclasses.replace(DrawConfig(), num_samples=options.samples)
@@ -54,7 +54,7 @@ def _print(result: ProbeResult, out: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ziggurat.recipes.probe import cost_model_path
+    from ziggurat.runs.probe import cost_model_path
 
     console, found = Console(), result.measurements
     table = Table("measured", "value", box=box.SIMPLE)

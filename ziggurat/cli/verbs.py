@@ -26,8 +26,8 @@ console = Console()
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
-    from ziggurat.recipes.demo import run_demo
-    from ziggurat.recipes.demo_towers import NUM_HOSTS, RANKS_A_HOST, run_tower_demo
+    from ziggurat.runs.demo import run_demo
+    from ziggurat.runs.demo_towers import NUM_HOSTS, RANKS_A_HOST, run_tower_demo
     from ziggurat.training.progress import show_progress
 
     result = run_demo(Path(options.out), progress=show_progress())
@@ -55,7 +55,7 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
 def train(options: argparse.Namespace, rest: list[str]) -> int:
     """Train a recipe, a config, or resume."""
     from ziggurat.plan import Plan
-    from ziggurat.recipes.execute import train_run
+    from ziggurat.runs.execute import train_run
     from ziggurat.training.progress import show_progress
 
     stored, folder = _run_to_train(options)
@@ -87,8 +87,8 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
 
 def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     """Metrics on raw files."""
-    from ziggurat.data.bad_rows import BadRowPolicy
-    from ziggurat.recipes.load_run import open_run
+    from ziggurat.data.raw.bad_rows import BadRowPolicy
+    from ziggurat.runs.load import open_run
     from ziggurat.training.progress import show_progress
     from ziggurat.training.run_folder import write_json
 
@@ -107,8 +107,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
 
 def predict(options: argparse.Namespace, rest: list[str]) -> int:
     """Scores of raw files."""
-    from ziggurat.data.bad_rows import BadRowPolicy
-    from ziggurat.recipes.load_run import open_run
+    from ziggurat.data.raw.bad_rows import BadRowPolicy
+    from ziggurat.runs.load import open_run
     from ziggurat.training.progress import show_progress
 
     with open_run(options.run, step=options.step) as run:
@@ -129,7 +129,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
 
         console.print(f"{fetch(options.name, source=options.source)}", soft_wrap=True)
         return 0
-    from ziggurat.data.inspect import inspect_file
+    from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 
     inspection = inspect_file(options.file)
@@ -151,10 +151,10 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
 
 def towers(options: argparse.Namespace, rest: list[str]) -> int:
     """`towers partition`: towers.json, a picture, and the table."""
-    from ziggurat.planning.tower_items import BalanceBy
-    from ziggurat.planning.tower_plots import write_picture
-    from ziggurat.planning.towers import TowerPartitionConfig, TowerStrategy
-    from ziggurat.recipes.partition import ProbeConfig, partition_run
+    from ziggurat.planning.towers.items import BalanceBy
+    from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
+    from ziggurat.planning.towers.plots import write_picture
+    from ziggurat.runs.partition import ProbeConfig, partition_run
     from ziggurat.training.progress import show_progress
 
     config = TowerPartitionConfig(
@@ -208,7 +208,7 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
 
 def verify(options: argparse.Namespace, rest: list[str]) -> int:
     """Check checkpoints and ledger."""
-    from ziggurat.recipes.verify import verify_run
+    from ziggurat.runs.verify import verify_run
 
     result = verify_run(options.run)
     for line in result.lines:
@@ -218,7 +218,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
 
 def doctor(options: argparse.Namespace, rest: list[str]) -> int:
     """What this machine and installation can do."""
-    from ziggurat.recipes.doctor import diagnose
+    from ziggurat.runs.doctor import diagnose
 
     console.print(diagnose().text(), soft_wrap=True, highlight=False)
     return 0
@@ -246,7 +246,7 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
 def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     """The config and folder that the command line names."""
     from ziggurat.recipes.catalogue import recipe_named
-    from ziggurat.recipes.execute import load_config
+    from ziggurat.runs.execute import load_config
 
     if options.resume:
         folder = Path(options.out or options.recipe or "")

@@ -3,7 +3,7 @@
     X (n, d) ─┬─► layer 1 ─► … ─► layer l ─► flatten ─► Linear ─┐
               └─► flatten ─► MLP ───────────────────────────────┴─► + ─► logits (+ first order, if wide = linear)
 
-    layer(X) = ReLU(LN?([softmax(Q_h K_hᵀ / s) V_h]_h + X W_res))              `interactions/self_attention.py`
+    layer(X) = ReLU(LN?([softmax(Q_h K_hᵀ / s) V_h]_h + X W_res))              `blocks/interactions/self_attention.py`
 
 Each layer lets a field take up what it attends to, so l layers reach products of l + 1 fields, weighted by similarity.
 As in FuxiCTR: no bias in the maps, W_res only where widths differ, dropout on the attention weights.
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
-from ziggurat.models.heads import HeadSharing, heads_if_hidden
-from ziggurat.models.interactions.self_attention import AttentionConfig, AutoIntLayer
-from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
+from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
+from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, AutoIntLayer
+from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 
 
 class Wide(StrEnum):

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ziggurat.models.cross import CrossNetMix, ExpertCores
-from ziggurat.models.dot import PairwiseDot
-from ziggurat.models.fieldwise import CountsFlops
+from ziggurat.models.blocks.cross import CrossNetMix, ExpertCores
+from ziggurat.models.blocks.dot import PairwiseDot
+from ziggurat.models.blocks.fieldwise import CountsFlops
 from ziggurat.models.finalmlp import ContextGate
 from ziggurat.models.ranking_model import RankingModel
 

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.cross import CrossNet, CrossNetMix, LowRankCrossNet
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.flat_inputs import FlatInputs
-from ziggurat.models.heads import Heads, HeadSharing
-from ziggurat.models.mlp import MLP, Init, MLPConfig, initialise
+from ziggurat.models.blocks.cross import CrossNet, CrossNetMix, LowRankCrossNet
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.flat_inputs import FlatInputs
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.models.towers import TowerLayer

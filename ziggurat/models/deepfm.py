@@ -8,7 +8,7 @@ The first-order weights are extra columns of the tables (`extra_columns.py`). Wi
 weights and an output of the MLP of its own; the second-order term is the same for all. Without hidden layers
 (`deep.hidden_dims = ()`) the MLP is left out: a plain factorization machine.
 
-Cost: that of the MLP; the second-order term needs n·d operations (`interactions/second_order.py`).
+Cost: that of the MLP; the second-order term needs n·d operations (`blocks/interactions/second_order.py`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
-from ziggurat.models.heads import HeadSharing, heads_if_hidden
-from ziggurat.models.interactions.second_order import sum_of_pairs
-from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
+from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
+from ziggurat.models.blocks.interactions.second_order import sum_of_pairs
+from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@
 
 No single interaction is best on all data, and their order matters: N layers of k modules hold k^N compositions. With
 modules = fm, linear and concat it is Wukong. The paper leaves the insides of its modules open; each file in
-`interactions/` says what was chosen. Its best pair: attention and linear; dot and linear for depth.
+`blocks/interactions/` says what was chosen. Its best pair: attention and linear; dot and linear for depth.
 
 Cost: the sum of the modules', see each; the shortcut 2·n·n'·d FLOPs a sample where it is a product.
 """
@@ -34,18 +34,18 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.field_norm import field_norm, norm_of_sum
-from ziggurat.models.fieldwise import FieldMix
-from ziggurat.models.heads import Heads, HeadSharing
-from ziggurat.models.interactions.column_cross import ColumnCross
-from ziggurat.models.interactions.convolution import FieldConvolution
-from ziggurat.models.interactions.dot_block import DotBlock
-from ziggurat.models.interactions.factorization_machine import FactorizationMachine, FactorizationMachineBlock
-from ziggurat.models.interactions.self_attention import AttentionConfig, TransformerLayer
-from ziggurat.models.mlp import Init, MLPConfig, Normalization, initialise
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.field_norm import field_norm, norm_of_sum
+from ziggurat.models.blocks.fieldwise import FieldMix
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.interactions.column_cross import ColumnCross
+from ziggurat.models.blocks.interactions.convolution import FieldConvolution
+from ziggurat.models.blocks.interactions.dot_block import DotBlock
+from ziggurat.models.blocks.interactions.factorization_machine import FactorizationMachine, FactorizationMachineBlock
+from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, TransformerLayer
+from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, initialise
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout

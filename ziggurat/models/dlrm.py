@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import DenseInputs, NumericInput
-from ziggurat.models.dot import PairwiseDot
-from ziggurat.models.fields import FieldAlignment
-from ziggurat.models.heads import Heads, HeadSharing
-from ziggurat.models.mlp import Init, MLPConfig, initialise, padding_columns
+from ziggurat.models.blocks.dense_inputs import DenseInputs, NumericInput
+from ziggurat.models.blocks.dot import PairwiseDot
+from ziggurat.models.blocks.fields import FieldAlignment
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise, padding_columns
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer

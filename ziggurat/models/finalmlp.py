@@ -11,7 +11,7 @@ item for the other (BARS on Frappe: `user` and `item`; on Criteo: all numbers, a
 gate reads are its own, as in FuxiCTR: extra columns of the features' tables (`extra_columns.py`), and for numbers a
 vector x_n · v_n each.
 
-Cost: 2·|x₀|·h a stream, 2·|context|·g + 2·g·|x₀| a gate; the fusion: `interactions/bilinear.py`.
+Cost: 2·|x₀|·h a stream, 2·|context|·g + 2·g·|x₀| a gate; the fusion: `blocks/interactions/bilinear.py`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericFields, NumericInput
-from ziggurat.models.extra_columns import ExtraColumns
-from ziggurat.models.flat_inputs import FlatInputs
-from ziggurat.models.interactions.bilinear import BilinearFusion
-from ziggurat.models.mlp import MLP, Init, MLPConfig, initialise
+from ziggurat.models.blocks.dense_inputs import NumericFields, NumericInput
+from ziggurat.models.blocks.extra_columns import ExtraColumns
+from ziggurat.models.blocks.flat_inputs import FlatInputs
+from ziggurat.models.blocks.interactions.bilinear import BilinearFusion
+from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
 
 

@@ -35,9 +35,9 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.interactions.field_gate import FieldGate
-from ziggurat.models.mlp import (
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.interactions.field_gate import FieldGate
+from ziggurat.models.blocks.mlp import (
     Activation,
     Init,
     MLPConfig,
@@ -47,8 +47,8 @@ from ziggurat.models.mlp import (
     norm_of_width,
     normalise,
 )
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.ops.dropout import dropout
 
 

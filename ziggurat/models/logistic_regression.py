@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.mlp import Init, initialise
+from ziggurat.models.blocks.mlp import Init, initialise
 from ziggurat.models.ranking_model import RankingModel
 
 

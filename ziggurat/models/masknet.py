@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.heads import Heads, HeadSharing
-from ziggurat.models.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.ops.dropout import dropout
 
 

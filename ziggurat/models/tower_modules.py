@@ -34,10 +34,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
-from ziggurat.models.cross import CrossNet, LowRankCrossNet
-from ziggurat.models.fieldwise import FieldMix, FieldwiseLinear
-from ziggurat.models.interactions.factorization_machine import FactorizationMachine
-from ziggurat.models.mlp import Init
+from ziggurat.models.blocks.cross import CrossNet, LowRankCrossNet
+from ziggurat.models.blocks.fieldwise import FieldMix, FieldwiseLinear
+from ziggurat.models.blocks.interactions.factorization_machine import FactorizationMachine
+from ziggurat.models.blocks.mlp import Init
 
 
 class TowerModuleKind(StrEnum):

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.mlp import initialise
+from ziggurat.models.blocks.mlp import initialise
 from ziggurat.models.tower_modules import (
     CrossTower,
     FactorizationMachineTower,

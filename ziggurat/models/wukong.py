@@ -35,20 +35,20 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.field_norm import field_norm, norm_of_sum
-from ziggurat.models.fieldwise import FieldMix
-from ziggurat.models.heads import Heads, HeadSharing
-from ziggurat.models.interactions.factorization_machine import (
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.field_norm import field_norm, norm_of_sum
+from ziggurat.models.blocks.fieldwise import FieldMix
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.interactions.factorization_machine import (
     AttentiveFactorizationMachine,
     FactorizationMachine,
     FactorizationMachineBlock,
     FMKind,
     PlainFactorizationMachine,
 )
-from ziggurat.models.mlp import Init, MLPConfig, Normalization, initialise
+from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, initialise
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout

@@ -5,7 +5,7 @@
                      └─► X (n, d)                           + MLP(flatten(X))                   the rest
 
 The network's products are of whole columns of fields, kept apart by column until they are summed at the end:
-`interactions/compressed.py`. The first-order weights are extra columns of the tables (`extra_columns.py`).
+`blocks/interactions/compressed.py`. The first-order weights are extra columns of the tables (`extra_columns.py`).
 
 Cost: 2·d·n·H_k·H_{k+1} FLOPs a sample for each layer of the CIN, usually several times the MLP's.
 """
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.dense_inputs import NumericInput
-from ziggurat.models.extra_columns import ExtraColumns, FirstOrder
-from ziggurat.models.heads import HeadSharing, heads_if_hidden
-from ziggurat.models.interactions.compressed import CompressedInteraction
-from ziggurat.models.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.extra_columns import ExtraColumns, FirstOrder
+from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
+from ziggurat.models.blocks.interactions.compressed import CompressedInteraction
+from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.stacked_inputs import StackedInputs, check_stackable
 
 
 @dataclass(frozen=True, kw_only=True)

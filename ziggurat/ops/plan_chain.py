@@ -4,8 +4,9 @@
 
 numpy needs about 2 ms for a step over 576 candidates, whatever their size, because every operation on a small matrix
 costs a microsecond to start. Here a candidate costs less than that altogether, most are dropped after a part of it, and
-each sees the plan that the one before left. `ziggurat/planning/network_annealing.py` uses it;
-`ziggurat/planning/annealing.py` is the readable reference. Only arrays pass through this module: it knows no tables.
+each sees the plan that the one before left. `ziggurat/planning/search/network_annealing.py` uses it;
+`ziggurat/planning/search/annealing.py` is the readable reference. Only arrays pass through this module: it knows no
+tables.
 
 Cost: about 4 bytes a weight of the networks, 2 MiB to remember exchanges, one thread.
 """
@@ -74,7 +75,7 @@ class _Plans(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class ChainNetworks:
-    """Prices: see `ziggurat.planning.judge.NetworkForm`, which has the same fields.
+    """Prices: see `ziggurat.planning.cost_model.NetworkForm`, which has the same fields.
 
     Args:
         bias: (W,) of the first W numbers of a device's state.

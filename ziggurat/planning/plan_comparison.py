@@ -19,7 +19,7 @@ from ziggurat.plan import Placement
 from ziggurat.planning.placement import place_tables
 from ziggurat.planning.plan_model import PlannedModel, bytes_of_ranks, ms_of_ranks
 from ziggurat.planning.problem import Assignment, PlanningProblem
-from ziggurat.planning.search import Strategy, search
+from ziggurat.planning.search.search import Strategy, search
 
 HEADING = ("plan", "step ms", "tables ms", "imbalance", "GiB on the fullest rank", "")
 

@@ -25,18 +25,18 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float32
 
-from ziggurat.cluster import Cluster
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
 from ziggurat.plan import Placement, Plan, Towers, possible_tower_sizes
-from ziggurat.planning.analytic import AnalyticJudge
-from ziggurat.planning.improve import best_plan
-from ziggurat.planning.judge import Judge, device_costs
+from ziggurat.planning.cluster.cluster import Cluster
+from ziggurat.planning.cost_model import Judge, device_costs
+from ziggurat.planning.costs.analytic import AnalyticJudge
 from ziggurat.planning.problem import Assignment, PlanningProblem
-from ziggurat.planning.simulator import StepSettings, StepSimulator
-from ziggurat.planning.step_work import StepWork, step_work
-from ziggurat.planning.timeline import Timeline
+from ziggurat.planning.search.improve import best_plan
+from ziggurat.planning.simulator.step_simulator import StepSettings, StepSimulator
+from ziggurat.planning.simulator.step_work import StepWork, step_work
+from ziggurat.planning.simulator.timeline import Timeline
 
 ALL_PLACEMENTS = tuple(Placement)
 _BYTES_A_WEIGHT = 16

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ziggurat.cluster import Launch
 from ziggurat.plan import show_ranks
-from ziggurat.planning.analytic import AnalyticCosts, TableCost
-from ziggurat.planning.improve import Places
+from ziggurat.planning.cluster.cluster import Launch
+from ziggurat.planning.costs.analytic import AnalyticCosts, TableCost
 from ziggurat.planning.plan_model import PlannedModel
 from ziggurat.planning.problem import Assignment
+from ziggurat.planning.search.improve import Places
 
 _MIB = 2**20
 

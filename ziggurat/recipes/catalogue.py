@@ -15,11 +15,11 @@ from dataclasses import replace
 
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
-from ziggurat.data.loader import LoaderConfig
-from ziggurat.data.prepare import DataConfig
-from ziggurat.data.raw import FileFormat
-from ziggurat.data.splits import SplitBy, SplitConfig
-from ziggurat.data.synthetic import SyntheticTeacher, learnable
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.raw.source import FileFormat
+from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
@@ -43,8 +43,8 @@ from ziggurat.models import (
     WukongConfig,
     XDeepFMConfig,
 )
+from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.dcn_v2 import CrossKind, Structure
-from ziggurat.models.dense_inputs import NumericInput
 from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig

@@ -32,11 +32,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.models import Init, LogisticRegressionConfig, ModelConfig
-from ziggurat.models.dense_inputs import NumericInput
+from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ziggurat.data.prepare import DataConfig
-from ziggurat.data.synthetic import SyntheticConfig
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import ModelConfig, TowerModelConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ziggurat.data.encoded import EncodedDataset, EncodedWriter
+from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
 
 FULL = InputSpec(

@@ -45,7 +45,7 @@ _PRELOAD = [
     "torch.distributed.tensor",
     "pytest",
     "ziggurat.testing.parity",
-    "ziggurat.recipes.execute",
+    "ziggurat.runs.execute",
     __name__,
 ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ziggurat.data.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task

@@ -8,7 +8,7 @@ runs/movielens_dlrm/
   plan.json          where each table is; on many ranks
   traffic.json       bytes and messages a step by kind of link, counted; on many ranks
   metrics.jsonl      one line a log interval or evaluation
-  ledger.bin         one record a batch: which rows were trained (see data/ledger.py)
+  ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
   evaluations/       metrics and calibration of each final evaluation
   tensorboard/       for `tensorboard --logdir`

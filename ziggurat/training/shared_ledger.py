@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ziggurat.data.ledger import Ledger, expected_sum, ordered_hash
+from ziggurat.data.encoded.ledger import Ledger, expected_sum, ordered_hash
 from ziggurat.features.hashing import GOLDEN, mix
 from ziggurat.parallel.collectives import communicating
 from ziggurat.parallel.topology import Topology

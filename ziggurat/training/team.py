@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ziggurat.data.ledger import Ledger
+from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel

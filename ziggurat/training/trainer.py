@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ziggurat.data.loader import Loader
+from ziggurat.data.encoded.loader import Loader
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import SYNC, assert_loads, assert_same, save_steps, state_of, tensors_of
 
+from tests.training.checkpoint.checkpoint_cases import SYNC, assert_loads, assert_same, save_steps, state_of, tensors_of
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, DamagedCheckpointError, SaveMode
 

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import FORKSERVER, SYNC, SystemCalls, assert_loads, save_steps, state_of, tensors_of
 
+from tests.training.checkpoint.checkpoint_cases import (
+    FORKSERVER,
+    SYNC,
+    SystemCalls,
+    assert_loads,
+    save_steps,
+    state_of,
+    tensors_of,
+)
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 

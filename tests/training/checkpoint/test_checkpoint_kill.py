@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import FORKSERVER, SystemCalls, assert_same, save_steps, state_of, tensors_of
 
+from tests.training.checkpoint.checkpoint_cases import (
+    FORKSERVER,
+    SystemCalls,
+    assert_same,
+    save_steps,
+    state_of,
+    tensors_of,
+)
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 
 KEEP_ONE = CheckpointConfig(keep=1, mode=SaveMode.SYNC)

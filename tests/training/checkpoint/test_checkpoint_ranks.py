@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from checkpoint_cases import SYNC, assert_same, bits
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from tests.training.checkpoint.checkpoint_cases import SYNC, assert_same, bits
 from ziggurat.errors import CheckpointError
 from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.checkpoint import (

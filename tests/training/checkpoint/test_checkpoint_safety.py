@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_cases import (
+
+from tests.training.checkpoint.checkpoint_cases import (
     SYNC,
     assert_loads,
     rewrite_manifest,
     save_steps,
     write_manifest_text,
 )
-
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint import CheckpointStore, DamagedCheckpointError
 

@@ -11,11 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_cases import FORKSERVER, SYNC, assert_loads, assert_same, bits, save_steps, state_of, tensors_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from tests.training.checkpoint.checkpoint_cases import (
+    FORKSERVER,
+    SYNC,
+    assert_loads,
+    assert_same,
+    bits,
+    save_steps,
+    state_of,
+    tensors_of,
+)
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, Match, SaveMode

@@ -1,0 +1,428 @@
+"""Every guess on a zoo of columns, with its reason; and what is guessed can be trained on as it is."""
+
+import gzip
+import tempfile
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from polars.testing.parametric import dataframes
+
+from ziggurat.data.inspect.column_rules import find_separator, words
+from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.source import RawSource
+from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
+from ziggurat.features.schema import (
+    Categorical,
+    Dense,
+    Feature,
+    Label,
+    MultiHot,
+    NumericTransform,
+    Sequence,
+    Task,
+    Vector,
+)
+from ziggurat.features.schema_io import read_schema, write_schema
+from ziggurat.testing.data import shared_data
+
+ROWS = 600
+RNG = np.random.default_rng(0)
+USERS = RNG.integers(1, 40, ROWS)
+LABEL = RNG.random(ROWS) < 0.4
+CLICKS = (RNG.random(ROWS) < 0.3).astype(int)
+GENRES = ("Action", "Comedy", "Drama", "Horror", "Romance", "Sci-Fi")
+
+
+def zoo() -> dict[str, object]:
+    """A table with every kind of column, as a user would have it."""
+    items = RNG.integers(1000, 1100, ROWS)
+    return {
+        "row_id": np.arange(ROWS) + 7,
+        "user_id": USERS,
+        "item_id": items,
+        "click": CLICKS,
+        "event_time": 1_700_000_000 + RNG.integers(0, 10**6, ROWS),
+        "session_id": [f"s{user}-{n // 60}" for n, user in enumerate(USERS)],
+        "sample_weight": RNG.random(ROWS),
+        "price": np.round(np.exp(RNG.normal(3, 2, ROWS)), 2),
+        "temperature": RNG.normal(15, 5, ROWS),
+        "num_views": RNG.poisson(30, ROWS),
+        "depth": RNG.geometric(0.3, ROWS) - 1,
+        "balance": RNG.integers(-50, 50, ROWS),
+        "weekday": RNG.integers(0, 7, ROWS),
+        "shelf": RNG.integers(0, 500, ROWS),
+        "is_new": RNG.random(ROWS) < 0.5,
+        "country": RNG.choice(["de", "fr", "it", None], ROWS).tolist(),
+        "genres": [list(RNG.choice(GENRES, RNG.integers(0, 4), replace=False)) for _ in range(ROWS)],
+        "tags": ["|".join(RNG.choice(GENRES, RNG.integers(1, 4), replace=False)) for _ in range(ROWS)],
+        "recent_item_ids": [RNG.choice(items, RNG.integers(0, 9)).tolist() for _ in range(ROWS)],
+        "image": RNG.normal(size=(ROWS, 8)).tolist(),
+        "prices_seen": [RNG.random(RNG.integers(1, 5)).tolist() for _ in range(ROWS)],
+        "url": [f"https://example.com/page/{n}" for n in range(ROWS)],
+        "payload": ['{"a": 1}', '{"b": [2]}'] * (ROWS // 2),
+        "constant": ["x"] * ROWS,
+        "empty": pl.Series([None] * ROWS, dtype=pl.String),
+        "day": [datetime(2024, 1, 1) + timedelta(days=int(n)) for n in RNG.integers(0, 60, ROWS)],
+        "will_buy_code": np.where(CLICKS == 1, RNG.integers(10, 20, ROWS), RNG.integers(20, 30, ROWS)),
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("zoo") / "zoo.parquet"
+    pl.DataFrame(zoo(), strict=False).write_parquet(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def inspection(path: Path) -> Inspection:
+    return inspect_file(path)
+
+
+EXPECTED: dict[str, tuple[Feature | str, str]] = {
+    "row_id": ("left out", "every row has its own value"),
+    "user_id": (Categorical(name="user_id"), "also the group of GAUC"),
+    "item_id": (Categorical(name="item_id"), "the name says id"),
+    "click": ("label", "the name says so"),
+    "event_time": ("time", "seconds since 1970"),
+    "session_id": ("session", "hardly come back"),
+    "sample_weight": ("weight", "of the sample, by the name"),
+    "price": (Dense(name="price", transform=NumericTransform.LOG1P_STANDARDISE), "the extremes are far out"),
+    "temperature": (Dense(name="temperature", transform=NumericTransform.STANDARDISE), "numbers with fractions"),
+    "num_views": (Dense(name="num_views", transform=NumericTransform.STANDARDISE), "the name says views"),
+    "depth": (Dense(name="depth", transform=NumericTransform.STANDARDISE), "small values are the frequent ones"),
+    "balance": (Dense(name="balance", transform=NumericTransform.STANDARDISE), "below zero"),
+    "weekday": (Categorical(name="weekday"), "the name says weekday"),
+    "shelf": (Categorical(name="shelf"), "without the shape of counts"),
+    "is_new": (Categorical(name="is_new"), "true or false"),
+    "country": (Categorical(name="country"), "% null"),
+    "genres": (MultiHot(name="genres"), "6 distinct ids in all 600 rows"),
+    "tags": (MultiHot(name="tags", separator="|"), "text with '|' between ids"),
+    "recent_item_ids": (Sequence(name="recent_item_ids", table="item_id"), "shares the table of item_id: 100%"),
+    "image": (Vector(name="image", dim=8), "every list has 8 numbers"),
+    "prices_seen": ("left out", "unlike length (1 to 4)"),
+    "url": ("left out", "every row has its own value"),
+    "payload": ("left out", "looks like JSON"),
+    "constant": ("left out", "it is constant"),
+    "empty": ("left out", "it is empty"),
+    "day": ("left out", "derive hour or weekday"),
+    "will_buy_code": ("left out", "alone orders 'click' with AUC"),
+}
+
+
+@pytest.mark.parametrize("column", list(EXPECTED))
+def test_zoo(inspection: Inspection, column: str):
+    expected, reason = EXPECTED[column]
+    guess = next(line for line in inspection.columns if line.column == column)
+    assert reason in guess.explanation
+    assert inspection.explanations[column] == guess.explanation
+    if isinstance(expected, str):
+        assert guess.becomes == expected
+        assert column not in {feature.name for feature in inspection.schema.features}
+    else:
+        assert guess.becomes.startswith(expected.kind)
+        assert inspection.schema.feature(column) == expected
+
+
+def test_zoo_roles_warnings_and_table(inspection: Inspection, path: Path):
+    schema = inspection.schema
+    assert schema.labels == (Label(name="click"),)
+    assert (schema.group, schema.time, schema.session) == ("user_id", "event_time", "session_id")
+    assert schema.weight == "sample_weight"
+    assert [warning for warning in inspection.warnings if warning.startswith("'will_buy_code' was left out")]
+    table = inspection.table()
+    assert table[0] == ("column", "type", "becomes", "distinct", "nulls", "examples", "why")
+    assert [line[0] for line in table[1:]] == pl.read_parquet(path).columns
+    assert table[2][2] == "categorical, group"
+
+
+def test_what_is_guessed_can_be_fitted_and_encoded_from_every_format(
+    inspection: Inspection, path: Path, tmp_path: Path
+):
+    frame = pl.read_parquet(path)
+    nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
+    text = frame.drop(nested)
+    text.write_csv(tmp_path / "zoo.csv")
+    text.write_csv(tmp_path / "zoo.tsv", separator="\t")
+    (tmp_path / "zoo.csv.gz").write_bytes(gzip.compress((tmp_path / "zoo.csv").read_bytes()))
+    for file in (path, tmp_path / "zoo.csv", tmp_path / "zoo.tsv", tmp_path / "zoo.csv.gz"):
+        found = inspection if file == path else inspect_file(file)
+        if file != path:
+            assert [(f.name, f.kind) for f in found.schema.features] == [
+                (f.name, f.kind) for f in inspection.schema.features if f.name not in nested
+            ]
+            assert (found.schema.labels, found.schema.group) == (inspection.schema.labels, "user_id")
+        schema = read_schema(write_schema(found.schema, tmp_path / "my.toml", comments=found.explanations))
+        assert schema == found.schema
+        chunks = list(RawSource(file).frames(columns=schema.columns))
+        preprocessing = Preprocessing.fit(schema, chunks)
+        assert sum(preprocessing.encode(chunk).num_rows for chunk in chunks) == ROWS
+
+
+# --------------------------------------------------------------------------------------------------------- single cases
+
+
+def _inspect(tmp_path: Path, **columns: object) -> Inspection:
+    """A table of these columns beside a label and an id."""
+    size = len(next(iter(columns.values())))  # pyright: ignore[reportArgumentType]
+    base = {"label": LABEL[:size], "shop_id": np.arange(size) % 5}
+    pl.DataFrame(base | columns, strict=False).write_parquet(tmp_path / "t.parquet")
+    return inspect_file(tmp_path / "t.parquet")
+
+
+def _becomes(inspection: Inspection, column: str) -> str:
+    return next(line.becomes for line in inspection.columns if line.column == column)
+
+
+def test_ratings_become_likes(tmp_path: Path):
+    for scale, start in (((1, 2, 3, 4, 5), 4.0), ((0.5, 1.5, 3.0, 4.0, 5.0), 4.0), (tuple(range(1, 11)), 8.0)):
+        pl.DataFrame({"user_id": USERS, "rating": RNG.choice(scale, ROWS)}).write_parquet(tmp_path / "r.parquet")
+        schema = inspect_file(tmp_path / "r.parquet").schema
+        assert schema.labels == (Label(name="like", column="rating", positive_from=start),)
+
+
+def test_a_rating_beside_a_label_is_an_outcome(tmp_path: Path):
+    found = _inspect(tmp_path, rating=RNG.integers(1, 6, ROWS))
+    assert found.schema.labels == (Label(name="label"),)
+    assert _becomes(found, "rating") == "left out"
+    assert any("rating" in warning for warning in found.warnings)
+
+
+def test_several_outcomes_are_several_labels_and_history_is_none(tmp_path: Path):
+    found = _inspect(tmp_path, conversion=CLICKS, click=1 - CLICKS % 2, clicks_before=CLICKS, liked=CLICKS * 2 - 1)
+    assert [label.name for label in found.schema.labels] == ["label", "click", "conversion", "liked"]
+    assert found.schema.labels[3].positive_from == 1
+    assert _becomes(found, "clicks_before") == "categorical"
+
+
+def test_other_labels(tmp_path: Path):
+    def labels(**columns: object) -> tuple[Label, ...]:
+        pl.DataFrame({"user": USERS, **columns}).write_parquet(tmp_path / "l.parquet")
+        return inspect_file(tmp_path / "l.parquet").schema.labels
+
+    assert labels(target=RNG.normal(size=ROWS)) == (Label(name="target", task=Task.REGRESSION),)
+    assert labels(is_churned=CLICKS) == (Label(name="is_churned"),)  # the only 0/1 column
+    assert labels(a=CLICKS, b=1 - CLICKS) == ()
+    assert labels(label=["yes" if click else "no" for click in CLICKS]) == ()
+
+
+def test_without_label_a_warning_says_so(tmp_path: Path):
+    pl.DataFrame({"user": USERS}).write_parquet(tmp_path / "u.parquet")
+    found = inspect_file(tmp_path / "u.parquet")
+    assert found.warnings[0].startswith("no label found")
+    assert "Note: no label found" in found.explanations[""]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "becomes"),
+    [
+        ("created_at", [datetime(2024, 1, 1, hour=n % 24) for n in range(ROWS)], "time"),
+        ("ts", 1_700_000_000_000 + np.arange(ROWS), "time"),
+        ("timestamp", np.arange(ROWS) % 100, "time"),
+        ("date", [f"2024-01-{n % 28 + 1:02d}" for n in range(ROWS)], "time"),
+        ("created", [f"2024-01-02T03:04:{n % 60:02d}Z" for n in range(ROWS)], "time"),
+        ("amount", 1_700_000_000 + RNG.integers(0, 99, ROWS), "dense"),
+    ],
+)
+def test_time(tmp_path: Path, name: str, values: object, becomes: str):
+    found = _inspect(tmp_path, **{name: values})
+    assert _becomes(found, name) == becomes
+    assert found.schema.time == (name if becomes == "time" else "")
+
+
+def test_leaks_by_value_by_order_and_by_absence(tmp_path: Path):
+    label = LABEL
+    found = _inspect(
+        tmp_path,
+        dwell_s=np.where(label, RNG.random(ROWS) + 1.0, RNG.random(ROWS)),
+        order_value=[float(n) / 7 if flag else None for n, flag in enumerate(label)],
+        status=np.where(label, "done", "open"),
+        hint=RNG.normal(size=ROWS) + 3.0 * label,
+        rare_id=RNG.permutation(ROWS) // 2 + 10**6,
+    )
+    assert [_becomes(found, name) for name in ("dwell_s", "order_value", "status")] == ["left out"] * 3
+    assert _becomes(found, "hint") == "dense"
+    assert any(warning.startswith("'hint': ") and "beforehand" in warning for warning in found.warnings)
+    # Ids seen twice each carry no information, and memory of their labels must not look like any.
+    assert not any("rare_id" in warning for warning in found.warnings)
+
+
+def test_text_that_is_almost_numbers(tmp_path: Path):
+    cells = ["NULL" if n % 50 == 0 else str(n % 90 + 0.5) for n in range(ROWS)]
+    zips = [f"{n % 40:05d}" for n in range(ROWS)]
+    big = [str(2**60 + n % 40) for n in range(ROWS)]
+    truth = ["True" if n % 2 else "False" for n in range(ROWS)]
+    label = [str(int(flag)) for flag in LABEL]
+    frame = pl.DataFrame({"label": label, "speed": cells, "plz": zips, "big": big, "seen": truth})
+    frame.write_csv(tmp_path / "t.csv")
+    found = inspect_file(tmp_path / "t.csv")
+    assert found.schema.feature("speed").kind == "dense"
+    assert any("'NULL' are no numbers" in warning for warning in found.warnings)
+    assert [_becomes(found, name) for name in ("plz", "big", "seen")] == ["categorical"] * 3
+    assert "00000" in found.explanations["plz"]
+    assert str(2**60) in found.explanations["big"]
+
+
+def test_whole_numbers_that_pandas_made_floats(tmp_path: Path):
+    found = _inspect(tmp_path, brand_id=[float(n % 90) if n % 7 else None for n in range(ROWS)])
+    assert _becomes(found, "brand_id") == "categorical"
+    assert "90 distinct whole numbers" in found.explanations["brand_id"]
+
+
+def test_missing_numbers_count_as_the_median_and_infinite_ones_are_warned_of(tmp_path: Path):
+    values = [None if n % 3 == 0 else 100.0 + RNG.normal() for n in range(ROWS)]
+    values[1] = float("inf")
+    found = _inspect(tmp_path, degrees=values)
+    feature = found.schema.feature("degrees")
+    assert isinstance(feature, Dense)
+    assert feature.missing == pytest.approx(100, abs=1)
+    assert any("infinite" in warning for warning in found.warnings)
+
+
+def test_separators():
+    genres = pl.Series(["|".join(RNG.choice(GENRES, RNG.integers(1, 4), replace=False)) for _ in range(300)]).unique()
+    assert find_separator(genres) == "|"
+    for separator in (";", ",", ", ", " "):
+        assert find_separator(genres.str.replace_all("|", separator, literal=True)) == separator
+    titles = pl.Series([f"{a}, {b} of the {c} ({1900 + n % 100})" for n, (a, b, c) in enumerate(_titles(400))])
+    assert find_separator(titles) == ""
+    assert find_separator(pl.Series(["a", "b|c"])) == ""
+
+
+def _titles(count: int) -> list[tuple[str, str, str]]:
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    return [tuple("".join(RNG.choice(letters, 6)) for _ in range(3)) for _ in range(count)]  # pyright: ignore[reportReturnType]
+
+
+def test_words_of_names():
+    assert words("userID_v2") == ["user", "id", "v2"]
+    assert words("HTTPCode") == ["http", "code"]
+    assert words("last.seen-at") == ["last", "seen", "at"]
+
+
+# ------------------------------------------------------------------------------------------------------ large and small
+
+
+def test_a_large_parquet_file_is_sampled_from_all_over_and_counted_exactly(tmp_path: Path):
+    size = 50_000
+    frame = pl.DataFrame(
+        {
+            "label": np.arange(size) % 2,
+            "user_id": np.arange(size) // 100,  # sorted: the first 1,000 rows hold ten users
+            "value": [None if n < size // 2 else n / 3 for n in range(size)],
+        }
+    )
+    frame.write_parquet(tmp_path / "big.parquet", row_group_size=7000)
+    found = inspect_file(tmp_path / "big.parquet", sample_rows=1000)
+    assert (found.num_rows, found.num_sampled) == (50_000, 1000)
+    assert "500 distinct whole numbers in all 50,000 rows" in found.explanations["user_id"]
+    assert "50.0% null" in found.explanations["value"]
+    assert found.schema.feature("value").kind == "dense"
+
+
+def test_a_large_text_file_is_read_from_its_beginning_and_its_rows_estimated(tmp_path: Path):
+    size = 20_000
+    frame = pl.DataFrame({"label": np.arange(size) % 2, "item": np.arange(size) % 77})
+    frame.write_csv(tmp_path / "big.csv")
+    found = inspect_file(tmp_path / "big.csv", sample_rows=500)
+    assert found.num_sampled == 500
+    assert found.num_rows == pytest.approx(size, rel=0.1)
+    assert "in 500 rows read" in found.explanations["item"]
+    assert "about" in found.explanations[""]
+
+
+def test_files_that_cannot_be_inspected_are_named(tmp_path: Path):
+    with pytest.raises(MissingFileError, match=r"none\.parquet"):
+        inspect_file(tmp_path / "none.parquet")
+    (tmp_path / "x.docx").write_text("hello\n")
+    with pytest.raises(ConfigError, match=r"x\.docx"):
+        inspect_file(tmp_path / "x.docx")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 nonsense PAR1")
+    with pytest.raises(DataError, match=r"bad\.parquet"):
+        inspect_file(tmp_path / "bad.parquet")
+    (tmp_path / "values.csv").write_text("1,2,3\n4,5,6\n")
+    with pytest.raises(DataError, match="names that look like values: 1, 2, 3"):
+        inspect_file(tmp_path / "values.csv")
+    (tmp_path / "header.csv").write_text("a,b\n")
+    with pytest.raises(DataError, match="rows to look at"):
+        inspect_file(tmp_path / "header.csv")
+    pl.DataFrame({"a": pl.Series([], dtype=pl.Int64)}).write_parquet(tmp_path / "empty.parquet")
+    with pytest.raises(DataError, match="rows to look at"):
+        inspect_file(tmp_path / "empty.parquet")
+    pl.DataFrame({"label": [0, 1] * 20, "k": ["x"] * 40}).write_parquet(tmp_path / "poor.parquet")
+    with pytest.raises(DataError, match="it is constant"):
+        inspect_file(tmp_path / "poor.parquet")
+
+
+def test_damage_in_a_large_parquet_file_is_an_error(tmp_path: Path):
+    size = 30_000
+    pl.DataFrame({"label": np.arange(size) % 2, "x": RNG.random(size)}).write_parquet(
+        tmp_path / "d.parquet", row_group_size=3000, compression="zstd"
+    )
+    data = bytearray((tmp_path / "d.parquet").read_bytes())
+    data[1000 : len(data) - 6000] = b"\xff" * (len(data) - 7000)
+    (tmp_path / "d.parquet").write_bytes(bytes(data))
+    with pytest.raises(DataError, match=r"d\.parquet"):
+        inspect_file(tmp_path / "d.parquet", sample_rows=1000)
+
+
+def test_ten_rows_do(tmp_path: Path):
+    pl.DataFrame({"user": [f"u{n}" for n in range(10)], "click": [0, 1] * 5}).write_parquet(tmp_path / "t.parquet")
+    schema = inspect_file(tmp_path / "t.parquet").schema
+    assert schema.features == (Categorical(name="user"),)
+
+
+def test_criteo_without_header():
+    found = inspect_file(shared_data("criteo_sample") / "criteo_first10k.tsv.gz")
+    kinds = {feature.name: feature.kind for feature in found.schema.features}
+    assert found.schema.labels == (Label(name="label"),)
+    assert all(kinds[f"C{number}"] == "categorical" for number in range(1, 27))
+    assert sum(kinds[f"I{number}"] == "dense" for number in range(1, 14)) >= 12
+
+
+def test_trivago_has_lists_in_text_a_session_and_a_time():
+    found = inspect_file(shared_data("trivago_sessions") / "trivago_val_100k.parquet")
+    schema = found.schema
+    assert (schema.group, schema.session, schema.time) == ("user_id", "session_id", "timestamp")
+    assert schema.feature("impressions") == MultiHot(name="impressions", separator="|")
+    assert schema.feature("city").kind == "categorical"  # "Marseille, France" is one city
+    assert found.warnings[0].startswith("no label found")
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(
+    dataframes(
+        min_cols=1,
+        max_cols=5,
+        min_size=1,
+        max_size=40,
+        allow_null=True,
+        allowed_dtypes=[
+            *(pl.Int8, pl.Int64, pl.UInt64, pl.Float32, pl.Float64, pl.Boolean, pl.String, pl.Categorical, pl.Binary),
+            *(pl.Date, pl.Datetime, pl.Time, pl.Duration, pl.Decimal, pl.List, pl.Array, pl.Struct, pl.Null),
+        ],
+    )
+)
+def test_any_table_is_guessed_or_refused_in_words(frame: pl.DataFrame):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.parquet"
+        try:
+            frame.write_parquet(path)
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+            return  # types that polars cannot write
+        try:
+            found = inspect_file(path)
+        except ZigguratError:
+            return
+        written = write_schema(found.schema, Path(folder) / "s.toml", comments=found.explanations)
+        assert read_schema(written) == found.schema
+        # Rows may be bad (an infinity, a list of another length), but the types must be those guessed.
+        chunks = list(RawSource(path).frames(columns=found.schema.columns))
+        bad_rows = BadRows(BadRowPolicy.QUARANTINE, folder=Path(folder) / "bad")
+        Preprocessing.fit(found.schema, chunks, bad_rows=bad_rows)

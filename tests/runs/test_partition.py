@@ -1,0 +1,203 @@
+"""From a trained run to towers: groups planted in data are found, loads are those of the run, errors teach."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from tests.end_to_end.test_main_job import events
+from ziggurat.cli.main import main
+from ziggurat.config import override
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Table
+from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.plan import Towers
+from ziggurat.planning.towers.partitioner import TowerPartitionConfig
+from ziggurat.recipes.catalogue import synthetic_dlrm, table_dcn_v2, table_dlrm
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.load import load_run
+from ziggurat.runs.partition import ProbeConfig, comparable_fields, partition_run, probe_run, table_bytes
+from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.testing.batches import random_batch
+
+TEACHER = SyntheticConfig(
+    num_dense=1,
+    cardinalities=(6, 5, 7, 6, 5, 7),
+    num_groups=2,
+    hidden_dim=1,
+    dense_share=0.02,
+    first_order_share=0.1,
+    second_order_share=0.9,
+    third_order_share=0.0,
+    logit_sd=3.0,
+    click_rate=0.5,
+    zipf_exponent=0.1,
+)
+SMALL = {
+    "training.loader.batch-size": "256",
+    "training.threads": "1",
+    "training.precision": "fp32",
+    "model.embedding.kernel": "torch",
+    "model.embedding-dim": "8",
+}
+SCHEMA = Schema(
+    features=(
+        Categorical(name="user_id"),
+        Categorical(name="item", table="items"),
+        Categorical(name="last", column="item", table="items"),
+        Dense(name="price"),
+        MultiHot(name="tags"),
+    ),
+    labels=(Label(name="click"),),
+    tables=(Table(name="items"), Table(name="tags", embedding_dim=4)),
+    time="timestamp",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("partition")
+        patch.chdir(folder)
+        patch.setenv("ZIGGURAT_CACHE", str(folder / "cache"))
+        events(900).write_parquet("events.parquet")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def planted(place: Path) -> Path:
+    """A DLRM that learned data with two planted groups."""
+    config = dataclasses.replace(
+        synthetic_dlrm(),
+        teacher=TEACHER,
+        table_schema=SyntheticTeacher(TEACHER).schema(),
+        dataset=DatasetConfig(name="synthetic", rows=30_000),
+    )
+    small = {"model.bottom.hidden-dims": "16", "model.top.hidden-dims": "32", "training.schedule.warmup-steps": "20"}
+    config = override(config, {**SMALL, **small, "training.epochs": "3"})
+    return train_run(config, folder=place / "planted").folder
+
+
+def mixed(place: Path, recipe: RunConfig, name: str) -> Path:
+    """One epoch over a small table with a list, a shared table, and tables of two widths."""
+    data = DataConfig(train=("events.parquet",), split=SplitConfig(by=SplitBy.TIME))
+    config = override(dataclasses.replace(recipe, data=data), {**SMALL, "training.epochs": "1"})
+    return train_run(config, folder=place / name).folder
+
+
+@pytest.fixture(scope="module")
+def dlrm(place: Path) -> Path:
+    """A DLRM with a list, a shared table, and tables of two widths."""
+    return mixed(place, table_dlrm(SCHEMA), "dlrm")
+
+
+def test_planted_groups_of_the_data_are_found_by_the_command(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = planted.parent / "found" / "towers.json"
+    assert main(["towers", "partition", str(planted), "--towers", "2", "--out", str(out)]) == 0
+    groups = frozenset(map(frozenset, SyntheticTeacher(TEACHER).groups))
+    assert frozenset(map(frozenset, Towers.load(out).towers)) == groups
+    assert "<svg" in out.with_suffix(".svg").read_text()
+    shown = capsys.readouterr()
+    assert "coherent: within" in shown.out
+    assert "naive: within" in shown.out
+    assert "note:" not in shown.err
+
+
+def test_the_towers_of_a_run_train(planted: Path) -> None:
+    assert main(["towers", "partition", str(planted), "--towers", "3", "--samples", "500"]) == 0
+    arguments = ["--config", str(planted / "config.json"), "--towers", "towers.json", "--training.epochs=1"]
+    assert main(["train", *arguments, "--out", "runs/towers"]) == 0
+    assert load_run("runs/towers").model.towers is not None
+
+
+def test_errors_name_the_way_out(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (
+        (["--towers", "7"], "ask for 6 towers or fewer"),
+        (["--towers", "2", "--memory-limit-bytes", "300"], "optimizer state included"),
+        (["--towers", "2", "--samples", "0"], "num_samples"),
+    ):
+        assert main(["towers", "partition", str(planted), *arguments, "--out", "never.json"]) == 2
+        assert words in capsys.readouterr().err
+    assert not Path("never.json").exists()
+
+
+def test_loads_are_those_of_the_run(dlrm: Path) -> None:
+    run = load_run(dlrm)
+    probe = probe_run(run, config=ProbeConfig(batch_size=100))
+    loads = {feature.name: feature for feature in probe.features}
+    assert list(loads) == [spec.name for spec in run.model.inputs.fields]
+    train = pl.read_parquet("events.parquet").sort("timestamp").head(probe.num_samples)
+    assert 600 < probe.num_samples < 900
+    assert loads["tags"].lookups == pytest.approx(train["tags"].list.len().mean())
+    assert loads["user_id"].lookups == 1
+    assert (loads["tags"].dim, loads["user_id"].dim) == (4, 8)
+    assert loads["item"].table_bytes == loads["last"].table_bytes
+    rows = run.model.inputs.table("items").num_rows
+    assert loads["item"].table_bytes == rows * (8 + 1) * 4  # row-wise Adagrad: a number a row
+    assert float(probe.interactions[0, 1]) <= 1
+    names = [feature.name for feature in probe.features]
+    both = probe.interactions[names.index("item"), names.index("last")]
+    assert float(both) == pytest.approx(1.0)  # the same vector twice
+    assert probe.note == ""
+    towers = partition_run(run.folder, config=TowerPartitionConfig(num_towers=2)).towers
+    towers.check({feature.name: feature.table for feature in probe.features})
+
+
+def test_the_sample_is_as_large_as_asked_for_and_repeats(planted: Path) -> None:
+    run = load_run(planted)
+    config = ProbeConfig(num_samples=1000, batch_size=256)
+    first, second = (probe_run(run, config=config) for _ in range(2))
+    assert first.num_samples == 1024
+    assert first.interactions.equal(second.interactions)
+    assert probe_run(run, config=ProbeConfig(num_samples=10)).num_samples == 10
+    other = probe_run(run, config=dataclasses.replace(config, seed=1))
+    assert not other.interactions.equal(first.interactions)
+
+
+def test_fields_are_compared_where_the_model_multiplies_them(dlrm: Path) -> None:
+    run = load_run(dlrm)
+    batch = random_batch(run.model.inputs, batch_size=5, seed=0)
+    with torch.no_grad():
+        pooled_BT = run.model.embeddings(batch)
+        fields_BFD = comparable_fields(run.model, pooled_BT)
+    assert fields_BFD.shape == (5, 4, 8)
+    assert fields_BFD[:, 0].equal(pooled_BT[:, :8])
+    projection = next(m for m in run.model.modules() if isinstance(m, torch.nn.Linear) and m.in_features == 4)
+    torch.testing.assert_close(fields_BFD[:, 3], pooled_BT[:, 24:] @ projection.weight.T)
+
+
+def test_a_model_without_products_says_that_cosines_mean_little(place: Path) -> None:
+    run = load_run(mixed(place, table_dcn_v2(SCHEMA), "dcn"))
+    probe = probe_run(run)
+    assert "DLRM" in probe.note
+    assert probe.interactions.shape == (4, 4)
+
+
+def test_other_raw_data_are_refused(dlrm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    events(900, seed=1).write_parquet("events.parquet")
+    with pytest.raises(DataError, match="trained on"):
+        partition_run(dlrm, config=TowerPartitionConfig())
+
+
+def test_bytes_of_a_table_count_the_state() -> None:
+    sizes = {kind: table_bytes(kind, num_rows=10, dim=4) for kind in TableOptimizerKind}
+    assert sizes == {
+        TableOptimizerKind.SGD: 160,
+        TableOptimizerKind.ROWWISE_ADAGRAD: 200,
+        TableOptimizerKind.SPARSE_ADAM: 480,
+        TableOptimizerKind.ADAM_DENSE: 480,
+    }
+
+
+def test_impossible_probes_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_samples"):
+        ProbeConfig(num_samples=0)

@@ -1,0 +1,221 @@
+"""Comparisons end to end on tiny data: resume, settings that changed, protocols kept apart, the protocol itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.compare_verbs import narrowed
+from ziggurat.cli.main import main
+from ziggurat.data.encoded.loader import Loader
+from ziggurat.errors import ConfigError
+from ziggurat.models import build_model
+from ziggurat.recipes.protocols import Protocol, averaged, bars_model, bars_training, protocol_of, require_one_protocol
+from ziggurat.runs.execute import prepare_run, train_run
+from ziggurat.studies import compare_runs
+from ziggurat.studies.compare import CompareConfig, compare
+from ziggurat.studies.compare_data import ComparedData, data_run
+from ziggurat.studies.compare_report import markdown, refuse_to_mix, write_comparison
+from ziggurat.studies.compare_settings import FRAPPE, OTHERS, VARIANTS, settings_of, variant
+from ziggurat.training.evaluation import evaluate_batches, ordered_batches
+
+ROWS = 6000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory):
+    patch = pytest.MonkeyPatch()
+    cache_with_kernels(tmp_path_factory.mktemp("cache"), patch)
+    yield
+    patch.undo()
+
+
+def config(**changes: object) -> CompareConfig:
+    given = {"data": ComparedData.SYNTHETIC, "models": ("logistic_regression", "dnn"), "seeds": 2, "rows": ROWS}
+    return CompareConfig(**{**given, "max_epochs": 2, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def test_compares_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compare(config(seeds=1), out=tmp_path)
+    trained: list[str] = []
+    original = compare_runs._trainer
+
+    def counted(request: compare_runs.RunRequest, **given: object):
+        trained.append(f"{request.model}{request.config.training.seed}")
+        return original(request, **given)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(compare_runs, "_trainer", counted)
+    second = compare(config(), out=tmp_path)
+    assert trained == ["logistic_regression1", "dnn1"]  # seed 0 was there
+    assert second.models[0].runs[0] == first.models[0].runs[0]
+    found = second.differences["logistic_regression", "dnn"]
+    values = [model.values("auc") for model in second.models]
+    assert found.mean == pytest.approx(np.mean(values[0]) - np.mean(values[1]))
+    assert 0.0 < found.rows_error < 0.2
+    paths = write_comparison(second, tmp_path / "table")
+    assert all(path.stat().st_size > 500 for path in paths)
+    data = json.loads(paths[0].read_text())
+    assert data["models"][1]["runs"][1]["test"]["auc"] == values[1][1]
+    assert f"{second.models[0].mean_sd('auc')[0]:.5f}" in markdown(second)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compare(config(models=("dnn",), seeds=1), out=tmp_path / "whole")
+    from ziggurat.training.trainer import Trainer
+
+    original = Trainer._boundary
+
+    def killed(self: Trainer, *, last: bool) -> None:
+        original(self, last=last)
+        if self.position.epoch == 1:
+            self.store.wait()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_boundary", killed)
+    with pytest.raises(KeyboardInterrupt):
+        compare(config(models=("dnn",), seeds=1), out=tmp_path / "killed")
+    monkeypatch.undo()
+    assert not list((tmp_path / "killed").glob("*/*/*/run.json"))
+    again = compare(config(models=("dnn",), seeds=1), out=tmp_path / "killed")
+    assert again.models[0].values("auc") == whole.models[0].values("auc")
+
+
+def test_trials_choose_by_validation_and_leave_test_alone(tmp_path: Path) -> None:
+    found = compare(config(models=("dnn",), seeds=1, trials=3), out=tmp_path).models[0]
+    assert found.variant == max(found.trials, key=lambda index: found.trials[index])
+    for index in range(3):
+        record = compare_runs.RunRecord.load(tmp_path / "synthetic-bars" / "dnn" / f"variant{index}_seed0")
+        assert record is not None
+        assert bool(record.test) is (index == found.variant)
+        assert record.valid["auc"] == found.trials[index]
+
+
+def test_other_settings_are_not_reused(tmp_path: Path) -> None:
+    compare(config(models=("logistic_regression",), seeds=1), out=tmp_path)
+    with pytest.raises(ConfigError, match="other settings"):
+        compare(config(models=("logistic_regression",), seeds=1, max_epochs=1), out=tmp_path)
+
+
+def test_a_run_of_a_comparison_is_an_ordinary_run(tmp_path: Path) -> None:
+    found = compare(config(models=("dnn",), seeds=1), out=tmp_path).models[0]
+    again = train_run(compare_runs.load_run_config(found.folders[0]), folder=tmp_path / "again")
+    assert again.evaluations["test"].metrics["auc"] == found.values("auc")[0]
+
+
+def test_protocols_are_not_mixed(tmp_path: Path) -> None:
+    bars = compare(config(seeds=1, models=("dnn",)), out=tmp_path)
+    scale = compare(config(seeds=1, models=("dnn",), protocol=Protocol.SCALE, max_epochs=0), out=tmp_path)
+    assert [each.models[0].runs[0].protocol for each in (bars, scale)] == ["bars", "scale"]
+    with pytest.raises(ConfigError, match="one protocol"):
+        refuse_to_mix([bars, scale])
+    configs = [compare_runs.load_run_config(each.models[0].folders[0]) for each in (bars, scale)]
+    assert [protocol_of(each) for each in configs] == [Protocol.BARS, Protocol.SCALE]
+    with_average = dataclasses.replace(configs[0], training=averaged(configs[0].training))
+    assert protocol_of(with_average) is Protocol.BARS_AVERAGED
+    with pytest.raises(ConfigError, match="bars-averaged"):
+        require_one_protocol([("a", configs[0]), ("b", with_average)])
+    with pytest.raises(ConfigError, match="runs of one protocol"):
+        require_one_protocol(zip(("a", "b"), configs, strict=True))
+    folder = scale.models[0].folders[0]
+    strange = tmp_path / "synthetic-bars" / "dnn" / "variant0_seed9"
+    strange.mkdir()
+    (strange / "run.json").write_text((folder / "run.json").read_text())
+    with pytest.raises(ConfigError, match="protocol bars alone"):
+        compare(config(seeds=1, models=("dnn",)), out=tmp_path)
+
+
+def test_errors_name_the_way_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["compare", "frapp", "--out", str(tmp_path)]) == 2
+    assert "did you mean 'frappe'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="models out of"):
+        compare(config(models=("dnm",)), out=tmp_path)
+    with pytest.raises(ConfigError, match="each named once"):
+        config(models=("dnn", "dnn"))
+
+
+def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    given = ["compare", "synthetic", "--rows", str(ROWS), "--models", "logistic_regression", "--seeds", "1"]
+    assert main([*given, "--max-epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
+    assert "logistic" in capsys.readouterr().out
+    assert (tmp_path / "found.png").exists()
+
+
+def test_a_narrow_terminal_loses_the_last_columns() -> None:
+    columns, rows = narrowed(("model", "AUC", "empty", "wide"), [("dnn", "0.5", "", "x" * 30)], width=25)
+    assert (columns, rows) == (["model", "AUC"], [["dnn", "0.5"]])
+
+
+@pytest.mark.parametrize("name", sorted({*FRAPPE, *OTHERS}))
+def test_settings_have_variants(name: str) -> None:
+    for data in (ComparedData.FRAPPE, ComparedData.MOVIELENS):
+        settings = settings_of(name, data)
+        made = [variant(settings, index) for index in range(len(VARIANTS))]
+        assert made[0] == settings
+        assert [each.embedding_l2 / settings.embedding_l2 for each in made] == pytest.approx([f for f, _ in VARIANTS])
+        if name == "dnn":
+            dropouts = [each.model.deep.dropout - settings.model.deep.dropout for each in made]  # pyright: ignore
+            assert dropouts == pytest.approx([shift for _, shift in VARIANTS])
+
+
+def test_bars_is_the_loop_of_its_definition(tmp_path: Path) -> None:
+    """The trainer with `bars_training`, against twenty lines of plain torch."""
+    run = data_run(ComparedData.SYNTHETIC, rows=ROWS)
+    model = bars_model(dataclasses.replace(settings_of("dnn", ComparedData.SYNTHETIC).model, embedding_dim=4))
+    model = dataclasses.replace(model, deep=dataclasses.replace(model.deep, dropout=0.0, hidden_dims=(16,)))  # pyright: ignore
+    training = bars_training(embedding_l2=0.05, learning_rate=0.01, patience=4, batch_size=500)
+    training = dataclasses.replace(training, epochs=30, threads=1)
+    run = dataclasses.replace(run, model=model, training=training)
+    data = prepare_run(run)
+    twin = build_model(run.model, data.inputs, seed=0)
+    factors, best_auc, best_weights = _bars_by_hand(twin, data, training)
+    result = train_run(run, folder=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [line["auc"] for line in lines if line["kind"] == "valid"]
+    assert len(evaluations) == len(factors)
+    assert min(factors) < 0.1  # the learning rate fell at least twice, or this test shows little
+    assert result.fit.best_value == pytest.approx(best_auc, abs=1e-3)
+    twin.load_state_dict(best_weights)
+    batches = ordered_batches(data.test, batch_size=2000).batches(epoch=0)
+    auc = evaluate_batches(twin, batches, inputs=data.inputs).metrics["auc"]
+    assert result.evaluations["test"].metrics["auc"] == pytest.approx(auc, abs=1e-3)
+
+
+def _bars_by_hand(model, data, training):
+    parameters = list(model.parameters())
+    tables = set(map(id, model.embeddings.parameters()))
+    first = [torch.zeros_like(p) for p in parameters]
+    second = [torch.zeros_like(p) for p in parameters]
+    loader = Loader(data.train, config=training.loader)
+    rate, step, wait, best, kept, factors = training.learning_rate, 0, 0, -1.0, {}, []
+    for epoch in range(training.epochs):
+        model.train()
+        for batch in loader.batches(epoch=epoch):
+            logits = model(batch)[:, 0]
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, batch.labels[:, 0])
+            grads = list(torch.autograd.grad(loss, parameters))
+            grads = [g + 0.05 * p.detach() if id(p) in tables else g for g, p in zip(grads, parameters, strict=True)]
+            norm = float(sum((g.double() ** 2).sum() for g in grads)) ** 0.5
+            step += 1
+            for p, g, m, v in zip(parameters, grads, first, second, strict=True):
+                g = g * min(1.0, 10.0 / (norm + 1e-6))
+                m.mul_(0.9).add_(g, alpha=0.1)
+                v.mul_(0.999).addcmul_(g, g, value=0.001)
+                update = (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+                p.data.sub_(rate * update)
+        factors.append(rate / training.learning_rate)
+        valid = ordered_batches(data.valid, batch_size=2000).batches(epoch=0)
+        auc = evaluate_batches(model, valid, inputs=data.inputs).metrics["auc"]
+        if auc >= best + 1e-6:
+            best, wait = auc, 0
+            kept = {name: value.clone() for name, value in model.state_dict().items()}
+        else:
+            wait, rate = wait + 1, max(rate * 0.1, 1e-6)
+            if wait == 4:
+                break
+    return factors, best, kept

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ziggurat.errors import DataError
+from ziggurat.studies.compare_statistics import delong, paired_difference, placements, student_p, wilcoxon_p
+
+stats = pytest.importorskip("scipy.stats")
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, -2.0, 4.5, 30.0])
+@pytest.mark.parametrize("freedom", [1, 2, 4, 9])
+def test_student_p_is_scipys(t: float, freedom: int) -> None:
+    assert student_p(t, freedom=freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 5, 8])
+def test_paired_tests_are_scipys(size: int) -> None:
+    rng = np.random.default_rng(size)
+    first, second = rng.normal(0.4, 1.0, size), rng.normal(0.0, 1.0, size)
+    found = paired_difference(first.tolist(), second.tolist())
+    assert found.mean == pytest.approx((first - second).mean())
+    assert found.t_p == pytest.approx(stats.ttest_rel(first, second).pvalue, rel=1e-6)
+    assert found.wilcoxon_p == pytest.approx(stats.wilcoxon(first, second, method="exact").pvalue)
+
+
+def test_one_pair_has_no_p() -> None:
+    found = paired_difference([0.9], [0.8])
+    assert math.isnan(found.t_p)
+    assert math.isnan(found.wilcoxon_p)
+
+
+def test_five_equal_signs_give_one_sixteenth() -> None:
+    assert wilcoxon_p([0.1, 0.2, 0.3, 0.4, 0.5]) == pytest.approx(2 / 32)
+
+
+def test_values_must_be_paired() -> None:
+    with pytest.raises(DataError, match="paired by seed"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+def test_delong_is_the_textbook_covariance() -> None:
+    rng = np.random.default_rng(0)
+    labels = (rng.random(300) < 0.3).astype(np.float64)
+    first = labels + rng.normal(0, 1.0, 300)
+    second = np.round(first + rng.normal(0, 0.7, 300), 1)  # ties
+    psi = [_pairs(scores, labels) for scores in (first, second)]
+    rows = np.stack([each.mean(axis=1) for each in psi])
+    columns = np.stack([each.mean(axis=0) for each in psi])
+    covariance = np.cov(rows) / rows.shape[1] + np.cov(columns) / columns.shape[1]
+    expected = math.sqrt(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
+    difference, error, p = delong(placements([first], labels), placements([second], labels))
+    assert difference == pytest.approx(psi[0].mean() - psi[1].mean())
+    assert error == pytest.approx(expected)
+    assert p == pytest.approx(2 * stats.norm.sf(abs(difference) / error))
+
+
+def _pairs(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    gaps = scores[labels == 1][:, None] - scores[labels == 0][None, :]
+    return (gaps > 0) + 0.5 * (gaps == 0)
+
+
+def test_delong_over_seeds_is_the_mean_auc() -> None:
+    rng = np.random.default_rng(1)
+    labels = (rng.random(200) < 0.5).astype(np.float64)
+    runs = [labels + rng.normal(0, 2.0, 200) for _ in range(3)]
+    assert placements(runs, labels).auc == pytest.approx(np.mean([_pairs(run, labels).mean() for run in runs]))
+    assert delong(placements(runs, labels), placements(runs, labels))[2] == 1.0

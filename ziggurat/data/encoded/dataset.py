@@ -1,0 +1,403 @@
+"""EncodedDataset: preprocessed rows on disk, as a folder of Parquet files and a manifest.
+
+    train/
+      manifest.json           inputs, rows, files, rows of every row group, checksums; itself checksummed
+      part-00000.parquet      row groups of 65,536 rows, every page with a CRC
+      part-00001.parquet
+
+Encoding once and reading many times takes the parsing, the vocabularies and the checks out of the training loop. What
+is left a row is decoding: 26 rows, 13 numbers and a label take about 0.15 µs on one core.
+
+Why the checksums: without them, a flipped bit in a Parquet file comes back as another id, silently, in more than nine
+of ten cases. Pages are written with a CRC and it is verified on every read; the footer, which no CRC covers, has a
+SHA-256 in the manifest; so has the manifest itself. What fails is a `DataError` that names file and row group.
+
+A folder is either complete or absent: files are written to a temporary folder beside it, flushed to the disk, and the
+folder is renamed when it is whole.
+
+Reading takes one row group at a time, so memory is bounded by its size, whatever the size of the data.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.encoded.ledger import expected_sum
+from ziggurat.data.encoded.records import ROW_COLUMN, conform, encoded_schema, has_labels
+from ziggurat.errors import DataError, MissingFileError
+from ziggurat.features.inputs import InputSpec
+
+DEFAULT_ROWS_PER_GROUP = 65_536
+DEFAULT_ROWS_PER_FILE = 64 * DEFAULT_ROWS_PER_GROUP
+
+_MANIFEST = "manifest.json"
+_FORMAT = 1
+_MAX_OPEN_FILES = 16
+_REDO = "delete the folder and prepare the data again"
+
+
+class EncodedWriter:
+    """Writes an encoded data set; use as a context manager, or call `close` (or `abort`).
+
+    Args:
+        folder: where the data set appears when it is complete; must not exist.
+        inputs: what the columns are.
+        rows_per_group: rows of a row group, the unit of reading. Smaller shuffles better, larger reads faster.
+        rows_per_file: rows of a file, a multiple of `rows_per_group` (rounded down to one).
+        extra: plain data to keep in the manifest.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        inputs: InputSpec,
+        *,
+        rows_per_group: int = DEFAULT_ROWS_PER_GROUP,
+        rows_per_file: int = DEFAULT_ROWS_PER_FILE,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert rows_per_group >= 1
+        self.folder = Path(folder)
+        self.num_rows = 0
+        self._row_sum = 0
+        self._content = hashlib.sha256()
+        self._inputs = inputs
+        self._rows_per_group = rows_per_group
+        self._groups_per_file = max(1, rows_per_file // rows_per_group)
+        self._extra = dict(extra or {})
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._files: list[dict[str, Any]] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._schema: pa.Schema | None = None
+        self._closed = False
+        if self.folder.exists():
+            raise DataError(
+                expected="a folder that does not exist yet",
+                found="it exists",
+                where=str(self.folder),
+                ways_out=("choose another folder", "delete it"),
+            )
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = temporary_beside(self.folder)
+        self._temporary.mkdir()
+
+    def __enter__(self) -> EncodedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def append(self, table: pa.Table) -> None:
+        """Add encoded rows, any number of them.
+
+        Raises:
+            DataError: the table does not have the columns of the inputs.
+        """
+        assert not self._closed
+        table = conform(table, self._inputs, where=f"rows {self.num_rows} … of {self.folder}")
+        if self._schema is None:
+            self._schema = table.schema
+        if table.schema != self._schema:
+            raise DataError(
+                expected="labels in all tables or in none",
+                found=f"columns {table.column_names} after {self._schema.names}",
+                where=str(self.folder),
+                ways_out="encode all chunks with the same with_labels",
+            )
+        self._pending.append(table)
+        self._pending_rows += table.num_rows
+        self.num_rows += table.num_rows
+        self._row_sum += _row_sum(table)
+        if self._pending_rows >= self._rows_per_group:
+            self._write_pending(all_rows=False)
+
+    def _write_pending(self, *, all_rows: bool) -> None:
+        if not self._pending_rows:
+            return
+        table = pa.concat_tables(self._pending)
+        first = 0
+        while table.num_rows - first >= (1 if all_rows else self._rows_per_group):
+            self._write_group(table.slice(first, self._rows_per_group))
+            first += self._rows_per_group
+        rest = table.slice(first)
+        self._pending, self._pending_rows = [rest], rest.num_rows
+
+    def _write_group(self, group: pa.Table) -> None:
+        self._content.update(_group_digest(group))
+        if self._writer is None:
+            name = f"part-{len(self._files):05}.parquet"
+            self._files.append({"name": name, "group_rows": []})
+            # One row group is one unit of reading, so statistics would only cost; dictionaries decode fastest.
+            self._writer = pq.ParquetWriter(
+                self._temporary / name,
+                group.schema,
+                compression="lz4",
+                use_dictionary=True,
+                write_statistics=False,
+                write_page_checksum=True,
+            )
+        self._writer.write_table(group.combine_chunks(), row_group_size=max(1, group.num_rows))
+        groups: list[int] = self._files[-1]["group_rows"]
+        groups.append(group.num_rows)
+        if len(groups) == self._groups_per_file:
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer = None
+        entry = self._files[-1]
+        path = self._temporary / entry["name"]
+        entry["bytes"], entry["footer_sha256"] = path.stat().st_size, _footer_sha256(path)
+
+    def close(self) -> None:
+        """Write the rest, flush everything to the disk and let the folder appear."""
+        if self._closed:
+            return
+        try:
+            self._write_pending(all_rows=True)
+            self._close_file()
+            unlabelled = encoded_schema(self._inputs, with_labels=False).names
+            manifest = {
+                "format": _FORMAT,
+                "num_rows": self.num_rows,
+                "row_sum": f"{self._row_sum % 2**64:016x}",
+                "content": self._content.hexdigest(),
+                "with_labels": self._schema is None or self._schema.names != unlabelled,
+                "inputs": to_json(self._inputs),
+                "files": self._files,
+                "extra": self._extra,
+            }
+            manifest["sha256"] = _manifest_sha256(manifest)
+            (self._temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+            publish(self._temporary, self.folder)
+        except BaseException:
+            self.abort()
+            raise
+        self._closed = True
+
+    def abort(self) -> None:
+        """Throw away what was written."""
+        if not self._closed:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._closed = True
+
+
+def _row_sum(table: pa.Table) -> int:
+    return sum(expected_sum(chunk.to_numpy()) for chunk in table.column(ROW_COLUMN).chunks)
+
+
+def _group_digest(group: pa.Table) -> bytes:
+    """SHA-256 of the values of a row group, in Arrow's stream format; the same however the group lies in memory."""
+    digest = hashlib.sha256()
+    for batch in group.combine_chunks().to_batches():
+        digest.update(batch.serialize())
+    return digest.digest()
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name beside `path` that no other process uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Flush a temporary folder's files to the disk and rename it: after a power cut it is whole or absent."""
+    for path in (*temporary.rglob("*"), temporary):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    temporary.rename(folder)
+    descriptor = os.open(folder.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _footer_sha256(path: Path) -> str:
+    """SHA-256 of a Parquet file's footer: metadata, its length and the magic bytes at the end of the file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - 8))
+        tail = file.read(8)
+        length = int.from_bytes(tail[:4], "little") + 8 if len(tail) == 8 else 0
+        if not 8 < length <= size:
+            return ""
+        file.seek(size - length)
+        return hashlib.sha256(file.read(length)).hexdigest()
+
+
+def _manifest_sha256(manifest: Mapping[str, Any]) -> str:
+    body = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+class EncodedDataset:
+    """An encoded data set on disk, checked on opening: the manifest, every file's size and every footer.
+
+    Args:
+        folder: what an `EncodedWriter` made.
+
+    Raises:
+        MissingFileError: the folder or one of its files is absent.
+        DataError: the manifest is damaged or of another version, or a file is not the one that was written.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        manifest = _read_manifest(self.folder / _MANIFEST)
+        self.inputs: InputSpec = from_json(InputSpec, manifest["inputs"], where=str(self.folder / _MANIFEST))
+        self.num_rows: int = manifest["num_rows"]
+        self.row_sum: int = int(manifest["row_sum"], 16)  # for the sample ledger
+        # Of all values in their order. What was prepared before there was one has its manifest's: sizes and footers.
+        self.digest: str = manifest.get("content") or f"manifest {manifest['sha256']}"
+        self.with_labels: bool = manifest["with_labels"]
+        self.extra: dict[str, Any] = manifest["extra"]
+        self._places: list[tuple[Path, int]] = []
+        sizes: list[int] = []
+        for entry in manifest["files"]:
+            path = self.folder / entry["name"]
+            _check_file(path, entry)
+            self._places += [(path, index) for index in range(len(entry["group_rows"]))]
+            sizes += entry["group_rows"]
+        self.group_sizes: tuple[int, ...] = tuple(sizes)
+        self._schema = encoded_schema(self.inputs, with_labels=self.with_labels)
+        self._open: OrderedDict[Path, pq.ParquetFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read_group(self, index: int) -> pa.Table:
+        """The columns of row group `index`, checksums verified. Safe to call from several threads.
+
+        Raises:
+            DataError: the row group is damaged; names file and row group.
+        """
+        path, group = self._places[index]
+        where = f"{path}, row group {group}"
+        try:
+            with self._lock:
+                # One thread: the loader overlaps reading with other work, and training wants the other cores.
+                table = self._file(path).read_row_group(group, use_threads=False)
+        except FileNotFoundError as error:
+            raise _absent(path) from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged("a row group whose pages match their checksums", str(error), where) from error
+        if table.num_rows != self.group_sizes[index] or not table.schema.equals(self._schema):
+            found = f"{table.num_rows} rows of {table.schema.names}"
+            raise _damaged(f"{self.group_sizes[index]} rows of {self._schema.names}", found, where)
+        return table
+
+    def _file(self, path: Path) -> pq.ParquetFile:
+        if path not in self._open:
+            if len(self._open) == _MAX_OPEN_FILES:
+                self._open.popitem(last=False)[1].close()
+            self._open[path] = pq.ParquetFile(path, page_checksum_verification=True)
+        self._open.move_to_end(path)
+        return self._open[path]
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_bytes())
+        if not isinstance(manifest, dict) or manifest.get("sha256") != _manifest_sha256(manifest):
+            raise _damaged("a manifest that matches its checksum", "one that does not", str(path))
+    except FileNotFoundError as error:
+        raise _absent(path) from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise _damaged("a manifest in JSON", str(error), str(path)) from error
+    if manifest["format"] != _FORMAT:
+        raise DataError(
+            expected=f"format {_FORMAT}",
+            found=f"format {manifest['format']}",
+            where=str(path),
+            ways_out=(_REDO, "use the version of ziggurat that wrote it"),
+        )
+    return manifest
+
+
+def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        raise _absent(path)
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        raise _damaged(f"{entry['bytes']} bytes", f"{size} bytes", str(path))
+    if _footer_sha256(path) != entry["footer_sha256"]:
+        raise _damaged("a footer that matches the manifest", "another one", str(path))
+
+
+def _damaged(expected: str, found: str, where: str) -> DataError:
+    return DataError(expected=expected, found=found, where=where, ways_out=(_REDO, "restore the file from a copy"))
+
+
+def _absent(path: Path) -> MissingFileError:
+    return MissingFileError(
+        expected="an encoded data set with all its files",
+        found=f"{path.name} does not exist",
+        where=str(path),
+        ways_out=(_REDO, "restore the file from a copy", "check the path"),
+    )
+
+
+class MemoryDataset:
+    """Encoded rows in memory, for tests, benchmarks and small data; to a `Loader` it looks like an `EncodedDataset`.
+
+    Args:
+        table: encoded columns (see `ziggurat.data.encoded.records`); an absent `row:` column counts from 0.
+        inputs: what the columns are.
+        rows_per_group: rows of a row group.
+
+    Raises:
+        DataError: the table does not have the columns of `inputs`.
+    """
+
+    def __init__(self, table: pa.Table, inputs: InputSpec, *, rows_per_group: int = DEFAULT_ROWS_PER_GROUP) -> None:
+        if ROW_COLUMN not in table.column_names:
+            table = table.append_column(ROW_COLUMN, pa.array(range(table.num_rows), type=pa.int64()))
+        self.inputs = inputs
+        self.with_labels = has_labels(table, inputs)
+        self.num_rows: int = table.num_rows
+        self._table = conform(table, inputs, where="MemoryDataset").combine_chunks()
+        self._starts = range(0, self.num_rows, rows_per_group)
+        self.group_sizes = tuple(min(rows_per_group, self.num_rows - start) for start in self._starts)
+
+    @property
+    def row_sum(self) -> int:
+        """Sum of the mixed row ids, for the sample ledger."""
+        return _row_sum(self._table) % 2**64
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of all values in their order; an `EncodedDataset` of the same row groups has the same one."""
+        content = hashlib.sha256()
+        for index in range(len(self.group_sizes)):
+            content.update(_group_digest(self.read_group(index)))
+        return content.hexdigest()
+
+    def read_group(self, index: int) -> pa.Table:
+        """The columns of row group `index`; no copy."""
+        return self._table.slice(self._starts[index], self.group_sizes[index])

@@ -1,0 +1,1 @@
+"""Guesses a schema from a table, with a reason for each guess."""

@@ -1,0 +1,222 @@
+"""Guessing labels, time, group, session and weight among the columns of a table, and what gives the label away.
+
+- *label*: a column named like an outcome (label, click, conversion …) with two values; failing that a rating with
+  few values (liked from three quarters of the scale on); failing that the only 0/1 column.
+- *time*: dates, or numbers within the range of epoch seconds (to nanoseconds) of 1990 to 2100, named like a time.
+- *group*: the user, by name; GAUC is computed within it. *session*, *weight*: by name alone.
+- *leaks*: a column whose values alone order the label almost perfectly was probably written after the fact. Measured by
+  AUC on the sample: of the number itself, and of the mean label of each value in the other half of the rows (so that a
+  column of rare ids cannot look good by memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number
+from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
+from ziggurat.data.synthetic.best_metrics import pair_share
+from ziggurat.features.schema import Label, Task
+
+LEAK_AUC = 0.99
+SUSPECT_AUC = 0.95
+_LABEL_WORDS = (
+    ("label", "target", "outcome", "y"),
+    ("click", "clicked", "clk", "isclick"),
+    ("conversion", "converted", "conv", "purchase", "purchased", "bought", "buy", "install", "installed", "order"),
+    ("like", "liked", "favorite", "favourite", "upvote", "follow", "share", "finish", "finished"),
+)
+_RATING_WORDS = frozenset(["rating", "ratings", "stars", "star"])
+# fmt: off
+_PAST_WORDS = frozenset({
+    "before", "last", "prev", "previous", "past", "history", "hist", "num", "count", "cnt", "avg", "mean",
+    "rate", "ctr", "ever", "total", "time", "date", "ts", "at", "id",
+})
+# fmt: on
+_TIME_WORDS = frozenset(["time", "timestamp", "ts", "date", "datetime", "when", "at", "epoch", "unixtime"])
+_USER_WORDS = ("user", "uid", "userid", "member", "customer", "visitor", "account", "profile", "reviewer", "client")
+_EPOCH_1990, _EPOCH_2100 = 631_152_000, 4_102_444_800
+
+
+@dataclass(frozen=True)
+class RoleGuess:
+    """A column that is no plain feature, and why."""
+
+    column: str
+    reason: str
+    label: Label | None = None
+
+
+def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
+    """The labels, most likely first; empty if nothing looks like one."""
+    named: list[tuple[int, int, RoleGuess]] = []
+    for position, facts in enumerate(columns):
+        rank = _label_rank(facts.name)
+        guess = _named_label(facts) if rank is not None else None
+        if guess is not None and rank is not None:
+            named.append((rank, position, guess))
+    if named:
+        return [guess for *_, guess in sorted(named, key=lambda entry: entry[:2])]
+    ratings = [facts for facts in columns if set(words(facts.name)) & _RATING_WORDS and _is_rating(facts)]
+    if ratings:
+        return [_rating(ratings[0])]
+    binary = [facts for facts in columns if _is_binary(facts)]
+    if len(binary) == 1:
+        return [
+            RoleGuess(
+                binary[0].name,
+                f"the only column of zeros and ones, though its name does not say so; {_rate(binary[0])}",
+                Label(name=binary[0].name),
+            )
+        ]
+    return []
+
+
+def is_outcome(facts: ColumnFacts) -> bool:
+    """True for a rating that is not the label: known only after the fact, like the label itself."""
+    return bool(set(words(facts.name)) & _RATING_WORDS) and _is_rating(facts)
+
+
+def _label_rank(name: str) -> int | None:
+    named = words(name)
+    if set(named) & _PAST_WORDS:
+        return None
+    return next((rank for rank, group in enumerate(_LABEL_WORDS) if set(named) & set(group)), None)
+
+
+def _named_label(facts: ColumnFacts) -> RoleGuess | None:
+    why = f"the name says so; {_rate(facts)}"
+    if _is_binary(facts):
+        return RoleGuess(facts.name, why, Label(name=facts.name))
+    if facts.kind is Values.WHOLE and facts.num_distinct == 2:
+        why = f"two values, 1 from {facts.maximum:g} on"
+        return RoleGuess(facts.name, why, Label(name=facts.name, positive_from=facts.maximum))
+    if facts.kind in (Values.WHOLE, Values.NUMBERS) and set(words(facts.name)) & {"label", "target", "y"}:
+        why = "for regression: more than two values"
+        return RoleGuess(facts.name, why, Label(name=facts.name, task=Task.REGRESSION))
+    return None
+
+
+def _is_binary(facts: ColumnFacts) -> bool:
+    if facts.kind is Values.TRUTH:
+        return facts.num_distinct == 2
+    return facts.kind is Values.WHOLE and facts.num_distinct == 2 and (facts.minimum, facts.maximum) == (0, 1)
+
+
+def _is_rating(facts: ColumnFacts) -> bool:
+    return facts.kind in (Values.WHOLE, Values.NUMBERS) and 2 <= facts.num_distinct <= 21
+
+
+def _rating(facts: ColumnFacts) -> RoleGuess:
+    """Liked from the first value on that is at least three quarters up the scale: 4 of 1 … 5, 8 of 1 … 10."""
+    scale = sorted(float(value) for value in facts.present.unique().to_list())
+    least = scale[0] + 0.75 * (scale[-1] - scale[0])
+    start = next(value for value in scale if value >= least)
+    liked = number((facts.present >= start).mean())
+    why = f"a rating; {start:g} and more of {scale[0]:g} to {scale[-1]:g} counts as liked, {liked:.1%} of the rows"
+    return RoleGuess(facts.name, why, Label(name="like", column=facts.name, positive_from=start))
+
+
+def _rate(facts: ColumnFacts) -> str:
+    positive = number(facts.present.cast(pl.Float64).mean()) if facts.kind is not Values.TEXT else 0.0
+    return f"{positive:.2%} positive"
+
+
+def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
+    """The column with the order of events, if one looks like it."""
+    best: tuple[int, int, RoleGuess] | None = None
+    for position, facts in enumerate(columns):
+        named = bool(set(words(facts.name)) & _TIME_WORDS)
+        unit = _epoch_unit(facts)
+        if facts.kind is Values.DATES and facts.null_share == 0:
+            score, why = 2 + named, "dates"
+        elif unit and named:
+            score, why = 3, f"whole numbers in the range of {unit} since 1970, and the name says so"
+        elif named and facts.kind is Values.WHOLE and facts.null_share == 0 and words(facts.name)[-1] != "at":
+            score, why = 1, "whole numbers, by the name"
+        else:
+            continue
+        guess = RoleGuess(facts.name, f"no feature: {why}")
+        if best is None or (score, -position) > best[:2]:
+            best = (score, -position, guess)
+    return best[2] if best else None
+
+
+def _epoch_unit(facts: ColumnFacts) -> str:
+    if facts.kind is not Values.WHOLE or facts.null_share > 0:
+        return ""
+    for unit, factor in (("seconds", 1), ("milliseconds", 10**3), ("microseconds", 10**6), ("nanoseconds", 10**9)):
+        if _EPOCH_1990 * factor <= facts.minimum and facts.maximum <= _EPOCH_2100 * factor:
+            return unit
+    return ""
+
+
+def find_group(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
+    """The user: ids that come back, under a name of `_USER_WORDS`."""
+    for word in _USER_WORDS:
+        for facts in columns:
+            named = words(facts.name)
+            ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.num_distinct > 2 and facts.distinct_share < 0.9
+            if word in named and ids and (named[-1] in ("id", "ids", "key", "hash") or named == [word]):
+                return RoleGuess(facts.name, "also the group of GAUC: one user's rows are ranked among themselves")
+    return None
+
+
+def find_session(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
+    """The session: ids under such a name. It is no feature: a session seen in training hardly comes back."""
+    for facts in columns:
+        ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.distinct_share < 0.9
+        if "session" in words(facts.name) and words(facts.name)[-1] in ("id", "session", "key") and ids:
+            return RoleGuess(facts.name, "no feature: sessions hardly come back")
+    return None
+
+
+def find_weight(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
+    """Sample weights: numbers >= 0 called sample_weight or the like (plain `weight` may be a product's)."""
+    for facts in columns:
+        named = set(words(facts.name))
+        numbers = facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.minimum >= 0 and facts.null_share == 0
+        if "weight" in named and named & {"sample", "importance", "example", "loss", "row"} and numbers:
+            return RoleGuess(facts.name, "of the sample, by the name")
+    return None
+
+
+def label_values(facts: ColumnFacts, label: Label) -> np.ndarray:
+    """(N,) 0/1 values of a binary label in the sample, NaN where missing."""
+    values = facts.values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    if label.positive_from is None:
+        return values
+    return np.where(np.isnan(values), np.nan, (values >= label.positive_from).astype(float))
+
+
+def single_column_auc(facts: ColumnFacts, labels: np.ndarray) -> float:
+    """How well one column alone orders a binary label: AUC in 0.5 … 1; 0.5 where it cannot be measured."""
+    usable = ~np.isnan(labels)
+    positives = int(np.nansum(labels))
+    if facts.kind in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS, Values.OTHER, Values.NOTHING):
+        return 0.5
+    if min(positives, int(usable.sum()) - positives) < MIN_ROWS_FOR_ROW_IDS:
+        return 0.5
+    y = labels[usable]
+    series = facts.values.filter(pl.Series(usable))
+    codes = series.rank("dense").fill_null(0).to_numpy().astype(np.int64)
+    scores = [_mean_of_other_half(codes, y)]
+    if facts.kind in (Values.WHOLE, Values.NUMBERS, Values.DATES):
+        scores += [codes.astype(float), (codes == 0).astype(float)]
+    aucs = [pair_share(score, y, 1.0 - y) for score in scores]
+    return max(max(auc, 1.0 - auc) if index else auc for index, auc in enumerate(aucs))
+
+
+def _mean_of_other_half(codes: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(N,) mean label of the same value among the rows of the other half, drawn towards the overall mean."""
+    half = np.random.default_rng(0).random(codes.size) < 0.5
+    score = np.empty(codes.size)
+    for part in (half, ~half):
+        sums = np.bincount(codes[~part], weights=labels[~part], minlength=codes.max() + 1)
+        counts = np.bincount(codes[~part], minlength=codes.max() + 1)
+        score[part] = ((sums + labels.mean()) / (counts + 1.0))[codes[part]]
+    return score

@@ -1,0 +1,258 @@
+"""Guessing what one column means as a feature, from its name and what was measured. A guess always says why.
+
+The rules, in the order in which they are tried (first match wins):
+
+    nothing, one value                       left out: constant
+    every row its own value                  left out: a row id (whole numbers in steps, or text)
+    list of numbers, all of one length       vector
+    list of ids, or text like "a|b|c"        sequence if its name says history or ids repeat in a list, else multi-hot
+    true/false, text                         categorical (long, nearly unique text is left out)
+    whole numbers                            by name (…_id, …_count); below zero: a number; counts (small values are the
+                                             frequent ones): a number; else ids
+    numbers with fractions                   dense: log1p if skewed, else standardised
+    dates                                    left out: the time is a role, not a feature
+
+Whole numbers are the hard case: user 17 is not "more" than user 16, but 17 clicks are. A wrong guess is cheap to mend
+(one word in the schema) if the reason is visible.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number, percent
+from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, NumericTransform, Sequence, Vector
+
+MIN_ROWS_FOR_ROW_IDS = 20
+# fmt: off
+_ID_WORDS = frozenset({
+    "id", "ids", "uid", "key", "code", "zip", "zipcode", "postal", "postcode", "type", "kind", "category",
+    "cat", "brand", "region", "country", "city", "state", "gender", "sex", "occupation", "job", "hour",
+    "weekday", "dayofweek", "dow", "month", "device", "os", "browser", "genre", "class", "segment", "slot",
+    "channel", "language", "lang", "item", "product", "movie", "user", "ad", "campaign", "advertiser", "site",
+    "app", "publisher", "domain", "shop", "store", "seller", "author", "artist",
+})
+_NUMBER_WORDS = frozenset({
+    "count", "counts", "cnt", "num", "number", "price", "cost", "amount", "total", "sum", "avg", "mean",
+    "duration", "length", "size", "views", "clicks", "score", "ratio", "rate", "distance", "weight", "height",
+    "quantity", "qty", "age", "days", "hours", "minutes", "seconds", "income", "salary", "budget",
+    "popularity", "year",
+})
+_HISTORY_WORDS = frozenset({
+    "history", "hist", "seq", "sequence", "recent", "past", "last", "previous", "prev", "clicked", "viewed",
+    "watched",
+})
+# fmt: on
+_FEW = 50
+
+
+@dataclass(frozen=True)
+class FeatureGuess:
+    """What a column becomes.
+
+    Args:
+        feature: None: left out.
+        reason: why, in a clause.
+        warnings: what the reader should look at.
+        evidence: what was measured, where the general measurements of the column do not say it.
+    """
+
+    feature: Feature | None
+    reason: str
+    warnings: tuple[str, ...] = field(default=())
+    evidence: str = ""
+
+
+def words(name: str) -> list[str]:
+    """The words of a column name, in lower case: userID_v2 → user, id, v2."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    return [word for word in re.split(r"[^a-z0-9]+", spaced.lower()) if word]
+
+
+def guess_feature(facts: ColumnFacts) -> FeatureGuess:
+    """The feature that a column most likely is."""
+    left_out = _useless(facts)
+    if left_out:
+        return FeatureGuess(None, left_out)
+    match facts.kind:
+        case Values.LISTS_OF_NUMBERS:
+            return _vector(facts)
+        case Values.LISTS_OF_IDS:
+            return _list(facts, facts.values, separator="")
+        case Values.TRUTH:
+            return FeatureGuess(Categorical(name=facts.name), "true or false")
+        case Values.TEXT:
+            return _text(facts)
+        case Values.WHOLE:
+            return _whole(facts)
+        case Values.NUMBERS:
+            return _dense(facts, "numbers with fractions")
+        case Values.DATES:
+            why = "dates are no feature as they are; derive hour or weekday, or use the column as time"
+            return FeatureGuess(None, why)
+        case _:
+            return FeatureGuess(None, f"no feature is made of type {facts.dtype}")
+
+
+def _useless(facts: ColumnFacts) -> str:
+    """Why a column can teach a model nothing, or ""."""
+    lists = facts.kind in (Values.LISTS_OF_IDS, Values.LISTS_OF_NUMBERS)
+    if facts.kind is Values.NOTHING:
+        return "it is empty"
+    if lists or facts.kind is Values.OTHER:
+        return ""
+    if facts.num_distinct == 1 and facts.null_share == 0:
+        return "it is constant"
+    if len(facts.present) < MIN_ROWS_FOR_ROW_IDS or facts.kind not in (Values.WHOLE, Values.TEXT):
+        return ""
+    if facts.distinct_share > 0.999 and (facts.kind is Values.TEXT or _looks_like_row_number(facts)):
+        return "every row has its own value, so it looks like a row id"
+    return ""
+
+
+def _looks_like_row_number(facts: ColumnFacts) -> bool:
+    if set(words(facts.name)) & _NUMBER_WORDS:
+        return False
+    steps = np.diff(np.sort(facts.present.to_numpy()))
+    even = facts.num_sampled >= facts.num_rows and bool((steps == steps[0]).all())
+    named = bool(set(words(facts.name)) & {"id", "ids", "index", "idx", "row", "key", "uid", "uuid", "no", "nr"})
+    return even or named or facts.present.is_sorted()
+
+
+def _vector(facts: ColumnFacts) -> FeatureGuess:
+    lengths = facts.present.list.len()
+    shortest, longest = int(number(lengths.min())), int(number(lengths.max()))
+    if shortest == longest and longest > 0:
+        return FeatureGuess(
+            Vector(name=facts.name, dim=longest),
+            f"every list has {longest} numbers ({percent(facts.null_share)} null)",
+        )
+    return FeatureGuess(
+        None, f"lists of numbers of unlike length ({shortest} to {longest}) are neither vectors nor ids"
+    )
+
+
+def _list(facts: ColumnFacts, lists: pl.Series, *, separator: str) -> FeatureGuess:
+    """A multi-hot list or a sequence, from a list column or separated text."""
+    lengths = lists.list.len().fill_null(0)
+    filled = lists.filter((lengths > 1) & lists.is_not_null())
+    repeats = number((filled.list.n_unique() < filled.list.len()).mean()) if len(filled) else 0.0
+    elements = lists.drop_nulls().explode()
+    shown = ", ".join(str(element)[:30] for element in elements.drop_nulls().unique(maintain_order=True).head(3))
+    longest = int(number(lengths.max()))
+    how = f"text with {separator!r} between ids" if separator else "lists of ids"
+    evidence = (
+        f"{elements.n_unique():,} distinct ids {facts.scope}, {lengths.mean():.1f} a row, at most {longest}, "
+        f"{percent(number((lengths == 0).mean()))} empty, e.g. {shown}"
+    )
+    named = set(words(facts.name)) & _HISTORY_WORDS
+    if named or repeats >= 0.05:
+        why = f"the name says {min(named)}" if named else f"{percent(repeats)} of the lists hold an id more than once"
+        feature = Sequence(
+            name=facts.name, separator=separator, max_length=max(longest, 100) if longest <= 200 else 100
+        )
+        return FeatureGuess(feature, f"{why}; use multi_hot if order means nothing", evidence=evidence)
+    return FeatureGuess(MultiHot(name=facts.name, separator=separator), how, evidence=evidence)
+
+
+def _text(facts: ColumnFacts) -> FeatureGuess:
+    unique = facts.present.unique(maintain_order=True)
+    if facts.present.str.contains(r"^\s*[\[{].*[\]}]\s*$").head(1000).all():
+        return FeatureGuess(None, "it looks like JSON; write it as a list column, or as a|b|c")
+    separator = find_separator(unique)
+    if separator:
+        lists = facts.values.str.split(separator)
+        if set(words(facts.name)) & {"price", "prices", "cost", "amount"}:
+            return FeatureGuess(None, "lists of numbers, by the name")
+        return _list(facts, lists, separator=separator)
+    mean_length = number(unique.str.len_chars().mean())
+    if facts.distinct_share > 0.9 and len(facts.present) >= MIN_ROWS_FOR_ROW_IDS:
+        return FeatureGuess(None, "nearly every row has its own text, so it looks like a row id")
+    if mean_length > 60 and facts.distinct_share > 0.3:
+        return FeatureGuess(None, f"free text of {mean_length:.0f} characters")
+    return FeatureGuess(Categorical(name=facts.name), "text that comes back")
+
+
+def find_separator(unique: pl.Series) -> str:
+    r"""What divides ids in the distinct texts of a column ("Action|Comedy"), or "".
+
+    A separator must be in a good part of the cells and make few distinct parts out of many: titles divided at spaces
+    hardly repeat their words, genres do. Spaces and commas, common in prose, must show much more of both.
+    """
+    for separator, least_share, least_repeat in (
+        ("|", 0.05, 1.2),
+        ("^", 0.05, 1.2),
+        (";", 0.2, 2.0),
+        (", ", 0.5, 8.0),
+        (",", 0.5, 4.0),
+        (" ", 0.6, 15.0),
+    ):
+        share = number(unique.str.contains(separator, literal=True).mean())
+        if len(unique) < 3 or share < least_share:
+            continue
+        parts = unique.head(20_000).str.split(separator).explode().drop_nulls()
+        if len(parts) / max(parts.n_unique(), 1) >= least_repeat and number(parts.str.len_chars().mean()) <= 40:
+            return separator
+    return ""
+
+
+def _whole(facts: ColumnFacts) -> FeatureGuess:
+    named = words(facts.name)
+    last = next((word for word in reversed(named) if word in _ID_WORDS or word in _NUMBER_WORDS), "")
+    categorical = Categorical(name=facts.name)
+    warnings = _odd_cells(facts)
+    if facts.num_distinct <= 2:
+        return FeatureGuess(categorical, "two values", warnings)
+    if last in _ID_WORDS:
+        return FeatureGuess(categorical, f"ids, the name says {last}", warnings)
+    if last in _NUMBER_WORDS and facts.num_distinct > 20:
+        return _dense(facts, f"a quantity, the name says {last}")
+    if facts.minimum < 0 and facts.num_distinct > 10:
+        return _dense(facts, "whole numbers below zero, which ids rarely are")
+    if _counts(facts.present):
+        return _dense(facts, "whole numbers whose small values are the frequent ones, as counts are")
+    if facts.num_distinct <= _FEW:
+        return FeatureGuess(categorical, "few whole numbers", warnings)
+    why = 'whole numbers without the shape of counts, so ids; say kind = "dense" if they measure something'
+    return FeatureGuess(categorical, why, warnings)
+
+
+def _counts(values: pl.Series) -> bool:
+    """True if frequencies fall with the value, from 0 or 1 on: rank correlation below −0.8 over the first values."""
+    counts = values.value_counts().sort(values.name)
+    if counts.height < 8 or int(counts[values.name][0]) > 1:
+        return False
+    frequency = counts["count"].head(40).to_numpy().astype(float)
+    ranks = np.argsort(np.argsort(frequency)).astype(float)
+    return bool(np.corrcoef(np.arange(ranks.size), ranks)[0, 1] < -0.8)
+
+
+def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
+    values = facts.present.cast(pl.Float64)
+    values = values.filter(values.is_finite())
+    bottom, low, middle, high, top = (number(values.quantile(q)) for q in (0.0, 0.25, 0.5, 0.75, 1.0))
+    skewed = max(top - middle, middle - bottom) > 10 * max(high - low, 1e-9)
+    transform = NumericTransform.LOG1P_STANDARDISE if skewed else NumericTransform.STANDARDISE
+    missing = 0.0 if skewed or facts.null_share == 0 else float(f"{middle:.6g}")
+    shape = f"from {facts.minimum:g} to {facts.maximum:g}, half below {middle:g}"
+    step = "log1p, as the extremes are far out" if skewed else "no log, as no value is far out"
+    filled = "" if facts.null_share == 0 else f"; missing ones count as {missing:g}"
+    warnings = _odd_cells(facts)
+    if len(values) < len(facts.present):
+        warnings = (*warnings, f"{facts.name!r}: infinite values are bad rows")
+    return FeatureGuess(
+        Dense(name=facts.name, transform=transform, missing=missing),
+        f"{why}, {shape}; {step}{filled}",
+        warnings,
+    )
+
+
+def _odd_cells(facts: ColumnFacts) -> tuple[str, ...]:
+    if not facts.odd_cells:
+        return ()
+    cells = ", ".join(repr(cell) for cell in facts.odd_cells)
+    return (f"{facts.name!r}: {cells} are no numbers: leave such cells empty, or their rows are bad rows",)

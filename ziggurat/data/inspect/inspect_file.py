@@ -1,0 +1,334 @@
+"""Guessing the schema of a table of one's own, with the reason for every guess.
+
+    inspection = inspect_file("ratings.parquet")
+    inspection.schema            # ready for training, or for a correction
+    inspection.explanations      # column → one sentence: what it becomes, and the evidence
+    write_schema(inspection.schema, "my.toml", comments=inspection.explanations)
+
+A guess is a start, not a truth: the file is written with its reasons as comments, to be read and corrected. What may
+harm silently is left out and said so: constants, row ids, dates, and columns that give the label away.
+
+A sample decides what columns are (for Parquet from ten places of the file, for text files from its beginning). Counts
+of distinct values and nulls are exact where that is cheap: files of up to five million rows and fifty million cells in
+Parquet, and any file that fits in the sample. Cost: about a second for a million rows of ten columns.
+
+Column rules are in `column_rules.py`, labels, roles and leaks in `column_roles.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import polars as pl
+from polars.exceptions import PanicException, PolarsError
+
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, measure, number, percent
+from ziggurat.data.inspect.column_roles import (
+    LEAK_AUC,
+    SUSPECT_AUC,
+    RoleGuess,
+    find_group,
+    find_labels,
+    find_session,
+    find_time,
+    find_weight,
+    is_outcome,
+    label_values,
+    single_column_auc,
+)
+from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature, words
+from ziggurat.data.raw.source import RawSource
+from ziggurat.errors import DataError
+from ziggurat.features.schema import Categorical, Feature, Label, MultiHot, Schema, Task
+from ziggurat.features.schema import Sequence as SequenceFeature
+
+_EXACT_ROWS = 5_000_000
+_EXACT_CELLS = 50_000_000
+_PLACES = 10
+
+
+@dataclass(frozen=True)
+class ColumnGuess:
+    """One line of the table: what was found in a column and what it becomes."""
+
+    column: str
+    dtype: str
+    becomes: str
+    num_distinct: int
+    null_share: float
+    examples: tuple[str, ...]
+    reason: str
+    evidence: str
+
+    @property
+    def explanation(self) -> str:
+        """One sentence: what it becomes, why, and what was measured."""
+        return f"{self.becomes}: {self.reason} ({self.evidence})"
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A guessed schema with its reasons.
+
+    Args:
+        schema: the guess.
+        explanations: raw column → one sentence, and "" → what was read; as `write_schema(comments=…)` takes them.
+        columns: every column of the file, in its order.
+        warnings: what should be looked at before training.
+        num_rows: rows of the file; estimated for text files.
+        num_sampled: rows that were read.
+    """
+
+    schema: Schema
+    explanations: dict[str, str]
+    columns: tuple[ColumnGuess, ...]
+    warnings: tuple[str, ...]
+    num_rows: int
+    num_sampled: int
+
+    def table(self) -> list[tuple[str, ...]]:
+        """Header and lines of text, one line a column, for printing."""
+        lines: list[tuple[str, ...]] = [("column", "type", "becomes", "distinct", "nulls", "examples", "why")]
+        for guess in self.columns:
+            distinct = f"{guess.num_distinct:,}" if guess.num_distinct else ""
+            examples = ", ".join(guess.examples)
+            nulls = percent(guess.null_share)
+            lines.append((guess.column, guess.dtype, guess.becomes, distinct, nulls, examples, guess.reason))
+        return lines
+
+
+def inspect_file(path: str | os.PathLike[str], *, sample_rows: int = 100_000) -> Inspection:
+    """Guess the schema of a Parquet, CSV or TSV file (gzip too).
+
+    Args:
+        path: the file; of a folder or glob the first file is read.
+        sample_rows: rows to decide on.
+
+    Raises:
+        MissingFileError: no such file.
+        ConfigError: a suffix that says no format.
+        DataError: the file is damaged, has no rows or no header, or no column of it can be a feature.
+    """
+    source = RawSource(os.fspath(path))
+    file = source.paths[0]
+    from_text = not file.name.lower().endswith((".parquet", ".pq"))
+    dtypes = source.columns()
+    if from_text:
+        _require_header(file, list(dtypes))
+    num_rows, sample, exact = _read(file, list(dtypes), from_text=from_text, sample_rows=sample_rows)
+    columns = [measure(sample[name], from_text=from_text, num_rows=num_rows, exact=exact.get(name)) for name in dtypes]
+    return _guess(columns, file=file, num_sampled=sample.height, estimated=from_text and sample.height < num_rows)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def _read(
+    file: Path, names: Sequence[str], *, from_text: bool, sample_rows: int
+) -> tuple[int, pl.DataFrame, Mapping[str, tuple[int, int]]]:
+    """Rows of the file, a sample, and exact (distinct, nulls) of columns where that is cheap."""
+    source = RawSource(file)
+    hint = source.num_rows_hint()
+    if from_text or (hint is not None and hint <= sample_rows):
+        parts, height = [], 0
+        for chunk in source.frames(chunk_rows=sample_rows + 1):
+            parts.append(chunk.frame)
+            height += chunk.num_rows
+            if height > sample_rows:
+                break
+        if not parts:
+            raise _no_rows(file)
+        sample = pl.concat(parts, how="vertical_relaxed")
+        if sample.height <= sample_rows:
+            return sample.height, sample, {}
+        return max(hint or 0, sample.height), sample.head(sample_rows), {}
+    assert hint is not None
+    try:
+        lazy = pl.scan_parquet(file).select(names)
+        size = max(sample_rows // _PLACES, 1)
+        starts = [place * (hint - size) // (_PLACES - 1) for place in range(_PLACES)]
+        sample = pl.concat([lazy.slice(start, size).collect() for start in starts])
+        return hint, sample, _exact_counts(lazy, sample.schema) if _is_cheap(hint, len(names)) else {}
+    except (PolarsError, PanicException, OSError) as error:
+        raise DataError(
+            expected="a whole Parquet file",
+            found=str(error)[:300],
+            where=str(file),
+            ways_out=("write or download the file again", "inspect another file of the data set"),
+        ) from error
+
+
+def _is_cheap(num_rows: int, num_columns: int) -> bool:
+    return num_rows <= _EXACT_ROWS and num_rows * num_columns <= _EXACT_CELLS
+
+
+def _exact_counts(lazy: pl.LazyFrame, schema: pl.Schema) -> dict[str, tuple[int, int]]:
+    """(distinct values without null, nulls) of every scalar column. NaN counts as null, as everywhere."""
+    scalars = [name for name, dtype in schema.items() if not dtype.is_nested() and dtype != pl.Null]
+    columns = {name: pl.col(name).fill_nan(None) if schema[name].is_float() else pl.col(name) for name in scalars}
+    expressions = [column.drop_nulls().n_unique().alias(f"d{i}") for i, column in enumerate(columns.values())]
+    expressions += [column.null_count().alias(f"n{i}") for i, column in enumerate(columns.values())]
+    counts = lazy.select(expressions).collect().row(0, named=True)
+    return {name: (counts[f"d{i}"], counts[f"n{i}"]) for i, name in enumerate(scalars)}
+
+
+def _require_header(file: Path, names: list[str]) -> None:
+    numbers = [name for name in names if name.replace(".", "", 1).replace("-", "", 1).isdigit()]
+    if names and len(numbers) * 2 > len(names):
+        raise DataError(
+            expected="a first line with the names of the columns",
+            found=f"names that look like values: {', '.join(names[:8])}",
+            where=f"{file}, line 1",
+            ways_out=("add a header line", "write the table as Parquet, which has names and types"),
+        )
+
+
+def _no_rows(file: Path) -> DataError:
+    return DataError(
+        expected="rows to look at", found="none", where=str(file), ways_out="name a file of the training data"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- guessing
+
+
+def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimated: bool) -> Inspection:
+    """Roles first, then features among the rest, then what gives the label away, then shared tables."""
+    if not columns or not columns[0].num_rows:
+        raise _no_rows(file)
+    by_name = {facts.name: facts for facts in columns}
+    roles = _find_roles(columns)
+    rest = [facts for facts in columns if facts.name not in {role.column for role in roles.values()}]
+    labels, group = find_labels(rest), find_group(rest)
+    outcomes = {label.column for label in labels}
+    guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
+    warnings = [] if labels else ["no label found: add a [[label]] block with its name and column"]
+    warnings += _refuse_leaks(guesses, by_name, labels)
+    warnings += [warning for guess in guesses.values() for warning in guess.warnings]
+    _share_tables(guesses, by_name)
+    lines = tuple(_line(facts, roles, labels, guesses.get(facts.name), group) for facts in columns)
+    features = tuple(guess.feature for guess in guesses.values() if guess.feature is not None)
+    if not features:
+        raise _no_features(file, lines)
+    role_columns = {role: guess.column for role, guess in roles.items()}
+    schema = Schema(
+        features=features,
+        labels=tuple(guess.label for guess in labels if guess.label is not None),
+        group=group.column if group else "",
+        session=role_columns.get("session", ""),
+        time=role_columns.get("time", ""),
+        weight=role_columns.get("weight", ""),
+    )
+    num_rows = columns[0].num_rows
+    head = (
+        f"Guessed from {file.name}: {'about ' if estimated else ''}{num_rows:,} rows, {num_sampled:,} of them read. "
+        "Above each block stands its reason; correct what is wrong."
+    )
+    explanations = {"": " ".join([head, *(f"Note: {warning}." for warning in warnings)])}
+    explanations |= {line.column: line.explanation for line in lines}
+    return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled)
+
+
+def _find_roles(columns: Sequence[ColumnFacts]) -> dict[str, RoleGuess]:
+    """The columns with a role that are no features: time, session, weight; each column has one at most."""
+    roles: dict[str, RoleGuess] = {}
+    for role, find in (("time", find_time), ("session", find_session), ("weight", find_weight)):
+        taken = {guess.column for guess in roles.values()}
+        guess = find([facts for facts in columns if facts.name not in taken])
+        if guess is not None:
+            roles[role] = guess
+    return roles
+
+
+def _line(
+    facts: ColumnFacts,
+    roles: Mapping[str, RoleGuess],
+    labels: Sequence[RoleGuess],
+    feature: FeatureGuess | None,
+    group: RoleGuess | None,
+) -> ColumnGuess:
+    """The line of one column: it is a role, a label, or a feature."""
+    if feature is not None:
+        becomes, reason = feature.feature.kind if feature.feature else "left out", feature.reason
+    else:
+        named = [*roles.items(), *(("label", label) for label in labels)]
+        becomes, reason = next((role, guess.reason) for role, guess in named if guess.column == facts.name)
+    if group is not None and group.column == facts.name:
+        becomes, reason = f"{becomes}, group", f"{reason}; {group.reason}"
+    return ColumnGuess(
+        column=facts.name,
+        dtype=facts.dtype,
+        becomes=becomes,
+        num_distinct=facts.num_distinct,
+        null_share=facts.null_share,
+        examples=facts.examples,
+        reason=reason,
+        evidence=(feature.evidence if feature else "") or facts.evidence,
+    )
+
+
+def _refuse_leaks(
+    guesses: dict[str, FeatureGuess], by_name: Mapping[str, ColumnFacts], labels: Sequence[RoleGuess]
+) -> list[str]:
+    """Leave out features that give the first label away, in place; warns of those that nearly do."""
+    warnings: list[str] = []
+    label: Label | None = labels[0].label if labels else None
+    if label is None:
+        return warnings
+    y = label_values(by_name[labels[0].column], label) if label.task is Task.BINARY else None
+    for name, guess in guesses.items():
+        if guess.feature is None:
+            continue
+        auc = single_column_auc(by_name[name], y) if y is not None else 0.5
+        if auc >= LEAK_AUC:
+            why = f"it alone orders {label.name!r} with AUC {auc:.4f}, so it was probably known only afterwards"
+        elif is_outcome(by_name[name]):
+            why = "a rating is an outcome, like the label, and known only afterwards"
+        elif auc >= SUSPECT_AUC:
+            why = f"it alone orders {label.name!r} with AUC {auc:.3f}: was it known beforehand?"
+            warnings.append(f"{name!r}: {why}")
+            guesses[name] = replace(guess, reason=f"{guess.reason}; {why}")
+            continue
+        else:
+            continue
+        warnings.append(f"{name!r} was left out: {why}")
+        guesses[name] = FeatureGuess(None, why)
+    return warnings
+
+
+def _share_tables(guesses: dict[str, FeatureGuess], by_name: Mapping[str, ColumnFacts]) -> None:
+    """Let a list of items look up the table of the item column, if names and ids agree; in place."""
+    for name, guess in guesses.items():
+        feature = guess.feature
+        if not isinstance(feature, MultiHot | SequenceFeature):
+            continue
+        lists = by_name[name].values
+        elements = (lists.str.split(feature.separator) if feature.separator else lists).drop_nulls().explode()
+        ids = elements.drop_nulls().cast(pl.String).unique()
+        for other, candidate in guesses.items():
+            stem = [word for word in words(other) if word not in ("id", "ids")]
+            if not isinstance(candidate.feature, Categorical) or not stem or by_name[other].kind is Values.TRUTH:
+                continue
+            related = set(stem) <= {word.rstrip("s") for word in words(name)} | set(words(name))
+            known = by_name[other].present.cast(pl.String).unique()
+            overlap = number(ids.is_in(known.implode()).mean())
+            if related and overlap >= 0.3:
+                shared: Feature = replace(feature, table=other)
+                reason = f"{guess.reason}; shares the table of {other}: {percent(overlap)} of its ids are found there"
+                guesses[name] = replace(guess, feature=shared, reason=reason)
+                break
+
+
+def _no_features(file: Path, lines: Sequence[ColumnGuess]) -> DataError:
+    return DataError(
+        expected="at least one column that can be a feature",
+        found="; ".join(f"{line.column}: {line.becomes}, {line.reason}" for line in lines[:6]) or "no columns",
+        where=str(file),
+        ways_out=(
+            "name the file with the joined table",
+            "write the schema by hand (docs/guides/bring-your-own-data.md)",
+        ),
+    )

@@ -1,0 +1,382 @@
+"""From raw columns, of whatever type, to numbers, ids, lists and vectors; every cell that cannot be is named.
+
+The raw type of a column may differ between the files of one data set, and between training and prediction: an integer
+column of a Parquet file is text in a CSV file, and floats as soon as pandas met a null. So an id has one *canonical
+text*, whatever it came as, and only that is counted, hashed and looked up:
+
+    raw value                       canonical text
+    7 (any integer type), 7.0, "7", "7.0", Decimal 7.00      "7"       (pandas writes 7.0 for integers with nulls)
+    "007", "a7", " 7", "7.00"       as it is
+    7.5, 1e300                      "7.5", "1e+300"   (Python's shortest text that reads back as the same float)
+    true, false                     "true", "false"
+    2024-05-01 (date)               "2024-05-01"
+    "" (empty text), null, NaN      missing
+
+Numbers: text is read as Python's `float` reads it (spaces around it are ignored, "true" is 1), null, NaN and empty
+text are missing, infinities and numbers beyond ±3.4e38 (32-bit floats) are faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+from polars.exceptions import PolarsError
+
+from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.source import RawChunk
+from ziggurat.errors import SchemaError
+
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_TRUTH = {"true": 1.0, "false": 0.0}
+
+
+@dataclass(kw_only=True)
+class Faults:
+    """Cells of a chunk that cannot be used: the first one of each row."""
+
+    chunk: RawChunk
+    found: dict[int, BadRow] = field(default_factory=dict)
+
+    def add(
+        self,
+        index: int,
+        *,
+        column: str,
+        reason: BadReason,
+        expected: str,
+        found: object,
+        ways_out: tuple[str, ...] = (),
+    ) -> None:
+        """Note the cell in row `index` of the chunk, unless the row has a fault already."""
+        if index not in self.found:
+            self.found[index] = BadRow(
+                path=self.chunk.path,
+                row=int(self.chunk.file_rows[index]),
+                line=self.chunk.line(index),
+                column=column,
+                reason=reason,
+                expected=expected,
+                found=str(found),
+                ways_out=ways_out,
+            )
+
+    def report(self, bad_rows: BadRows) -> np.ndarray:
+        """Report all faults in the order of rows.
+
+        Returns:
+            (N,) mask of the rows without fault.
+
+        Raises:
+            DataError, BoundsError: policy ERROR, or the budget is spent.
+        """
+        for index in sorted(self.found):
+            bad_rows.report(self.found[index])
+        keep = np.ones(self.chunk.num_rows, dtype=bool)
+        keep[list(self.found)] = False
+        return keep
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdLists:
+    """Lists of ids, one after the other: canonical texts, and the length of each list."""
+
+    values: pl.Series
+    lengths: np.ndarray
+
+
+def read_numbers(series: pl.Series, *, faults: Faults, role: str) -> np.ndarray:
+    """(N,) float64 numbers of a column; NaN where missing.
+
+    Args:
+        series: the raw column.
+        faults: takes the cells that are not finite 32-bit numbers; they come out as NaN.
+        role: what the column is for, in errors ("dense feature 'price'").
+
+    Raises:
+        SchemaError: a column of lists, dates or other things that are not numbers.
+    """
+    dtype = series.dtype
+    if dtype == pl.Null:
+        return np.full(len(series), np.nan)
+    if isinstance(dtype, pl.Categorical | pl.Enum):
+        series, dtype = series.cast(pl.String), pl.String()
+    if dtype == pl.String:
+        numbers = _numbers_in_text(series, faults)
+    elif dtype.is_numeric() or dtype == pl.Boolean:
+        numbers = series.cast(pl.Float64).to_numpy()  # null becomes NaN
+    else:
+        raise wrong_type(series, faults.chunk, role=role, expected="numbers")
+    too_large = np.abs(numbers) > LARGEST_FLOAT32
+    if too_large.any():
+        numbers = np.where(too_large, np.nan, numbers)
+        for index in np.flatnonzero(too_large).tolist():
+            infinite = "inf" in str(series[index]).lower() or np.isinf(float(series[index]))
+            faults.add(
+                index,
+                column=series.name,
+                reason=BadReason.NOT_FINITE if infinite else BadReason.TOO_LARGE,
+                expected="a finite number" if infinite else "a number within ±3.4e38 (a 32-bit float)",
+                found=series[index],
+            )
+    return numbers
+
+
+def _numbers_in_text(series: pl.Series, faults: Faults) -> np.ndarray:
+    numbers = series.cast(pl.Float64, strict=False)
+    open_cells = (numbers.is_null() & series.is_not_null()).to_numpy()
+    values = numbers.fill_null(float("nan")).to_numpy()
+    if not open_cells.any():
+        return values
+    values = values.copy()
+    for index in np.flatnonzero(open_cells).tolist():
+        text = series[index].strip()
+        parsed = pl.Series([text]).cast(pl.Float64, strict=False)[0]
+        if parsed is None:
+            parsed = _TRUTH.get(text.lower())
+        if parsed is not None:
+            values[index] = parsed
+        elif text:
+            faults.add(
+                index,
+                column=series.name,
+                reason=BadReason.NOT_A_NUMBER,
+                expected="a number, or nothing",
+                found=series[index],
+                ways_out=("if this text means a missing value, name it in TextOptions(null_values=…)",),
+            )
+    return values
+
+
+def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, pl.Series]:
+    """Those of the columns that are text, in canonical form; one vectorised look finds the few that need a change."""
+    names = [name for name in dict.fromkeys(columns) if frame.schema.get(name) == pl.String]
+    if not names:
+        return {}
+    empty = (pl.col(name).eq("").any().alias(f"{i} empty") for i, name in enumerate(names))
+    zero = (pl.col(name).str.ends_with(".0").any().alias(f"{i} zero") for i, name in enumerate(names))
+    flags = frame.select(*empty, *zero).row(0, named=True)
+    changed = {name: flags[f"{i} empty"] or flags[f"{i} zero"] for i, name in enumerate(names)}
+    return {name: _canonical_string(frame[name]) if changed[name] else frame[name] for name in names}
+
+
+def read_ids(series: pl.Series, *, faults: Faults, role: str) -> pl.Series:
+    """The canonical texts of a column of ids; null where missing.
+
+    Args:
+        series: the raw column; if it is text, from `canonical_strings`.
+        faults: takes cells that cannot be ids.
+        role: what the column is for, in errors.
+
+    Raises:
+        SchemaError: a column of lists, timestamps or other things that are no ids.
+    """
+    dtype = series.dtype
+    if dtype == pl.String:
+        return series
+    if isinstance(dtype, pl.List | pl.Array):
+        raise wrong_type(
+            series, faults.chunk, role=role, expected="one id a row", way_out='set kind = "multi_hot" or "sequence"'
+        )
+    if dtype == pl.Binary:
+        return _decoded(series, faults)
+    if isinstance(dtype, pl.Float32 | pl.Float64):
+        infinite = series.is_infinite().fill_null(False)
+        if infinite.any():
+            for index in np.flatnonzero(infinite.to_numpy()).tolist():
+                faults.add(
+                    index,
+                    column=series.name,
+                    reason=BadReason.NOT_FINITE,
+                    expected="an id",
+                    found=series[index],
+                )
+    text = canonical_text(series)
+    if text is None:
+        raise wrong_type(series, faults.chunk, role=role, expected="ids: text, integers, booleans or categories")
+    return text
+
+
+def canonical_text(series: pl.Series) -> pl.Series | None:
+    """The canonical texts of a column of scalars (see the module); None if its type cannot be ids."""
+    dtype = series.dtype
+    if dtype == pl.String:
+        return _canonical_string(series)
+    if isinstance(dtype, pl.Categorical | pl.Enum):
+        return _canonical_string(series.cast(pl.String))
+    if dtype.is_integer() or dtype == pl.Boolean or dtype == pl.Date or dtype == pl.Null:
+        return series.cast(pl.String)
+    if isinstance(dtype, pl.Decimal):
+        return series.cast(pl.String).str.replace(r"\.0+$", "")
+    if isinstance(dtype, pl.Float32 | pl.Float64):
+        return _canonical_float(series)
+    return None
+
+
+def _canonical_string(series: pl.Series) -> pl.Series:
+    if (series == "").any():
+        series = series.set(series == "", None)
+    ends_in_zero = series.str.ends_with(".0")
+    if ends_in_zero.any():
+        shortened = series.str.replace(r"^(-?[0-9]+)\.0$", "$1")
+        shortened = shortened.set((shortened == "-0") & (series != "-0"), "0")
+        return shortened
+    return series
+
+
+def _canonical_float(series: pl.Series) -> pl.Series:
+    series = series.fill_nan(None)
+    integral = ((series.floor() == series) & (series.abs() < 2.0**63)).fill_null(True)
+    whole = series.cast(pl.Int64, strict=False).cast(pl.String)
+    if integral.all():
+        return whole
+    # Python's and numpy's shortest texts are promised to stay; those of polars are not.
+    others = [str(value) for value in series.filter(~integral).to_numpy()]
+    return whole.scatter(integral.not_().arg_true(), others)
+
+
+def _decoded(series: pl.Series, faults: Faults) -> pl.Series:
+    try:
+        return _canonical_string(series.cast(pl.String))
+    except PolarsError:
+        texts = [None if value is None else value.decode(errors="replace") for value in series]
+    for index, (value, text) in enumerate(zip(series, texts, strict=True)):
+        if value is not None and text is not None and text.encode() != value:
+            faults.add(
+                index,
+                column=series.name,
+                reason=BadReason.INVALID_UTF8,
+                expected="valid UTF-8",
+                found=value,
+            )
+    return _canonical_string(pl.Series(series.name, texts, dtype=pl.String))
+
+
+def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: str) -> IdLists:
+    """Lists of ids: from a list column, or from text split at `separator`. A null, or empty text, is an empty list.
+
+    A null or empty *element* stays in the list, as a missing id, so that parallel lists keep their places.
+
+    Raises:
+        SchemaError: a column of scalars (without separator), or lists of things that are no ids.
+    """
+    dtype = series.dtype
+    if isinstance(dtype, pl.Categorical | pl.Enum) and separator:
+        series, dtype = series.cast(pl.String), pl.String()
+    if dtype == pl.Null:
+        return IdLists(values=pl.Series(dtype=pl.String), lengths=np.zeros(len(series), dtype=np.int64))
+    if dtype == pl.String and separator:
+        series = series.set(series == "", None).str.split(separator)
+    elif isinstance(dtype, pl.Array):
+        series = series.arr.to_list()
+    elif not isinstance(dtype, pl.List):
+        way_out = 'set separator = "|" (or what divides the ids)' if dtype == pl.String else 'set kind = "categorical"'
+        raise wrong_type(series, faults.chunk, role=role, expected="lists of ids", way_out=way_out)
+    lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    values = series.filter(pl.Series(lengths > 0)).explode()
+    text = canonical_text(values)
+    if text is None or isinstance(values.dtype, pl.List | pl.Array):
+        raise wrong_type(series, faults.chunk, role=role, expected="lists of text, integers, booleans or categories")
+    if isinstance(values.dtype, pl.Float32 | pl.Float64) and values.is_infinite().any():
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        for index in np.unique(owner[values.is_infinite().fill_null(False).to_numpy()]).tolist():
+            faults.add(
+                index,
+                column=series.name,
+                reason=BadReason.NOT_FINITE,
+                expected="a list of ids",
+                found=series[index].to_list(),
+            )
+    return IdLists(values=text, lengths=lengths)
+
+
+def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> np.ndarray:
+    """(N, dim) float32 vectors of a list column; zeros where null.
+
+    Faults: a list of another length, a missing or non-finite element.
+
+    Raises:
+        SchemaError: not a column of lists of numbers.
+    """
+    dtype = series.dtype
+    num_rows = len(series)
+    if dtype == pl.Null:
+        return np.zeros((num_rows, dim), dtype=np.float32)
+    if isinstance(dtype, pl.Array):
+        series = series.arr.to_list()
+    if not isinstance(series.dtype, pl.List) or not (series.dtype.inner.is_numeric() or series.dtype.inner == pl.Null):
+        raise wrong_type(series, faults.chunk, role=role, expected=f"lists of {dim} numbers")
+    lengths = series.list.len().fill_null(0).to_numpy()
+    given = series.is_not_null().to_numpy()
+    wrong = given & (lengths != dim)
+    for index in np.flatnonzero(wrong).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.WRONG_LENGTH,
+            expected=f"a vector of {dim} numbers",
+            found=f"{lengths[index]} numbers",
+        )
+    right = given & ~wrong
+    vectors = np.zeros((num_rows, dim), dtype=np.float64)
+    flat = series.filter(pl.Series(right)).explode().cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    vectors[right] = flat.reshape(-1, dim)
+    broken = ~(np.abs(vectors) <= LARGEST_FLOAT32).all(axis=1)
+    for index in np.flatnonzero(broken).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.NOT_FINITE,
+            expected=f"a vector of {dim} finite 32-bit numbers",
+            found=series[index].to_list(),
+        )
+    vectors[broken] = 0.0
+    return vectors.astype(np.float32)
+
+
+def time_values(series: pl.Series, *, chunk: RawChunk) -> np.ndarray:
+    """(N,) float64 or int64 values that order a time column: numbers as they are, dates and datetimes in microseconds.
+
+    Text is read as a number, else as an ISO 8601 date or datetime.
+
+    Raises:
+        SchemaError: a column that has no order in time, or with cells that are missing or cannot be read.
+    """
+    role = f"time column {series.name!r}"
+    values = series
+    if series.dtype == pl.String:
+        values = series.cast(pl.Int64, strict=False)
+        if values.null_count():
+            values = series.cast(pl.Float64, strict=False)
+        if values.null_count():
+            try:
+                values = series.str.to_datetime(time_unit="us", strict=False)
+            except PolarsError:
+                values = pl.Series(series.name, [None] * len(series), dtype=pl.Datetime("us"))
+    if values.dtype == pl.Date or isinstance(values.dtype, pl.Datetime):
+        values = values.cast(pl.Datetime("us")).cast(pl.Int64)
+    if not values.dtype.is_numeric():
+        raise wrong_type(series, chunk, role=role, expected="numbers, dates or datetimes")
+    broken = values.is_null() | (values.is_nan() if values.dtype.is_float() else False)
+    if broken.any():
+        index = int(broken.arg_max() or 0)
+        raise SchemaError(
+            expected="a number, an ISO 8601 date or a datetime in every row",
+            found=repr(series[index]),
+            where=chunk.where(index, column=series.name),
+            ways_out=("correct the value", "split by another column"),
+        )
+    return values.to_numpy()
+
+
+def wrong_type(series: pl.Series, chunk: RawChunk, *, role: str, expected: str, way_out: str = "") -> SchemaError:
+    """The error for a column whose type does not fit its role in the schema."""
+    example = series.drop_nulls().head(1).to_list()
+    return SchemaError(
+        expected=f"{expected}, for {role}",
+        found=f"type {series.dtype}" + (f", for example {str(example[0])[:100]!r}" if example else ""),
+        where=f"{chunk.path}, column {series.name!r}",
+        ways_out=(*([way_out] if way_out else []), "correct the schema", "convert the column"),
+    )

@@ -1,0 +1,157 @@
+"""Drafts: parsed rows on disk, of which all is known but the vocabularies and statistics that are still being fitted.
+
+Problem: vocabularies are known when the last training row was counted; only then can the first row be encoded. Reading
+the raw files a second time costs as much as the first time: decompression, parsing, every check.
+
+Idea: keep what the first pass parsed. Ids are kept as the numbers that counting gave them (training rows) or as their
+hashes, so the second pass is one table access or search an id, and the texts are never needed again.
+
+    raw files ─► parse, check, count ─► draft: numbers, keys, floats, labels   (Arrow IPC, as they lie in memory)
+                                          └─► rows, standardised numbers ─► Parquet
+
+Cost: about 240 bytes a row of Criteo on disk while preparing, as much as the text; 0.15 µs a row to write, 0.1 to read.
+One chunk is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+
+from ziggurat.data.preprocess.parsing import ParsedChunk, ParsedLists
+from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
+
+_KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
+_LISTS = "lists of "
+_FLOAT, _VECTOR, _LABEL = "float", "vector", "label"
+_WEIGHT, _GROUP, _ROW = "weight", "group", "row"
+
+
+class DraftWriter:
+    """Writes the draft of one split; use as a context manager.
+
+    Args:
+        path: the file; must not exist.
+
+    Raises (`append`):
+        OSError: the disk is full, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_rows = 0
+        self.out_of_range: Counter[str] = Counter()
+        self.truncated: Counter[str] = Counter()
+        self._file: pa.NativeFile | None = None
+        self._writer: pa.RecordBatchStreamWriter | None = None
+
+    def __enter__(self) -> DraftWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writer is not None and self._file is not None:
+            self._writer.close()
+            self._file.close()
+
+    def append(self, parsed: ParsedChunk) -> None:
+        """Keep some rows. All chunks of a draft must have been parsed in the same way."""
+        self.num_rows += parsed.num_rows
+        self.out_of_range.update(parsed.out_of_range)
+        self.truncated.update(parsed.truncated)
+        if not parsed.num_rows:
+            return
+        batch = _to_batch(parsed)
+        if self._writer is None:
+            self._file = pa.OSFile(str(self.path), "wb")
+            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+        self._writer.write_batch(batch)
+
+    def read(self) -> Iterator[ParsedChunk]:
+        """The rows, chunk by chunk, when the draft is closed; without what was out of range or truncated."""
+        if self.path.exists():
+            with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
+                for batch in reader:
+                    yield _to_parsed(batch)
+
+
+def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
+    columns: dict[str, pa.Array] = {f"{_ROW}:": pa.array(parsed.global_rows)}
+    for name, values in parsed.numbers.items():
+        if name not in parsed.ids:  # buckets are looked up, their numbers are not needed
+            columns[f"{_FLOAT}:{name}"] = pa.array(values)
+    for name, ids in parsed.ids.items():
+        kind, values = _ids_to_array(ids)
+        columns[f"{kind}:{name}"] = values
+    for name, rows in parsed.rows.items():
+        columns[f"{_ROWS}:{name}"] = pa.array(rows)
+    for name, lists in parsed.lists.items():
+        kind, values = _ids_to_array(lists.values)
+        offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
+        np.cumsum(lists.lengths, out=offsets[1:])
+        columns[f"{_LISTS}{kind}:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), values)
+    for name, vectors in parsed.vectors.items():
+        flat = pa.array(vectors.reshape(-1))
+        columns[f"{_VECTOR}:{name}"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    for name, labels in parsed.labels.items():
+        columns[f"{_LABEL}:{name}"] = pa.array(labels)
+    if parsed.weights is not None:
+        columns[f"{_WEIGHT}:"] = pa.array(parsed.weights)
+    if parsed.groups is not None:
+        columns[f"{_GROUP}:"] = pa.array(parsed.groups)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
+    parsed = ParsedChunk(global_rows=batch.column(f"{_ROW}:").to_numpy())
+    for title in batch.schema.names:
+        kind, name = title.split(":", 1)
+        column = batch.column(title)
+        if kind == _FLOAT:
+            parsed.numbers[name] = column.to_numpy()
+        elif kind == _ROWS:
+            parsed.rows[name] = column.to_numpy()
+        elif kind in (_KEYS, _NUMBERS):
+            ids = _array_to_ids(kind, column)
+            assert not isinstance(ids, Rows)
+            parsed.ids[name] = ids
+        elif kind.startswith(_LISTS):
+            values = _array_to_ids(kind.removeprefix(_LISTS), column.values)
+            parsed.lists[name] = ParsedLists(values=values, lengths=np.diff(column.offsets.to_numpy()))
+        elif kind == _VECTOR:
+            parsed.vectors[name] = column.values.to_numpy().reshape(-1, column.type.list_size)
+        elif kind == _LABEL:
+            parsed.labels[name] = column.to_numpy()
+        elif kind == _WEIGHT:
+            parsed.weights = column.to_numpy()
+        elif kind == _GROUP:
+            parsed.groups = column.to_numpy()
+        else:
+            assert kind == _ROW
+    return parsed
+
+
+def _ids_to_array(ids: Ids | NumberedIds | Rows) -> tuple[str, pa.Array]:
+    if isinstance(ids, NumberedIds):
+        return _NUMBERS, pa.array(ids.numbers)
+    if isinstance(ids, Rows):
+        return _ROWS, pa.array(ids.rows)
+    return _KEYS, pa.array(ids.keys, mask=ids.missing)
+
+
+def _array_to_ids(kind: str, array: pa.Array) -> Ids | NumberedIds | Rows:
+    if kind == _NUMBERS:
+        return NumberedIds(array.to_numpy())
+    if kind == _ROWS:
+        return Rows(array.to_numpy())
+    data = array.buffers()[1]
+    keys = np.frombuffer(data, dtype=np.uint64, count=len(array)) if len(array) else np.empty(0, dtype=np.uint64)
+    assert array.offset == 0
+    missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return Ids(keys=keys, missing=missing, texts=None)

@@ -1,0 +1,153 @@
+"""Fitter: what is learnt from the training rows, in one pass over them.
+
+    parsed rows ──► ids ──► counted, table by table ──► vocabularies, most frequent id first   (vocabulary.py)
+                └─► numbers ──► moments, quantiles ──► one state a dense feature                (numeric.py)
+
+Counting numbers the ids in the order in which different ones come. `add` gives the rows back with these numbers in
+place of their ids, and `finish` says which row each number became: rows that were kept (`draft.py`) are encoded by one
+table access an id, without their texts, hashes or another search.
+
+Cost: 10 to 15 ns an id, 20 ns a number with a logarithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+from jaxtyping import Int32
+
+from ziggurat.data.preprocess.numeric import NumericFitter, NumericState, criteo_buckets
+from ziggurat.data.preprocess.parsing import ParsedChunk, ParsedLists
+from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
+from ziggurat.errors import SchemaError
+from ziggurat.features.schema import (
+    NUM_RESERVED_ROWS,
+    Categorical,
+    Dense,
+    Encoding,
+    NumericTransform,
+    Schema,
+    table_of,
+)
+
+_LARGEST_ROW = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What was learnt.
+
+    Args:
+        vocabularies: by table name, for every table with a vocabulary.
+        numbers: by feature name, for every dense feature.
+        row_of_number: by table name, the row of each number that ids were given; the last one is that of -1.
+    """
+
+    vocabularies: Mapping[str, Vocabulary]
+    numbers: Mapping[str, NumericState]
+    row_of_number: Mapping[str, Int32[np.ndarray, " K"]]
+
+
+class Fitter:
+    """Fits a schema on training rows, in order.
+
+    Args:
+        schema: what the columns mean.
+
+    Raises:
+        SchemaError: tables that mix buckets with ids, or that are too large for 32-bit rows.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        _check_tables(schema)
+        self.schema = schema
+        self._counters = {name: VocabularyCounter() for name in vocabulary_tables(schema)}
+        self._numbers = NumericFitter(tuple(item for item in schema.features if isinstance(item, Dense)))
+
+    def add(self, parsed: ParsedChunk) -> ParsedChunk:
+        """Learn from rows; gives the same rows with numbers for the ids of vocabularies."""
+        ids: dict[str, Ids | NumberedIds] = dict(parsed.ids)
+        lists = dict(parsed.lists)
+        for feature in self.schema.features:
+            name, counter = feature.name, self._counters.get(table_of(feature))
+            if counter is None:
+                continue
+            if isinstance(feature, Dense):
+                ids[name] = NumberedIds(counter.add(bucket_ids(parsed.numbers[name])))
+            elif isinstance(feature, Categorical):
+                ids[name] = NumberedIds(counter.add(_counted(ids[name])))
+            else:
+                numbers = counter.add(_counted(lists[name].values))
+                lists[name] = ParsedLists(values=NumberedIds(numbers), lengths=lists[name].lengths)
+        self._numbers.add(parsed.numbers, global_rows=parsed.global_rows)
+        return replace(parsed, ids=ids, lists=lists)
+
+    def finish(self) -> Fitted:
+        """What was learnt from all rows."""
+        vocabularies: dict[str, Vocabulary] = {}
+        row_of_number: dict[str, np.ndarray] = {}
+        for name, counter in self._counters.items():
+            table = self.schema.table(name)
+            vocabularies[name], row_of_number[name] = counter.finish(min_count=table.min_count, max_rows=table.max_rows)
+        return Fitted(vocabularies=vocabularies, numbers=self._numbers.finish(), row_of_number=row_of_number)
+
+
+def _counted(ids: Ids | NumberedIds | Rows) -> Ids:
+    assert isinstance(ids, Ids)
+    return ids
+
+
+def bucket_ids(values: np.ndarray) -> Ids:
+    """Criteo's buckets of (N,) float64 numbers, as ids."""
+    buckets = pl.Series(criteo_buckets(values)).cast(pl.String)
+    missing = np.isnan(values)
+    return Ids.of(buckets.set(pl.Series(missing), None) if missing.any() else buckets)
+
+
+def vocabulary_tables(schema: Schema) -> tuple[str, ...]:
+    """Tables with a vocabulary, in the order of first use."""
+    names: dict[str, None] = {}
+    for feature in schema.features:
+        name = table_of(feature)
+        by_buckets = isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS
+        if name and not by_buckets and schema.table(name).encoding is Encoding.VOCABULARY:
+            names[name] = None
+    return tuple(names)
+
+
+def _check_tables(schema: Schema) -> None:
+    """Refuse what the schema alone cannot see: tables that mix buckets with ids, or are too large for int32 rows."""
+    owners: dict[str, Dense] = {}
+    for feature in schema.features:
+        name = table_of(feature)
+        if isinstance(feature, Dense) and name:
+            owners[name] = feature
+    for feature in schema.features:
+        name = table_of(feature)
+        if name in owners and owners[name] is not feature:
+            raise SchemaError(
+                expected=f"table {name!r} to hold the buckets of feature {name!r} alone",
+                found=f"feature {feature.name!r} names it too",
+                where="schema, tables",
+                ways_out=f"give feature {feature.name!r} another table",
+            )
+        if not name:
+            continue
+        table = schema.table(name)
+        if name in owners and table.encoding is not Encoding.VOCABULARY:
+            raise SchemaError(
+                expected=f"encoding 'vocabulary' for the buckets of feature {name!r}",
+                found=f"encoding {table.encoding.value!r}",
+                where=f"schema, table {name!r}",
+                ways_out="take the encoding out of the table",
+            )
+        if table.num_rows > _LARGEST_ROW - NUM_RESERVED_ROWS:
+            raise SchemaError(
+                expected=f"num_rows <= {_LARGEST_ROW - NUM_RESERVED_ROWS} (rows are 32-bit)",
+                found=str(table.num_rows),
+                where=f"schema, table {name!r}",
+                ways_out="use fewer rows",
+            )

@@ -1,0 +1,303 @@
+"""A chunk of raw rows as values per feature: checked against the schema, bad rows taken out. No fitting, no tables.
+
+Fitting and encoding both start here, so a row that is bad for one is bad for the other: what a vocabulary counts is
+exactly what gets encoded. A chunk with bad rows is read twice: once to find and report them, once without them.
+
+    RawChunk ──► columns present? types right? ──► cells ──► faults? ──► report, filter, again ──► ParsedChunk
+
+Ids of `identity` tables become rows right here, since they need no fitting and their range is checked here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.preprocess.cells import (
+    LARGEST_FLOAT32,
+    Faults,
+    IdLists,
+    canonical_strings,
+    read_id_lists,
+    read_ids,
+    read_numbers,
+    read_vectors,
+)
+from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
+from ziggurat.data.raw.bad_rows import BadReason, BadRows
+from ziggurat.data.raw.names import missing_column
+from ziggurat.data.raw.source import RawChunk
+from ziggurat.features.schema import (
+    MISSING_ROW,
+    NUM_RESERVED_ROWS,
+    UNKNOWN_ROW,
+    Categorical,
+    Dense,
+    Encoding,
+    Label,
+    MultiHot,
+    OutOfRange,
+    Schema,
+    Sequence,
+    Table,
+    Task,
+    Vector,
+    column_of,
+    table_of,
+)
+
+_LARGEST_INTEGER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedLists:
+    """Lists of ids: all values one after the other, and the (N,) length of each list."""
+
+    values: Ids | NumberedIds | Rows
+    lengths: np.ndarray
+
+
+@dataclass(kw_only=True)
+class ParsedChunk:
+    """The usable rows of a chunk, by feature name.
+
+    Args:
+        global_rows: (N,) int64 numbers of the rows that are left.
+        numbers: (N,) float64 of dense features, NaN where missing.
+        ids: ids of categorical features, but not those of identity tables; numbered ones also of dense features that
+            are looked up by their bucket.
+        rows: (N,) int32 rows of categorical features with identity tables.
+        lists: lists of multi-hot and sequence features, cut to their max_length.
+        vectors: (N, dim) float32.
+        labels: (N,) float32 by label name.
+        weights: (N,) float32, or None.
+        groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
+        out_of_range: by feature, ids that were moved or sent to the unknown row.
+        truncated: by feature, lists that were cut.
+    """
+
+    global_rows: np.ndarray
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    ids: dict[str, Ids | NumberedIds] = field(default_factory=dict)
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
+    lists: dict[str, ParsedLists] = field(default_factory=dict)
+    vectors: dict[str, np.ndarray] = field(default_factory=dict)
+    labels: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    out_of_range: dict[str, int] = field(default_factory=dict)
+    truncated: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the chunk."""
+        return len(self.global_rows)
+
+
+def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labels: bool = True) -> ParsedChunk:
+    """Read a chunk as the schema says.
+
+    Args:
+        schema: features, labels and roles.
+        chunk: raw rows.
+        bad_rows: where rows with faults go.
+        with_labels: False for data to predict: labels and weights are not read, and the group column may be absent.
+
+    Raises:
+        SchemaError: a column is missing or of the wrong type.
+        DataError: a bad row (policy ERROR).
+        BoundsError: an id outside an identity table (policy ERROR).
+    """
+    faults = Faults(chunk=chunk)
+    parsed = _parse(schema, chunk, faults, with_labels=with_labels)
+    if not faults.found:
+        return parsed
+    clean = chunk.filter(faults.report(bad_rows))
+    faults = Faults(chunk=clean)
+    parsed = _parse(schema, clean, faults, with_labels=with_labels)
+    assert not faults.found
+    return parsed
+
+
+def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool) -> ParsedChunk:
+    parsed = ParsedChunk(global_rows=chunk.global_rows)
+    id_columns = [column_of(feature) for feature in schema.features if isinstance(feature, Categorical)]
+    texts = canonical_strings(chunk.frame, [*id_columns, schema.group])
+    for feature in schema.features:
+        column = column_of(feature)
+        if isinstance(feature, Categorical) and _is_hashed(schema, feature) and column in chunk.spans:
+            parsed.ids[feature.name] = Ids.of(chunk.spans[column])
+            continue
+        series = _column(chunk, column)
+        role = f"{feature.kind} feature {feature.name!r}"
+        if isinstance(feature, Dense):
+            parsed.numbers[feature.name] = read_numbers(series, faults=faults, role=role)
+        elif isinstance(feature, Categorical):
+            series = texts.get(column, series)
+            _parse_categorical(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
+        elif isinstance(feature, Vector):
+            parsed.vectors[feature.name] = read_vectors(series, dim=feature.dim, faults=faults, role=role)
+        else:
+            _parse_list(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
+    if with_labels:
+        for label in schema.labels:
+            parsed.labels[label.name] = _parse_label(label, _column(chunk, column_of(label)), faults)
+        if schema.weight:
+            parsed.weights = _parse_weights(_column(chunk, schema.weight), faults)
+    if schema.group:
+        if schema.group in chunk.columns or with_labels:
+            parsed.groups = _parse_groups(schema.group, chunk, texts, faults)
+        else:
+            parsed.groups = np.zeros(chunk.num_rows, dtype=np.int64)
+    return parsed
+
+
+def _column(chunk: RawChunk, name: str) -> pl.Series:
+    if name not in chunk.columns:
+        raise missing_column(chunk.path, name, chunk.columns)
+    return chunk.column(name)
+
+
+def _is_hashed(schema: Schema, feature: Categorical) -> bool:
+    """Whether a feature needs no more than the hashes of its ids."""
+    return schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
+
+
+def _parse_categorical(
+    parsed: ParsedChunk, feature: Categorical, series: pl.Series, *, table: Table, faults: Faults
+) -> None:
+    role = f"categorical feature {feature.name!r}"
+    ids = read_ids(series, faults=faults, role=role)
+    if table.encoding is not Encoding.IDENTITY:
+        parsed.ids[feature.name] = Ids.of(ids)
+        return
+    owner = np.arange(len(ids))
+    parsed.rows[feature.name], moved = identity_rows(ids, owner=owner, table=table, feature=feature, faults=faults)
+    parsed.out_of_range[feature.name] = moved
+
+
+def _parse_list(
+    parsed: ParsedChunk, feature: MultiHot | Sequence, series: pl.Series, *, table: Table, faults: Faults
+) -> None:
+    role = f"{feature.kind} feature {feature.name!r}"
+    lists = read_id_lists(series, separator=feature.separator, faults=faults, role=role)
+    if len(lists.lengths) and int(lists.lengths.max()) > feature.max_length:
+        parsed.truncated[feature.name] = int((lists.lengths > feature.max_length).sum())
+        lists = _cut_lists(lists, max_length=feature.max_length, keep_last=isinstance(feature, Sequence))
+    if table.encoding is Encoding.IDENTITY:
+        owner = np.repeat(np.arange(len(lists.lengths)), lists.lengths)
+        rows, moved = identity_rows(lists.values, owner=owner, table=table, feature=feature, faults=faults)
+        parsed.out_of_range[feature.name] = moved
+        parsed.lists[feature.name] = ParsedLists(values=Rows(rows), lengths=lists.lengths)
+    else:
+        parsed.lists[feature.name] = ParsedLists(values=Ids.of(lists.values), lengths=lists.lengths)
+
+
+def _cut_lists(lists: IdLists, *, max_length: int, keep_last: bool) -> IdLists:
+    ends = np.cumsum(lists.lengths)
+    position = np.arange(len(lists.values)) - np.repeat(ends - lists.lengths, lists.lengths)
+    if keep_last:
+        position = np.repeat(lists.lengths, lists.lengths) - 1 - position
+    keep = position < max_length
+    return IdLists(values=lists.values.filter(pl.Series(keep)), lengths=np.minimum(lists.lengths, max_length))
+
+
+def identity_rows(
+    ids: pl.Series, *, owner: np.ndarray, table: Table, feature: Categorical | MultiHot | Sequence, faults: Faults
+) -> tuple[np.ndarray, int]:
+    """Rows of an identity table.
+
+    Args:
+        ids: (M,) canonical texts.
+        owner: (M,) row of the chunk that each id belongs to.
+        table: range and policy.
+        feature: named in errors.
+        faults: takes ids that are no integers, and those out of range if the policy is ERROR.
+
+    Returns:
+        (M,) int32 rows, and how many ids were out of range.
+    """
+    missing = ids.is_null().to_numpy()
+    cast = ids.cast(pl.Int64, strict=False)
+    numbers = cast.fill_null(0).to_numpy().copy()
+    unread = cast.is_null().to_numpy() & ~missing
+    column = column_of(feature)
+    for index in np.flatnonzero(unread).tolist():
+        text = ids[index]
+        digits = text[1:] if text[:1] in "+-" else text
+        if digits.isascii() and digits.isdigit():  # beyond 64 bits: certainly out of range
+            numbers[index] = -1 if text[0] == "-" else _LARGEST_INTEGER
+        else:
+            faults.add(
+                int(owner[index]),
+                column=column,
+                reason=BadReason.NOT_AN_INTEGER,
+                expected=f"an integer 0 … {table.num_rows - 1} (identity table {table.name!r})",
+                found=text,
+                ways_out=('set encoding = "vocabulary" or "hashing" for the table',),
+            )
+    outside = ((numbers < 0) | (numbers >= table.num_rows)) & ~missing
+    rows = np.clip(numbers, 0, table.num_rows - 1).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
+    if outside.any():
+        if table.out_of_range is OutOfRange.UNKNOWN:
+            rows[outside] = UNKNOWN_ROW
+        elif table.out_of_range is OutOfRange.ERROR:
+            for index in np.flatnonzero(outside).tolist():
+                faults.add(
+                    int(owner[index]),
+                    column=column,
+                    reason=BadReason.OUT_OF_RANGE,
+                    expected=f"an id 0 … {table.num_rows - 1} for feature {feature.name!r}",
+                    found=ids[index],
+                    ways_out=(f'raise num_rows of table {table.name!r}, or set out_of_range = "unknown" or "clamp"',),
+                )
+    rows[missing] = MISSING_ROW
+    return rows, int(outside.sum())
+
+
+def _parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
+    values = read_numbers(series, faults=faults, role=f"label {label.name!r}")
+    known = np.isfinite(values)
+    if label.task is Task.BINARY and label.positive_from is not None:
+        labels, right = (values >= label.positive_from).astype(np.float32), known
+        expected = "a number"
+    elif label.task is Task.BINARY:
+        labels, right = values, (values == 0) | (values == 1)
+        expected = "0 or 1"
+    else:
+        labels, right, expected = values, known, "a finite number"
+    for index in np.flatnonzero(~right).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.BAD_LABEL,
+            expected=f"{expected}, for {label.task.value} label {label.name!r}",
+            found="nothing" if series[index] is None else series[index],
+            ways_out=('set positive_from, or task = "regression"',) if label.task is Task.BINARY else (),
+        )
+    return np.nan_to_num(labels).astype(np.float32)
+
+
+def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
+    values = read_numbers(series, faults=faults, role="the weight")
+    for index in np.flatnonzero(~((values >= 0) & (values <= LARGEST_FLOAT32))).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.BAD_WEIGHT,
+            expected="a finite weight >= 0",
+            found="nothing" if series[index] is None else series[index],
+        )
+    return np.nan_to_num(values).astype(np.float32)
+
+
+def _parse_groups(name: str, chunk: RawChunk, texts: dict[str, pl.Series], faults: Faults) -> np.ndarray:
+    """Groups as hashes of their ids; missing ones are group 0."""
+    if name in chunk.spans:
+        ids = Ids.of(chunk.spans[name])
+    else:
+        ids = Ids.of(read_ids(texts.get(name, _column(chunk, name)), faults=faults, role="the group"))
+    groups = ids.keys.view(np.int64)
+    return groups if ids.missing is None else np.where(ids.missing, 0, groups)

@@ -1,0 +1,209 @@
+"""PreparedData: what `prepare` leaves on disk, opened and checked; and its summary for the start-up report.
+
+FOLDER/FINGERPRINT/
+  prepared.json        fingerprint, summary; checksummed
+  preprocessing/       vocabularies and statistics, fitted on training rows
+  train/ valid/ test/  encoded data sets; a split without rows has an empty one
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ziggurat.data.encoded.dataset import EncodedDataset
+from ziggurat.data.preprocess.preprocessing import FeatureCounters, Preprocessing
+from ziggurat.data.preprocess.splits import SPLITS
+from ziggurat.errors import DataError
+from ziggurat.features.inputs import InputSpec
+
+_MAIN_FILE = "prepared.json"
+_NOTABLE_SHARE = 0.005  # shares from here on are worth a line in the report
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitSummary:
+    """What one split holds.
+
+    Args:
+        rows: encoded rows.
+        features: what encoding met in each feature.
+    """
+
+    rows: int
+    features: dict[str, FeatureCounters]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSummary:
+    """What preparing found.
+
+    Args:
+        split: how rows were split, in one line.
+        splits: by name: train, valid, test.
+        quarantined: bad rows by reason.
+        quarantine: folder with the bad rows, or "".
+        raw_files: number of raw files.
+        text_kernel: what read text and looked ids up.
+    """
+
+    split: str
+    splits: dict[str, SplitSummary]
+    quarantined: dict[str, int]
+    quarantine: str
+    raw_files: int
+    text_kernel: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> PreparedSummary:
+        """What `to_json` made."""
+        splits = {
+            name: SplitSummary(
+                rows=entry["rows"],
+                features={feature: FeatureCounters(**counts) for feature, counts in entry["features"].items()},
+            )
+            for name, entry in data["splits"].items()
+        }
+        names = [entry.name for entry in fields(PreparedSummary) if entry.name != "splits"]
+        return PreparedSummary(splits=splits, **{name: data[name] for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedData:
+    """Encoded training, validation and test data, and the preprocessing that made them.
+
+    Args:
+        folder: where they lie.
+        preprocessing: fitted on the training rows.
+        train: training rows.
+        valid: validation rows, or None if there are none.
+        test: test rows, or None if there are none.
+        summary: what preparing found.
+        reused: whether all was there already.
+        note: why a folder that was there was made anew, or "".
+    """
+
+    folder: Path
+    preprocessing: Preprocessing
+    train: EncodedDataset
+    valid: EncodedDataset | None
+    test: EncodedDataset | None
+    summary: PreparedSummary
+    reused: bool = False
+    note: str = ""
+
+    @property
+    def inputs(self) -> InputSpec:
+        """What models see."""
+        return self.preprocessing.inputs
+
+    def summary_lines(self) -> list[str]:
+        """The summary for a person: rows, split, bad rows, tables, and features worth a look."""
+        summary, splits = self.summary, self.summary.splits
+        rows = ", ".join(f"{name} {entry.rows:,}" for name, entry in splits.items())
+        lines = [f"rows: {rows} from {summary.raw_files:,} raw file{'s' if summary.raw_files != 1 else ''}"]
+        lines.append(f"split: {summary.split}")
+        if summary.quarantined:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.quarantined.items())
+            lines.append(f"bad rows: {sum(summary.quarantined.values()):,} ({reasons}), in {summary.quarantine}")
+        else:
+            lines.append("bad rows: none")
+        largest = sorted(self.inputs.tables, key=lambda table: -table.num_rows)
+        shown = ", ".join(f"{table.name} {table.num_rows:,}" for table in largest[:8])
+        more = f", and {len(largest) - 8} smaller ones" if len(largest) > 8 else ""
+        if largest:
+            total = sum(table.num_rows for table in largest)
+            lines.append(f"tables: {total:,} rows in {len(largest)}: {shown}{more}")
+        lines += [line for name, entry in splits.items() for line in _notable(name, entry)]
+        lines.append(f"text kernel: {summary.text_kernel}")
+        lines.append(f"encoded: {self.folder}{' (reused)' if self.reused else ''}")
+        if self.note:
+            lines.append(f"note: {self.note}")
+        return lines
+
+
+def _notable(split: str, summary: SplitSummary) -> list[str]:
+    """Features with many unknown ids, and in the training rows also those with missing values and cut lists."""
+    lines: list[str] = []
+    kinds = ("unknown", "out_of_range", "missing", "truncated") if split == "train" else ("unknown", "out_of_range")
+    for kind in kinds:
+        found: list[tuple[float, str]] = []
+        for name, counters in summary.features.items():
+            total = summary.rows if kind == "truncated" else counters.ids
+            share = getattr(counters, kind) / total if total else 0.0
+            # A missing value is ordinary, an id out of range is not, however rare.
+            if share >= _NOTABLE_SHARE or (kind == "out_of_range" and share > 0):
+                found.append((share, name))
+        found.sort(reverse=True)
+        if found:
+            shown = ", ".join(f"{name} {share:.1%}" for share, name in found[:6])
+            more = f", and {len(found) - 6} more" if len(found) > 6 else ""
+            lines.append(f"{kind.replace('_', ' ')} in {split}: {shown}{more}")
+    return lines
+
+
+def write_prepared(folder: Path, *, fingerprint: str, preprocessing: Preprocessing, summary: PreparedSummary) -> None:
+    """Write the main file into a folder that holds everything else."""
+    payload = {
+        "fingerprint": fingerprint,
+        "preprocessing": preprocessing.fingerprint,
+        "summary": summary.to_json(),
+    }
+    with (folder / _MAIN_FILE).open("w") as file:
+        json.dump({"sha256": _digest(payload), "payload": payload}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_prepared(folder: Path, *, fingerprint: str, reused: bool, note: str = "") -> PreparedData:
+    """Open what was prepared, and check it: every checksum but those of the Parquet pages, which reading verifies.
+
+    Raises:
+        DataError, MissingFileError, CheckpointError: something is damaged, absent or does not belong together.
+    """
+    path = folder / _MAIN_FILE
+    try:
+        content = json.loads(path.read_bytes())
+        payload = content["payload"]
+        intact = content["sha256"] == _digest(payload) and payload["fingerprint"] == fingerprint
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        intact, payload = False, {}
+    if not intact:
+        raise _damaged(path, "a main file that matches its checksum", "one that does not")
+    preprocessing = Preprocessing.load(folder / "preprocessing")
+    datasets = {split.value: EncodedDataset(folder / split.value) for split in SPLITS}
+    summary = PreparedSummary.from_json(payload["summary"])
+    if preprocessing.fingerprint != payload["preprocessing"]:
+        raise _damaged(folder / "preprocessing", "the preprocessing that encoded the data", "another one")
+    for name, dataset in datasets.items():
+        if dataset.inputs != preprocessing.inputs or dataset.num_rows != summary.splits[name].rows:
+            raise _damaged(dataset.folder, "the data that was encoded together with the preprocessing", "other data")
+    return PreparedData(
+        folder=folder,
+        preprocessing=preprocessing,
+        train=datasets["train"],
+        valid=datasets["valid"] if datasets["valid"].num_rows else None,
+        test=datasets["test"] if datasets["test"].num_rows else None,
+        summary=summary,
+        reused=reused,
+        note=note,
+    )
+
+
+def _digest(payload: Any) -> str:
+    return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+
+
+def _damaged(path: Path, expected: str, found: str) -> DataError:
+    return DataError(
+        expected=expected, found=found, where=str(path), ways_out="delete the folder and prepare the data again"
+    )

@@ -1,0 +1,361 @@
+"""Preprocessing: fitted on the training rows once, then raw values in, the same rows out, for ever.
+
+    source = RawSource("train.parquet")
+    preprocessing = Preprocessing.fit(schema, source.frames(columns=schema.columns))
+    table = preprocessing.encode(chunk)                    # Arrow, see data/encoded/records.py
+    batch = preprocessing.batch({"user": ["u7"], …})       # a few rows for a model
+    preprocessing.save(folder); Preprocessing.load(folder) # JSON and Parquet, checksummed
+
+Fitting streams over the rows in one pass: it counts ids (a table shared by several features counts them all, lists
+too) and gathers the numbers' statistics. Neither fitting nor encoding depends on the size of the chunks, and the raw
+type of an id (integer, float with nulls, text) does not matter: see `cells.py`.
+
+What the reserved rows mean, and what happens to ids out of range, is said in `features/schema.py`.
+
+Cost, on two cores: fitting and encoding about 1 µs a row of Criteo each; memory: the ids of the vocabularies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from jaxtyping import Int32
+
+from ziggurat.config import to_json
+from ziggurat.data.encoded.records import (
+    GROUP_COLUMN,
+    ROW_COLUMN,
+    WEIGHT_COLUMN,
+    encoded_schema,
+    label_column,
+    table_to_batch,
+)
+from ziggurat.data.preprocess.fitter import Fitter, bucket_ids
+from ziggurat.data.preprocess.numeric import NumericState, to_bucket_rows, to_floats
+from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
+from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows, Vocabulary
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.source import RawChunk
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
+from ziggurat.features.schema import (
+    MISSING_ROW,
+    NUM_RESERVED_ROWS,
+    UNKNOWN_ROW,
+    Categorical,
+    Dense,
+    Encoding,
+    MultiHot,
+    NumericTransform,
+    Schema,
+    Sequence,
+    Vector,
+    column_of,
+    table_of,
+)
+
+_PARALLEL_ROWS = 65_536  # below, handing a feature to a thread costs more than encoding it
+
+
+@dataclass(kw_only=True)
+class FeatureCounters:
+    """What encoding met in one feature since the `Preprocessing` was made.
+
+    Args:
+        ids: ids looked up (rows, for numbers).
+        unknown: ids that are not in the vocabulary.
+        missing: nulls (in lists: null elements).
+        out_of_range: ids outside an identity table that were moved or made unknown.
+        truncated: lists that were cut to max_length.
+    """
+
+    ids: int = 0
+    unknown: int = 0
+    missing: int = 0
+    out_of_range: int = 0
+    truncated: int = 0
+
+
+def numeric_columns(schema: Schema, *, with_labels: bool = True) -> tuple[str, ...]:
+    """Columns that the schema reads as numbers and as nothing else: what `RawSource.frames(numbers=…)` wants."""
+    dense = {column_of(item) for item in schema.features if isinstance(item, Dense)}
+    if with_labels:
+        dense |= {column_of(label) for label in schema.labels} | ({schema.weight} - {""})
+    others = {column_of(item) for item in schema.features if not isinstance(item, Dense)}
+    return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
+
+
+def id_columns(schema: Schema) -> tuple[str, ...]:
+    """Columns that the schema only hashes or looks up: what `RawSource.frames(ids=…)` wants."""
+    hashed: set[str] = {schema.group} - {""}
+    others: set[str] = {schema.weight, schema.session, schema.time} | {column_of(label) for label in schema.labels}
+    for feature in schema.features:
+        is_hashed = isinstance(feature, Categorical) and (
+            schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
+        )
+        (hashed if is_hashed else others).add(column_of(feature))
+    return tuple(sorted(hashed - others))
+
+
+class Preprocessing:
+    """Fitted vocabularies and statistics of one schema; made by `fit` or `load`.
+
+    Args:
+        schema: what the columns mean.
+        vocabularies: by table name, for every table with a vocabulary.
+        numbers: by feature name, for every dense feature.
+    """
+
+    def __init__(
+        self, schema: Schema, *, vocabularies: Mapping[str, Vocabulary], numbers: Mapping[str, NumericState]
+    ) -> None:
+        self.schema = schema
+        self.vocabularies = dict(vocabularies)
+        self.numbers = dict(numbers)
+        self.inputs = inputs_of_schema(schema, self.vocabularies)
+        self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
+        self._fingerprint = ""
+
+    @staticmethod
+    def fit(schema: Schema, chunks: Iterable[RawChunk], *, bad_rows: BadRows | None = None) -> Preprocessing:
+        """Fit on the training rows, in one pass.
+
+        Args:
+            schema: what the columns mean; its labels are checked too.
+            chunks: the training rows, in order.
+            bad_rows: where rows with faults go; by default the first one is an error.
+
+        Raises:
+            SchemaError: a column is missing or of the wrong type.
+            DataError: a bad row (policy ERROR).
+        """
+        fitter = Fitter(schema)
+        bad_rows = bad_rows or BadRows()
+        for chunk in chunks:
+            fitter.add(parse_chunk(schema, chunk, bad_rows=bad_rows))
+        fitted = fitter.finish()
+        return Preprocessing(schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers)
+
+    def encode(self, chunk: RawChunk, *, bad_rows: BadRows | None = None, with_labels: bool = True) -> pa.Table:
+        """Raw rows to encoded rows.
+
+        Args:
+            chunk: raw rows; columns that the schema does not name are ignored.
+            bad_rows: where rows with faults go; by default the first one is an error.
+            with_labels: False for data to predict, which needs neither labels nor weights.
+
+        Returns:
+            A table with the columns of `records.encoded_schema`; without the bad rows.
+
+        Raises:
+            SchemaError: a column is missing or of the wrong type.
+            DataError: a bad row (policy ERROR).
+            BoundsError: an id outside an identity table (policy ERROR); names feature and row.
+        """
+        parsed = parse_chunk(self.schema, chunk, bad_rows=bad_rows or BadRows(), with_labels=with_labels)
+        return self.encode_parsed(parsed, with_labels=with_labels)
+
+    def encode_parsed(
+        self,
+        parsed: ParsedChunk,
+        *,
+        with_labels: bool = True,
+        row_of_number: Mapping[str, Int32[np.ndarray, " K"]] | None = None,
+    ) -> pa.Table:
+        """Parsed rows to encoded rows: the second half of `encode`.
+
+        Args:
+            parsed: from `parse_chunk`, or from `Fitter.add`.
+            with_labels: as in `encode`.
+            row_of_number: from `Fitter.finish`, for rows from `Fitter.add`.
+        """
+        rows_of = row_of_number or {}
+        if parsed.num_rows < _PARALLEL_ROWS:
+            encoded = [self._encode_feature(feature, parsed, rows_of) for feature in self.schema.features]
+        else:
+            with ThreadPoolExecutor(pl.thread_pool_size()) as pool:
+                encoded = list(
+                    pool.map(lambda feature: self._encode_feature(feature, parsed, rows_of), self.schema.features)
+                )
+        columns = {feature.name: column for feature, column in zip(self.schema.features, encoded, strict=True)}
+        for name, labels in parsed.labels.items():
+            columns[label_column(name)] = pa.array(labels)
+        if parsed.weights is not None:
+            columns[WEIGHT_COLUMN] = pa.array(parsed.weights)
+        if parsed.groups is not None:
+            columns[GROUP_COLUMN] = pa.array(parsed.groups)
+        columns[ROW_COLUMN] = pa.array(parsed.global_rows)
+        schema = encoded_schema(self.inputs, with_labels=with_labels)
+        return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+    def batch(self, frame: pl.DataFrame | pa.Table | Mapping[str, Any], *, with_labels: bool = False) -> Batch:
+        """A few raw rows as a batch for a model.
+
+        Args:
+            frame: the columns of the schema's features (and labels, with `with_labels`).
+            with_labels: whether to read labels and weights too.
+
+        Raises:
+            SchemaError, DataError, BoundsError: as `encode`.
+        """
+        rows = frame if isinstance(frame, pl.DataFrame) else pl.DataFrame(frame)
+        table = self.encode(RawChunk.of(rows), with_labels=with_labels)
+        return table_to_batch(table, self.inputs)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that change with the schema or anything fitted, and with nothing else."""
+        if not self._fingerprint:
+            state = {
+                "schema": to_json(self.schema),
+                "numbers": {name: to_json(state) for name, state in sorted(self.numbers.items())},
+                "vocabularies": {name: item.digest() for name, item in sorted(self.vocabularies.items())},
+            }
+            content = json.dumps(state, sort_keys=True).encode()
+            self._fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return self._fingerprint
+
+    def save(self, folder: str | Path) -> None:
+        """Write everything into a folder: JSON, and Parquet for vocabularies, with checksums.
+
+        Raises:
+            CheckpointError: the folder cannot be written.
+        """
+        from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
+
+        save_preprocessing(self, Path(folder))
+
+    @staticmethod
+    def load(folder: str | Path) -> Preprocessing:
+        """Read what `save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing, damaged or of another version; names it.
+        """
+        from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
+
+        return load_preprocessing(Path(folder))
+
+    def _encode_feature(
+        self,
+        feature: Dense | Categorical | MultiHot | Sequence | Vector,
+        parsed: ParsedChunk,
+        row_of_number: Mapping[str, np.ndarray],
+    ) -> pa.Array:
+        name, counters = feature.name, self.counters[feature.name]
+        counters.out_of_range += parsed.out_of_range.get(name, 0)
+        counters.truncated += parsed.truncated.get(name, 0)
+        if isinstance(feature, Vector):
+            flat = pa.array(parsed.vectors[name].reshape(-1))
+            counters.ids += parsed.num_rows
+            kind = pa.list_(pa.field("item", pa.float32(), nullable=False), feature.dim)
+            return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+        if isinstance(feature, Dense) and not feature.transform.makes_rows:
+            values = parsed.numbers[name]
+            counters.ids += len(values)
+            counters.missing += int(np.count_nonzero(np.isnan(values)))
+            return pa.array(to_floats(values, feature, self.numbers[name]))
+        if name in parsed.rows:
+            rows = parsed.rows[name]
+        elif isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS:
+            rows = to_bucket_rows(parsed.numbers[name], self.numbers[name])
+        else:
+            if isinstance(feature, MultiHot | Sequence):
+                ids = parsed.lists[name].values
+            elif isinstance(feature, Dense) and name not in parsed.ids:
+                ids = bucket_ids(parsed.numbers[name])
+            else:
+                ids = parsed.ids[name]
+            rows = self._rows(table_of(feature), ids, row_of_number)
+        counters.ids += len(rows)
+        counters.missing += int(np.count_nonzero(rows == MISSING_ROW))
+        counters.unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
+        if isinstance(feature, MultiHot | Sequence):
+            offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
+            np.cumsum(parsed.lists[name].lengths, out=offsets[1:])
+            kind = pa.list_(pa.field("item", pa.int32(), nullable=False))
+            return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows), type=kind)
+        return pa.array(rows)
+
+    def _rows(
+        self, table_name: str, ids: Ids | NumberedIds | Rows, row_of_number: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        """(N,) int32 rows of ids, by number, vocabulary or hashing."""
+        if isinstance(ids, Rows):
+            return ids.rows
+        if isinstance(ids, NumberedIds):
+            return row_of_number[table_name].take(ids.numbers)
+        if table_name in self.vocabularies:
+            return self.vocabularies[table_name].rows(ids)
+        num_rows = self.schema.table(table_name).num_rows
+        rows = (ids.keys % np.uint64(num_rows)).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
+        if ids.missing is not None:
+            rows[ids.missing] = MISSING_ROW
+        return rows
+
+
+def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> InputSpec:
+    """What a model sees: features by their tensor form, in the order of the schema.
+
+    Args:
+        schema: features and tables.
+        vocabularies: by table; only the number of ids counts (a planner has nothing else).
+    """
+    dense: list[str] = []
+    single: list[SingleSpec] = []
+    jagged: list[JaggedSpec] = []
+    vectors: list[VectorSpec] = []
+    tables: dict[str, TableSpec] = {}
+    for feature in schema.features:
+        if isinstance(feature, Vector):
+            vectors.append(VectorSpec(name=feature.name, dim=feature.dim))
+        elif isinstance(feature, Dense) and not feature.transform.makes_rows:
+            dense.append(feature.name)
+        elif isinstance(feature, Dense | Categorical):
+            single.append(SingleSpec(name=feature.name, table=table_of(feature)))
+        else:
+            jagged.append(
+                JaggedSpec(
+                    name=feature.name,
+                    table=table_of(feature),
+                    pooling=feature.pooling,
+                    ordered=isinstance(feature, Sequence),
+                    max_length=feature.max_length,
+                )
+            )
+        name = table_of(feature)
+        if name and name not in tables:
+            tables[name] = _table_spec(schema, feature, name, vocabularies)
+    return InputSpec(
+        dense=tuple(dense),
+        single=tuple(single),
+        jagged=tuple(jagged),
+        vectors=tuple(vectors),
+        tables=tuple(tables.values()),
+        labels=tuple(LabelSpec(name=label.name, task=label.task) for label in schema.labels),
+        has_weights=bool(schema.weight),
+        has_groups=bool(schema.group),
+    )
+
+
+def _table_spec(
+    schema: Schema,
+    feature: Dense | Categorical | MultiHot | Sequence | Vector,
+    name: str,
+    vocabularies: Mapping[str, Sized],
+) -> TableSpec:
+    table = schema.table(name)
+    if isinstance(feature, Dense) and feature.transform is NumericTransform.QUANTILE_BUCKETS:
+        num_ids = feature.num_buckets
+    else:
+        num_ids = len(vocabularies[name]) if name in vocabularies else table.num_rows
+    return TableSpec(name=name, num_rows=num_ids + NUM_RESERVED_ROWS, embedding_dim=table.embedding_dim)

@@ -1,0 +1,394 @@
+"""Splits: which rows train, which choose the model (valid), which judge it (test).
+
+    TIME        the future is predicted from the past: the earliest rows train, the latest test
+                │ train ──────────────────────── │ valid ── │ test ── │      cut between two distinct times,
+                                             valid_from  test_from           so rows of one instant stay together
+    TIME_ORDER  the same for files that are in order of time without saying when (Criteo): cut by row number
+    RANDOM      by a hash of (seed, global row): the same rows whatever the chunk size, and the test rows stay test rows
+                when valid_fraction changes
+    COLUMN      a column says "train", "valid" or "test"
+    FILES       the files were split before: DataConfig.train, valid, test
+
+A random split of data with a time in it lets the model see the future; its metrics are better than what it will do in
+service. Use TIME where there is a time.
+
+Cost: TIME and TIME_ORDER read the raw data once more (one column of it), in bounded memory: distinct times are counted,
+and from 4 million distinct ones on, neighbours are counted together, which moves a cut by under 0.001 % of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.mixing import derive_seed, splitmix64
+from ziggurat.data.preprocess.cells import Faults
+from ziggurat.data.raw.bad_rows import BadReason, BadRows
+from ziggurat.data.raw.source import RawChunk
+from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.features.schema import Schema
+
+_MAX_DISTINCT = 1 << 22
+_TIME_FORMATS = (
+    "%Y-%m-%d %H:%M:%S%.f",
+    "%Y-%m-%dT%H:%M:%S%.f",
+    "%Y-%m-%d %H:%M",
+    "%Y-%m-%dT%H:%M",
+    "%Y-%m-%d",
+    "%Y/%m/%d %H:%M:%S",
+    "%Y/%m/%d",
+)
+_ZONED_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z")
+
+
+class Split(StrEnum):
+    """The three parts, in the order of their numbers 0, 1, 2."""
+
+    TRAIN = "train"
+    VALID = "valid"
+    TEST = "test"
+
+
+SPLITS = tuple(Split)
+_NAMES = {"train": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
+
+
+class SplitBy(StrEnum):
+    """How rows are assigned; see the module's docstring."""
+
+    RANDOM = "random"
+    TIME = "time"
+    TIME_ORDER = "time_order"
+    COLUMN = "column"
+    FILES = "files"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """How to split.
+
+    Args:
+        by: see `SplitBy`.
+        valid_fraction: share of the rows for validation; 0 for none. Not used by COLUMN and FILES.
+        test_fraction: share of the rows for the test; 0 for none. Not used by COLUMN and FILES.
+        seed: for RANDOM.
+        column: for COLUMN, and for TIME where it is not the schema's `time`.
+    """
+
+    by: SplitBy = SplitBy.RANDOM
+    valid_fraction: float = 0.1
+    test_fraction: float = 0.1
+    seed: int = 0
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        fractions = (self.valid_fraction, self.test_fraction)
+        if not all(0 <= fraction < 1 for fraction in fractions) or not sum(fractions) < 1:
+            raise ConfigError(
+                expected="fractions from 0 on that leave something to train on",
+                found=f"valid_fraction = {self.valid_fraction}, test_fraction = {self.test_fraction}",
+                where="split settings",
+                ways_out="use 0.1 and 0.1",
+            )
+        takes_column = self.by in (SplitBy.COLUMN, SplitBy.TIME)
+        if (self.by is SplitBy.COLUMN and not self.column) or (self.column and not takes_column):
+            raise ConfigError(
+                expected="a column for by = column, optionally one for by = time, and none for the others",
+                found=f"by = {self.by.value}, column = {self.column!r}",
+                where="split settings",
+                ways_out=("set by = column and the column's name", "leave column empty"),
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splitter:
+    """A split that is ready to assign rows; made by `fit_splitter`.
+
+    Args:
+        config: how.
+        column: the column it reads, or "".
+        valid_from: times (seconds-like numbers, microseconds since 1970 for dates) or row numbers from here on are not
+            training; infinite if there are none.
+        test_from: from here on they are test.
+        is_date: whether times are dates.
+    """
+
+    config: SplitConfig
+    column: str = ""
+    valid_from: float = np.inf
+    test_from: float = np.inf
+    is_date: bool = False
+
+    def assign(self, chunk: RawChunk, *, bad_rows: BadRows) -> np.ndarray:
+        """The split of each row: (n,) int8 indices into `SPLITS`, or -1 for a bad row that was quarantined.
+
+        Raises:
+            DataError: a time or split name cannot be read (policy ERROR).
+            SchemaError: the column has an impossible type.
+        """
+        by = self.config.by
+        if by is SplitBy.RANDOM:
+            return self._assign_random(chunk.global_rows)
+        if by is SplitBy.TIME_ORDER:
+            keys = chunk.global_rows
+        elif by is SplitBy.TIME:
+            keys = time_keys(chunk, self.column, bad_rows=bad_rows, is_date=self.is_date)
+        else:
+            assert by is SplitBy.COLUMN
+            return self._assign_by_name(chunk, bad_rows)
+        codes = (keys >= self.valid_from).astype(np.int8) + (keys >= self.test_from)
+        return np.where(np.isnan(keys), -1, codes).astype(np.int8)
+
+    def _assign_random(self, rows: np.ndarray) -> np.ndarray:
+        hashes = splitmix64(np.ascontiguousarray(rows).view(np.uint64) + np.uint64(derive_seed(self.config.seed, 2)))
+        shares = hashes / 2.0**64
+        test, valid = self.config.test_fraction, self.config.test_fraction + self.config.valid_fraction
+        return np.where(shares < test, 2, np.where(shares < valid, 1, 0)).astype(np.int8)
+
+    def _assign_by_name(self, chunk: RawChunk, bad_rows: BadRows) -> np.ndarray:
+        series = chunk.frame[self.column]
+        names = series.cast(pl.String).str.strip_chars().str.to_lowercase()
+        codes = names.replace_strict(_NAMES, default=-1, return_dtype=pl.Int8).fill_null(-1).to_numpy()
+        expected = f"one of {', '.join(_NAMES)}"
+        _report(chunk, np.flatnonzero(codes < 0), column=self.column, expected=expected, bad_rows=bad_rows)
+        return codes
+
+    def describe(self) -> str:
+        """The split in one line, for the start-up report."""
+        by, config = self.config.by, self.config
+        if by is SplitBy.RANDOM:
+            return f"at random: valid {config.valid_fraction:.3g}, test {config.test_fraction:.3g}, seed {config.seed}"
+        if by is SplitBy.COLUMN:
+            return f"by column {self.column!r}"
+        if by is SplitBy.FILES:
+            return "by files"
+        name = f"time column {self.column!r}" if by is SplitBy.TIME else "row number"
+        parts = [f"{split} from {self._shown(cut)}" for split, cut in self._cuts() if np.isfinite(cut)]
+        return f"by {name}: {', '.join(parts) or 'everything trains'}"
+
+    def _cuts(self) -> tuple[tuple[str, float], ...]:
+        valid_from = self.valid_from if self.valid_from < self.test_from else np.inf
+        return (("valid", valid_from), ("test", self.test_from))
+
+    def _shown(self, cut: float) -> str:
+        if self.is_date:
+            return str(np.datetime64(int(cut), "us").item())
+        return f"{int(cut):,}" if self.config.by is SplitBy.TIME_ORDER else f"{cut:.15g}"
+
+
+def fit_splitter(
+    config: SplitConfig, chunks: Iterable[RawChunk], *, schema: Schema, bad_rows: BadRows | None = None
+) -> Splitter:
+    """Find the cuts of a split. Reads `chunks` for TIME and TIME_ORDER only.
+
+    Args:
+        config: how to split.
+        chunks: all raw rows; for TIME with the time column, for TIME_ORDER with any column.
+        schema: names the time column.
+        bad_rows: where rows without a time go; by default the first one is an error.
+
+    Raises:
+        ConfigError: no time column is named, or there are too few distinct times.
+        DataError: a row has no time (policy ERROR), or there is no row at all.
+        SchemaError: the column cannot be a time.
+    """
+    column = split_column(config, schema)
+    if config.by is SplitBy.TIME:
+        return _fit_time(config, chunks, column, bad_rows or BadRows())
+    if config.by is not SplitBy.TIME_ORDER:
+        return Splitter(config=config, column=column)
+    num_rows = max((int(chunk.global_rows[-1]) + 1 for chunk in chunks), default=0)
+    _refuse_empty(num_rows)
+    valid_from = round(num_rows * (1 - config.valid_fraction - config.test_fraction))
+    test_from = round(num_rows * (1 - config.test_fraction))
+    return Splitter(config=config, valid_from=float(valid_from), test_from=float(test_from))
+
+
+def split_column(config: SplitConfig, schema: Schema) -> str:
+    """The raw column that a split reads, or "".
+
+    Raises:
+        ConfigError: TIME without a time column.
+    """
+    if config.by is not SplitBy.TIME:
+        return config.column
+    if not (config.column or schema.time):
+        raise ConfigError(
+            expected="a time column for a split by time",
+            found="none in the schema, none in the split settings",
+            where="split settings",
+            ways_out=(
+                'add time = "COLUMN" to the schema',
+                "set by = time_order if the rows are in order of time",
+                "set by = random",
+            ),
+        )
+    return config.column or schema.time
+
+
+def _fit_time(config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_rows: BadRows) -> Splitter:
+    counts = _DistinctCounts()
+    is_date: bool | None = None
+    for chunk in chunks:
+        if is_date is None:
+            is_date = _is_date(chunk.frame[column])
+        keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date))
+        counts.add(keys[~np.isnan(keys)])
+    values, numbers = counts.finish()
+    _refuse_empty(len(values))
+    wanted = 1 + (config.valid_fraction > 0) + (config.test_fraction > 0)
+    if len(values) < wanted:
+        raise ConfigError(
+            expected=f"at least {wanted} distinct times, one for each split",
+            found=f"{len(values)} distinct in {int(numbers.sum()):,} rows",
+            where=f"split by time, column {column!r}",
+            ways_out=("name the right time column", "set valid_fraction or test_fraction to 0", "set by = random"),
+        )
+    before = np.concatenate([[0], np.cumsum(numbers)])  # rows before each distinct value, and all of them
+    total, last = float(before[-1]), len(values)
+    test = last
+    if config.test_fraction:
+        test = _nearest(before, total * (1 - config.test_fraction), low=wanted - 1, high=last - 1)
+    valid = test
+    if config.valid_fraction:
+        valid = _nearest(before, total * (1 - config.test_fraction - config.valid_fraction), low=1, high=test - 1)
+    cuts = np.append(values, np.inf)
+    return Splitter(
+        config=config,
+        column=column,
+        valid_from=float(cuts[valid]),
+        test_from=float(cuts[test]),
+        is_date=bool(is_date),
+    )
+
+
+def _nearest(before: np.ndarray, target: float, *, low: int, high: int) -> int:
+    """The cut from low to high that has the number of rows before it nearest to `target`."""
+    return low + int(np.argmin(np.abs(before[low : high + 1] - target)))
+
+
+def _refuse_empty(count: int) -> None:
+    if not count:
+        raise DataError(
+            expected="at least one row",
+            found="none",
+            where="the raw data",
+            ways_out=("check the files", "look at the quarantine"),
+        )
+
+
+class _DistinctCounts:
+    """Distinct numbers and how often each came, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.values = np.empty(0, dtype=np.float64)
+        self.counts = np.empty(0, dtype=np.int64)
+        self._pending: list[np.ndarray] = []
+        self._num_pending = 0
+
+    def add(self, keys: np.ndarray) -> None:
+        self._pending.append(keys)
+        self._num_pending += len(keys)
+        if self._num_pending >= _MAX_DISTINCT:
+            self._merge()
+
+    def _merge(self) -> None:
+        values, counts = np.unique(np.concatenate([np.empty(0), *self._pending]), return_counts=True)
+        self._pending, self._num_pending = [], 0
+        every = np.concatenate([self.values, values])
+        self.values, places = np.unique(every, return_inverse=True)
+        weights = np.concatenate([self.counts, counts])
+        self.counts = np.zeros(len(self.values), dtype=np.int64)
+        np.add.at(self.counts, places, weights)
+        while len(self.values) > _MAX_DISTINCT:
+            # Neighbours are counted together under the smaller one: cuts still fall between distinct values.
+            self.counts = np.add.reduceat(self.counts, np.arange(0, len(self.counts), 2))
+            self.values = self.values[::2]
+
+    def finish(self) -> tuple[np.ndarray, np.ndarray]:
+        self._merge()
+        return self.values, self.counts
+
+
+def time_keys(chunk: RawChunk, column: str, *, bad_rows: BadRows, is_date: bool) -> np.ndarray:
+    """Times as numbers that order the same way: (n,) float64, NaN where a bad row was quarantined.
+
+    Numbers are taken as they are (times closer than 2^-53 of their size count as equal); dates become microseconds
+    since 1970. Text holds numbers, or dates in ISO form.
+
+    Raises:
+        DataError: a time is missing or cannot be read (policy ERROR).
+        SchemaError: the column has an impossible type, or dates here and numbers in the chunks before.
+    """
+    series = chunk.frame[column]
+    if _is_date(series) not in (is_date, None):
+        raise SchemaError(
+            expected="dates (or numbers) in all of the time column",
+            found=f"{'numbers' if is_date else 'dates'} after {'dates' if is_date else 'numbers'}",
+            where=chunk.where(0, column=column),
+            ways_out="convert the files to one type",
+        )
+    dates = is_date and _is_date(series) is not None
+    times = _dates(series).dt.timestamp("us").cast(pl.Float64) if dates else _numbers(series)
+    keys = times.fill_null(np.nan).to_numpy()
+    bad = np.flatnonzero(~np.isfinite(keys))
+    if len(bad):
+        keys = keys.copy()
+        keys[bad] = np.nan
+        expected = "a date like 2024-05-31 12:00:00" if is_date else "a number"
+        _report(chunk, bad, column=column, expected=f"{expected} in the time column", bad_rows=bad_rows)
+    return keys
+
+
+def _is_date(series: pl.Series) -> bool | None:
+    """Whether a time column holds dates; False for numbers, None where every cell is empty."""
+    kind = series.dtype
+    if kind.is_numeric():
+        return False
+    if isinstance(kind, pl.Date | pl.Datetime):
+        return True
+    if kind == pl.Null or (kind == pl.String and series.null_count() == len(series)):
+        return None
+    if kind == pl.String:
+        return bool(_numbers(series.drop_nulls().head(100)).is_null().all())
+    raise SchemaError(
+        expected="numbers, dates or times, or text with one of them",
+        found=f"type {kind}",
+        where=f"time column {series.name!r}",
+        ways_out=("name another column as time", "set the split by = random"),
+    )
+
+
+def _numbers(series: pl.Series) -> pl.Series:
+    text = series.str.strip_chars() if series.dtype == pl.String else series
+    return text.cast(pl.Float64, strict=False)
+
+
+def _dates(series: pl.Series) -> pl.Series:
+    """Dates as Datetime in microseconds, null where the text is none."""
+    if series.dtype != pl.String:
+        plain = series.cast(pl.Datetime("us")) if series.dtype == pl.Date else series
+        return plain.dt.cast_time_unit("us")
+    text = series.str.strip_chars()
+    found = pl.Series([None], dtype=pl.Datetime("us")).extend_constant(None, len(text))[: len(text)]
+    for template in _TIME_FORMATS:
+        if found.null_count() == text.null_count():
+            break
+        found = found.zip_with(found.is_not_null(), text.str.to_datetime(template, strict=False, time_unit="us"))
+    for template in _ZONED_FORMATS:
+        if found.null_count() > text.null_count():
+            zoned = text.str.to_datetime(template, strict=False, time_unit="us", time_zone="UTC")
+            found = found.zip_with(found.is_not_null(), zoned.dt.replace_time_zone(None))
+    return found
+
+
+def _report(chunk: RawChunk, bad: np.ndarray, *, column: str, expected: str, bad_rows: BadRows) -> None:
+    faults = Faults(chunk=chunk)
+    for index in bad.tolist():
+        found = chunk.frame[column][index]
+        faults.add(index, column=column, reason=BadReason.UNPARSABLE, expected=expected, found=found)
+    faults.report(bad_rows)

@@ -1,0 +1,1 @@
+"""Raw files as chunks of columns: Parquet and text, bad rows named."""

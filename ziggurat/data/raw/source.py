@@ -1,0 +1,359 @@
+"""RawSource: raw files as a stream of chunks, in file order, in bounded memory, with exact row numbers.
+
+    source = RawSource(["day_*.gz"], format=FileFormat.CRITEO)
+    for chunk in source.frames(columns=["label", "I1", "C1"]):
+        chunk.frame          # polars, at most chunk_rows rows
+        chunk.global_rows    # position of each row over all files in order; quarantined rows keep their numbers
+
+Formats: Parquet, CSV, TSV, and Criteo's TSV without a header; text files may be gzip. Text files give *text* columns,
+whatever they look like: the schema says what they mean, so that "007" stays an id. Columns named in `numbers` come as
+Float64 where a whole block allows it. Files are taken in the order given; a glob or a folder is sorted with numbers
+inside names by value (day_2 before day_10).
+
+Rows: *file rows* are numbered from 0 behind the header, *global rows* from 0 over all files, *lines* of text files
+from 1 as an editor shows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.raw.bad_rows import BadRows, place
+from ziggurat.data.raw.names import expand_path, missing_column
+from ziggurat.data.raw.parquet_source import ParquetFile
+from ziggurat.data.raw.spans import TextSpans
+from ziggurat.data.raw.text_blocks import ByteStream, TextOptions
+from ziggurat.data.raw.text_source import TextFile, TextPiece, open_text, read_text
+from ziggurat.errors import ConfigError, MissingFileError
+
+DEFAULT_CHUNK_ROWS = 131_072
+_DELIMITERS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
+_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"}
+_CRITEO_LINE = re.compile(rb"([01]?\t)?(-?[0-9]*\t){13}([0-9a-f]{8}|)(\t([0-9a-f]{8}|)){25}\r?(\n|$)")
+_HINT_BYTES = 1 << 20
+
+
+class FileFormat(StrEnum):
+    """What raw files are."""
+
+    AUTO = "auto"  # by suffix; a text file whose first line looks like Criteo's is taken as such
+    PARQUET = "parquet"
+    CSV = "csv"
+    TSV = "tsv"
+    CRITEO = "criteo"  # label, I1 … I13, C1 … C26; tab separated, no header
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawChunk:
+    """Consecutive rows of one raw file.
+
+    Args:
+        frame: the columns asked for.
+        path: the file.
+        first_row: 0-based data row in the file of the chunk's first row.
+        start: global number of that row, over all files in order.
+        rows: (N,) 0-based file row of each row where some were left out, or None when they are consecutive.
+        lines: (N,) 1-based line of each row in a text file, or None.
+        spans: columns of ids that were left as bytes of a text file (`ids` of `RawSource.frames`); not in `frame`.
+    """
+
+    frame: pl.DataFrame
+    path: Path
+    first_row: int = 0
+    start: int = 0
+    rows: np.ndarray | None = field(default=None, repr=False)
+    lines: np.ndarray | None = field(default=None, repr=False)
+    spans: Mapping[str, TextSpans] = field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def of(frame: pl.DataFrame, *, name: str = "frame", start: int = 0) -> RawChunk:
+        """A chunk of a frame in memory; `name` stands for the file in errors."""
+        return RawChunk(frame=frame, path=Path(name), start=start)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the chunk."""
+        return next((len(column) for column in self.spans.values()), self.frame.height)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns."""
+        return [*self.frame.columns, *self.spans]
+
+    def column(self, name: str) -> pl.Series:
+        """One column; text is made of spans. KeyError if there is none."""
+        if name in self.spans:
+            return self.spans[name].series(name)
+        if name not in self.frame.columns:
+            raise KeyError(name)
+        return self.frame[name]
+
+    @property
+    def file_rows(self) -> np.ndarray:
+        """(N,) 0-based data row in the file of each row."""
+        return np.arange(self.first_row, self.first_row + self.num_rows) if self.rows is None else self.rows
+
+    @property
+    def global_rows(self) -> np.ndarray:
+        """(N,) global number of each row."""
+        return self.file_rows + (self.start - self.first_row)
+
+    def line(self, index: int) -> int | None:
+        """1-based line of row `index` of the chunk, if the file is text."""
+        return None if self.lines is None else int(self.lines[index])
+
+    def where(self, index: int, *, column: str = "") -> str:
+        """File, line, row and column of row `index` of the chunk, in words."""
+        return place(self.path, row=int(self.file_rows[index]), line=self.line(index), column=column)
+
+    def filter(self, keep: np.ndarray) -> RawChunk:
+        """The rows where the (N,) mask `keep` is true; numbers and lines go with them."""
+        rows = self.file_rows[keep]
+        return replace(
+            self,
+            frame=self.frame.filter(pl.Series(keep)) if self.frame.width else self.frame,
+            spans={name: column.take(keep) for name, column in self.spans.items()},
+            first_row=int(rows[0]) if len(rows) else self.first_row,
+            start=int(rows[0]) + self.start - self.first_row if len(rows) else self.start,
+            rows=rows,
+            lines=None if self.lines is None else self.lines[keep],
+        )
+
+
+class RawSource:
+    """Raw files as a stream of chunks.
+
+    Args:
+        paths: files, globs, or folders (all files of a known suffix in them), in the order of the rows.
+        format: what they are; AUTO decides for each file.
+        bad_rows: where faulty rows go; by default the first one is an error.
+        text: how to read CSV and TSV.
+
+    Raises:
+        MissingFileError: a path that does not exist, or a glob that matches nothing.
+        ConfigError: a suffix from which AUTO cannot tell the format.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str | Path] | str | Path,
+        *,
+        format: FileFormat = FileFormat.AUTO,
+        bad_rows: BadRows | None = None,
+        text: TextOptions | None = None,
+    ) -> None:
+        named = [paths] if isinstance(paths, str | Path) else list(paths)
+        files = [expand_path(Path(path), suffixes=_SUFFIXES) for path in named]
+        self.paths: tuple[Path, ...] = tuple(file for found in files for file in found)
+        self.format = format
+        self.bad_rows = bad_rows or BadRows()
+        self.text = text or TextOptions()
+        if not self.paths:
+            raise MissingFileError(
+                expected="at least one data file", found="none", where="paths", ways_out="name a file or a glob"
+            )
+
+    def columns(self) -> dict[str, pl.DataType]:
+        """Names and types of the first file's columns; those of text files are all text (`String`).
+
+        Raises:
+            DataError: the file is damaged or empty.
+        """
+        path = self.paths[0]
+        if self._format_of(path) is FileFormat.PARQUET:
+            file = ParquetFile(path)
+            try:
+                return file.dtypes()
+            finally:
+                file.close()
+        return {name: pl.String() for name in self._open_text(path).columns}
+
+    def num_rows_hint(self) -> int | None:
+        """Number of rows: exact for Parquet, estimated for plain text, None with gzip files (nobody can know)."""
+        total = 0
+        for path in self.paths:
+            if self._format_of(path) is FileFormat.PARQUET:
+                file = ParquetFile(path)
+                total += file.num_rows
+                file.close()
+                continue
+            with ByteStream(path) as stream:
+                if stream.is_gzip:
+                    return None
+                sample = stream.read(_HINT_BYTES)
+            lines = max(sample.count(b"\n"), 1)
+            total += round(path.stat().st_size / max(len(sample), 1) * lines)
+        return total
+
+    def frames(
+        self,
+        *,
+        columns: Sequence[str] | None = None,
+        numbers: Sequence[str] = (),
+        ids: Sequence[str] = (),
+        chunk_rows: int = DEFAULT_CHUNK_ROWS,
+    ) -> Iterator[RawChunk]:
+        """The rows of all files in order.
+
+        Args:
+            columns: those wanted, in this order; None takes all columns of each file.
+            numbers: those that will only be read as numbers; text files then give Float64 where they can.
+            ids: those that will only be hashed or looked up; text files then give spans where they can.
+            chunk_rows: most rows of a chunk. What a row becomes does not depend on it.
+
+        Yields:
+            Chunks with at least one row.
+
+        Raises:
+            SchemaError: a file lacks a column that was asked for; names the nearest one.
+            DataError: a damaged file, or a bad row (policy ERROR).
+        """
+        assert chunk_rows > 0
+        start = 0
+        for path in self.paths:
+            if self._format_of(path) is FileFormat.PARQUET:
+                start = yield from self._parquet_chunks(path, columns, chunk_rows, start)
+            else:
+                hints = (frozenset(numbers), frozenset(ids))
+                start = yield from self._text_chunks(path, columns, hints, chunk_rows, start)
+
+    def _parquet_chunks(
+        self, path: Path, columns: Sequence[str] | None, chunk_rows: int, start: int
+    ) -> Iterator[RawChunk]:
+        file = ParquetFile(path)
+        try:
+            wanted = _check_columns(path, file.columns, columns)
+            gather = _Gather(path=path, start=start, chunk_rows=chunk_rows)
+            for frame, rows in file.frames(columns=wanted, chunk_rows=chunk_rows, bad_rows=self.bad_rows):
+                yield from gather.add(frame, rows, None)
+            yield from gather.rest()
+            return start + file.num_rows
+        finally:
+            file.close()
+
+    def _text_chunks(
+        self,
+        path: Path,
+        columns: Sequence[str] | None,
+        hints: tuple[frozenset[str], frozenset[str]],
+        chunk_rows: int,
+        start: int,
+    ) -> Iterator[RawChunk]:
+        file = self._open_text(path)
+        wanted = _check_columns(path, file.columns, columns)
+        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows)
+        num_rows = 0
+        numbers, ids = hints
+        for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows):
+            num_rows = piece.next_row
+            if piece.spans:
+                yield from gather.rest()
+                yield from gather.cut(piece)
+            else:
+                yield from gather.add(piece.frame, piece.rows, piece.lines)
+        yield from gather.rest()
+        return start + num_rows
+
+    def _open_text(self, path: Path) -> TextFile:
+        kind = self._format_of(path)
+        criteo = kind is FileFormat.CRITEO
+        return open_text(path, options=self.text, delimiter=_DELIMITERS[kind.value], criteo=criteo)
+
+    def _format_of(self, path: Path) -> FileFormat:
+        if self.format is not FileFormat.AUTO:
+            return self.format
+        suffixes = [suffix.lower() for suffix in path.suffixes]
+        last = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes[-1] if suffixes else "")
+        known = FileFormat(_SUFFIXES[last]) if last in _SUFFIXES else None
+        if known is FileFormat.PARQUET or known is FileFormat.CSV:
+            return known
+        with ByteStream(path) as stream:
+            if _CRITEO_LINE.match(stream.read(4096)):
+                return FileFormat.CRITEO
+        if known is None:
+            raise ConfigError(
+                expected="a file name that ends in .parquet, .csv, .tsv or .txt (with .gz behind it or not)",
+                found=path.name,
+                where=str(path),
+                ways_out=[f"set format = {option.value}" for option in FileFormat if option is not FileFormat.AUTO],
+            )
+        return known
+
+
+@dataclass(kw_only=True)
+class _Gather:
+    """Cuts pieces of any size into chunks of exactly `chunk_rows` rows; pieces of unlike types stay apart."""
+
+    path: Path
+    start: int
+    chunk_rows: int
+    frames: list[pl.DataFrame] = field(default_factory=list)
+    rows: list[np.ndarray] = field(default_factory=list)
+    lines: list[np.ndarray] = field(default_factory=list)
+    num_rows: int = 0
+
+    def add(self, frame: pl.DataFrame, rows: np.ndarray, lines: np.ndarray | None) -> Iterator[RawChunk]:
+        """Take a piece; gives the chunks that are full."""
+        if frame.height == 0:
+            return
+        if self.frames and self.frames[0].schema != frame.schema:
+            yield from self.rest()
+        position = 0
+        while position < frame.height:
+            take = min(self.chunk_rows - self.num_rows, frame.height - position)
+            self.frames.append(frame.slice(position, take))
+            self.rows.append(rows[position : position + take])
+            if lines is not None:
+                self.lines.append(lines[position : position + take])
+            self.num_rows += take
+            position += take
+            if self.num_rows == self.chunk_rows:
+                yield from self.rest()
+
+    def cut(self, piece: TextPiece) -> Iterator[RawChunk]:
+        """The chunks of a piece with spans, which stay with the bytes of their block."""
+        for position in range(0, len(piece.rows), self.chunk_rows):
+            part = slice(position, position + self.chunk_rows)
+            first_row = int(piece.rows[position])
+            yield RawChunk(
+                frame=piece.frame[part],
+                path=self.path,
+                first_row=first_row,
+                start=self.start + first_row,
+                lines=piece.lines[part],
+                spans={name: column.take(part) for name, column in piece.spans.items()},
+            )
+
+    def rest(self) -> Iterator[RawChunk]:
+        """Everything taken and not given yet, as one chunk."""
+        if not self.frames:
+            return
+        rows = np.concatenate(self.rows)
+        first_row = int(rows[0])
+        consecutive = int(rows[-1]) - first_row + 1 == len(rows)
+        chunk = RawChunk(
+            frame=pl.concat(self.frames) if len(self.frames) > 1 else self.frames[0],
+            path=self.path,
+            first_row=first_row,
+            start=self.start + first_row,
+            rows=None if consecutive else rows,
+            lines=np.concatenate(self.lines) if self.lines else None,
+        )
+        self.frames, self.rows, self.lines, self.num_rows = [], [], [], 0
+        yield chunk
+
+
+def _check_columns(path: Path, known: tuple[str, ...], wanted: Sequence[str] | None) -> tuple[str, ...]:
+    if wanted is None:
+        return known
+    for name in wanted:
+        if name not in known:
+            raise missing_column(path, name, known)
+    return tuple(dict.fromkeys(wanted))

@@ -1,0 +1,1 @@
+"""A synthetic data set whose best possible metrics are known."""

@@ -1,0 +1,1 @@
+"""What models share: MLPs, cross networks, dot products, stacks of fields, heads."""

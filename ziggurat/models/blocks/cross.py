@@ -1,0 +1,148 @@
+"""Cross networks of DCNv2: explicit products of features, one more factor each layer (arXiv 2008.13535).
+
+         ┌───────────────┐     ┌────── …
+    x_l ─┴─► f_l ─► ⊙ ─► + ─► x_{l+1}             x_{l+1} = x₀ ⊙ f_l(x_l) + x_l
+                    ▲
+    x₀ ─────────────┴──────────── …
+
+    full rank    f_l(x) = W_l x + b_l                                              equation 1
+    low rank     f_l(x) = U_l V_l x + b_l                                          equation 2
+    mixture      f_l(x) = Σ_e G_e(x) U_le tanh(C_le tanh(V_le x)) + b_l            equations 3 and 4
+
+After l layers x holds polynomials of the inputs up to degree l + 1. A full-rank layer costs 2·d² FLOPs a sample, a
+low-rank one 4·d·r, so rank pays below d/2 (TorchRec advises d/4). In the mixture the gates G are a softmax of a linear
+map shared by all layers, without bias (as in FuxiCTR's CrossNetMix); since the gates sum to 1, b_l stands outside the
+sum, and weighing the experts' r numbers before U turns E products of width r into one of width E·r.
+
+Full and low rank run as one operation with its own backward pass (`ziggurat.ops.cross`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.models.blocks.mlp import Init
+from ziggurat.ops.cross import cross_layers
+
+
+class CrossNet(nn.Module):
+    """Full-rank cross network: x_{l+1} = x₀ ⊙ (W_l x_l + b_l) + x_l.
+
+    Args:
+        dim: d, width of the input and of every layer.
+        num_layers: number of cross layers.
+    """
+
+    def __init__(self, dim: int, *, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(num_layers))
+
+    @property
+    def first_linears(self) -> list[nn.Module]:
+        """The linear maps that read the input itself."""
+        return list(self.layers[:1])
+
+    def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
+        """Apply every layer; without layers the input itself."""
+        ups, biases = _weights(self.layers)
+        return cross_layers(inputs_Bd, downs=(), ups=ups, biases=biases)
+
+
+class LowRankCrossNet(nn.Module):
+    """Low-rank cross network: x_{l+1} = x₀ ⊙ (U_l V_l x_l + b_l) + x_l.
+
+    Args:
+        dim: d, width of the input and of every layer.
+        num_layers: number of cross layers.
+        rank: r, width between V_l (r × d) and U_l (d × r).
+    """
+
+    def __init__(self, dim: int, *, num_layers: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Linear(dim, rank, bias=False) for _ in range(num_layers))
+        self.up = nn.ModuleList(nn.Linear(rank, dim) for _ in range(num_layers))
+
+    @property
+    def first_linears(self) -> list[nn.Module]:
+        """The linear maps that read the input itself."""
+        return list(self.down[:1])
+
+    def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
+        """Apply every layer; without layers the input itself."""
+        downs, _ = _weights(self.down)
+        ups, biases = _weights(self.up)
+        return cross_layers(inputs_Bd, downs=downs, ups=ups, biases=biases)
+
+
+def _weights(linears: nn.ModuleList) -> tuple[list[Tensor], list[Tensor]]:
+    """Matrices of linear maps, and the biases of those that have one."""
+    found = [linear for linear in linears if isinstance(linear, nn.Linear)]
+    return [linear.weight for linear in found], [linear.bias for linear in found if linear.bias is not None]
+
+
+class ExpertCores(nn.Module):
+    """One r × r matrix an expert: C_e in v_e → C_e v_e.
+
+    Args:
+        num_experts: E.
+        rank: r.
+    """
+
+    def __init__(self, num_experts: int, *, rank: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.rank = rank
+        self.weight = nn.Parameter(torch.empty(num_experts, rank, rank))
+        self.initialise_own(Init.TORCH)
+
+    def initialise_own(self, init: Init) -> None:
+        """Start each expert's matrix as an `nn.Linear(r, r)` would."""
+        with torch.no_grad():
+            if init is Init.XAVIER_NORMAL:
+                self.weight.normal_(0.0, math.sqrt(1.0 / self.rank))
+            else:
+                self.weight.uniform_(-1.0 / math.sqrt(self.rank), 1.0 / math.sqrt(self.rank))
+
+    def forward(self, inputs_BEr: Float[Tensor, "B E r"]) -> Float[Tensor, "B E r"]:
+        """C_e times the vector of each expert."""
+        return torch.bmm(inputs_BEr.transpose(0, 1), self.weight.mT).transpose(0, 1)
+
+
+class CrossNetMix(nn.Module):
+    """Mixture of low-rank experts: x_{l+1} = x₀ ⊙ (Σ_e G_e(x_l) U_l,e tanh(C_l,e tanh(V_l,e x_l)) + b_l) + x_l.
+
+    Args:
+        dim: d, width of the input and of every layer.
+        num_layers: number of cross layers.
+        rank: r of each expert.
+        num_experts: E.
+    """
+
+    def __init__(self, dim: int, *, num_layers: int, rank: int, num_experts: int) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.rank = rank
+        width = num_experts * rank
+        self.gate = nn.Linear(dim, num_experts, bias=False)
+        self.down = nn.ModuleList(nn.Linear(dim, width, bias=False) for _ in range(num_layers))
+        self.cores = nn.ModuleList(ExpertCores(num_experts, rank=rank) for _ in range(num_layers))
+        self.up = nn.ModuleList(nn.Linear(width, dim) for _ in range(num_layers))
+
+    @property
+    def first_linears(self) -> list[nn.Module]:
+        """The linear maps that read the input itself (the gate reads that of later layers too)."""
+        return [self.gate, *self.down[:1]]
+
+    def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
+        """Apply every layer; without layers the input itself."""
+        crossed_Bd = inputs_Bd
+        for down, cores, up in zip(self.down, self.cores, self.up, strict=True):
+            low_BEr = down(crossed_Bd).tanh().unflatten(1, (self.num_experts, self.rank))
+            gates_BE = self.gate(crossed_Bd).softmax(dim=1)
+            mixed_BEr = cores(low_BEr).tanh() * gates_BE.unsqueeze(2)
+            crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, up(mixed_BEr.flatten(1)))
+        return crossed_Bd

@@ -1,0 +1,163 @@
+"""Factorization machines over a stack of fields, and the block that Wukong makes of them (arXiv 2403.02545).
+
+X holds n fields of d numbers. All pairwise dot products are one matrix; its rows can be summarised without forming it:
+
+    plain        FM(X) = X Xᵀ                       (n, n)    2·n²·d FLOPs
+    optimized    FM(X) = X (Xᵀ Y)                   (n, k)    4·n·k·d: Y (n, k) is learned, XᵀY comes first
+    attentive    FM(X) = X (Xᵀ Y(X))                (n, k)    Y(X) = reshape(MLP(flatten(C X))): every sample its own Y
+
+    block        FMB(X) = reshape(W … MLP(LN(flatten(FM(X)))) + b)      (n_out, d)
+
+With Y = 1 (n, 1) row i of the optimised form is ⟨x_i, Σ_j x_j⟩, half of Rendle's factorization machine (ICDM 2010). The
+paper says of the attentive form only that Y is made by an MLP from linearly compressed input; here C (c, n) compresses
+and the MLP's own closing layer makes n·k numbers.
+
+The norm matters: products of small embeddings are tiny (N(0, 1e-4) starts give 1e-8), and the MLP needs numbers of
+order one. Its ε is a setting for that reason. The closing layer of the block's MLP is linear.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.models.blocks.fieldwise import FieldMix, start_like_linear
+from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, norm_of_width, normalise
+from ziggurat.ops.fields import field_mix
+from ziggurat.ops.fm_norm import FMKernel, fm_norm
+
+
+class FMKind(StrEnum):
+    """How the dot products are summarised; see the module docstring."""
+
+    PLAIN = "plain"
+    OPTIMIZED = "optimized"
+    ATTENTIVE = "attentive"
+
+
+class PlainFactorizationMachine(nn.Module):
+    """X Xᵀ: every dot product, both halves and the diagonal.
+
+    Args:
+        num_fields: n.
+        dim: d of a field; only used to count FLOPs.
+    """
+
+    def __init__(self, num_fields: int, *, dim: int) -> None:
+        super().__init__()
+        self.num_fields = num_fields
+        self.dim = dim
+
+    @property
+    def forward_flops(self) -> int:
+        """2·n²·d."""
+        return 2 * self.num_fields**2 * self.dim
+
+    def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F F"]:
+        """All products."""
+        return torch.bmm(fields_BFD, fields_BFD.mT)
+
+
+class FactorizationMachine(nn.Module):
+    """X (Xᵀ Y): all pairwise dot products of n fields, projected to k numbers a field without forming them.
+
+    Args:
+        num_fields: n.
+        dim: d of a field; only used to count FLOPs.
+        rank: k.
+        kernel: what computes products and norm in a block.
+    """
+
+    def __init__(self, num_fields: int, *, dim: int, rank: int, kernel: FMKernel = FMKernel.TORCH) -> None:
+        super().__init__()
+        self.dim, self.kernel = dim, kernel
+        self.weight = nn.Parameter(torch.empty(num_fields, rank))
+        self.initialise_own(Init.TORCH)
+
+    @property
+    def forward_flops(self) -> int:
+        """4·n·d·k."""
+        return 4 * self.weight.numel() * self.dim
+
+    def initialise_own(self, init: Init) -> None:
+        """Start Y as an `nn.Linear(n, k)` would."""
+        num_fields, rank = self.weight.shape
+        start_like_linear(self.weight, init, fan_in=num_fields, fan_out=rank)
+
+    def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
+        """The products, from right to left: 4·n·d·k FLOPs instead of 2·n²·(d + k)."""
+        return torch.bmm(fields_BFD, field_mix(fields_BFD, self.weight.t()).mT)
+
+
+class AttentiveFactorizationMachine(nn.Module):
+    """X (Xᵀ Y(X)) with a Y for every sample.
+
+    Args:
+        num_fields: n.
+        dim: d of a field.
+        rank: k.
+        num_compressed: c, fields that the MLP reads.
+        attention: hidden layers of the MLP.
+    """
+
+    def __init__(self, num_fields: int, *, dim: int, rank: int, num_compressed: int, attention: MLPConfig) -> None:
+        super().__init__()
+        self.num_fields, self.dim, self.rank = num_fields, dim, rank
+        self.compress = FieldMix(num_fields, num_outputs=num_compressed, dim=dim)
+        self.attention = MLP(num_compressed * dim, config=attention, output_dim=num_fields * rank)
+
+    @property
+    def forward_flops(self) -> int:
+        """4·n·d·k of the two products; compression and MLP count themselves."""
+        return 4 * self.num_fields * self.rank * self.dim
+
+    def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
+        """The products with the sample's own Y."""
+        projection_BFr = self.attention(self.compress(fields_BFD).flatten(1)).unflatten(1, (self.num_fields, self.rank))
+        return torch.bmm(fields_BFD, torch.bmm(fields_BFD.mT, projection_BFr))
+
+
+class FactorizationMachineBlock(nn.Module):
+    """Wukong's FMB: products, norm, MLP, and back to fields.
+
+    Args:
+        products: what gives `num_products` numbers for each of `num_fields` fields.
+        num_products: k, or n for the plain form, times n: the width of the flat products.
+        num_outputs: n_F, fields that come out.
+        dim: d of a field.
+        mlp: hidden layers; a linear layer to n_F·d closes them.
+        norm_eps: ε of the norm.
+        norm: layer, as published, or batch.
+    """
+
+    def __init__(
+        self,
+        products: nn.Module,
+        *,
+        num_products: int,
+        num_outputs: int,
+        dim: int,
+        mlp: MLPConfig,
+        norm_eps: float,
+        norm: Normalization = Normalization.LAYER,
+    ) -> None:
+        super().__init__()
+        self.num_outputs, self.dim = num_outputs, dim
+        self.products = products
+        self.norm = norm_of_width(norm, num_products, eps=norm_eps)
+        self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
+
+    def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
+        """reshape(MLP(LN(flatten(FM(X)))))."""
+        return self.mlp(self._normal_products(fields_BFD)).unflatten(1, (self.num_outputs, self.dim))
+
+    def _normal_products(self, fields_BFD: Tensor) -> Tensor:
+        machine, norm = self.products, self.norm
+        if not isinstance(machine, FactorizationMachine) or machine.kernel is FMKernel.TORCH:
+            return normalise(norm, machine(fields_BFD).flatten(1))
+        assert isinstance(norm, nn.LayerNorm), "the fused kernel is for layer norms"
+        affine = {"scale_P": norm.weight, "shift_P": norm.bias}
+        return fm_norm(fields_BFD, machine.weight, **affine, eps=norm.eps, kernel=machine.kernel)

@@ -1,0 +1,286 @@
+"""Analytic costs: what each way to place a table costs, from bytes, rates and latencies alone. The readable reference.
+
+Symbols: G ranks in hosts of L; a hop joins S ranks (all G for a flat model, a tower group with towers), l of them in
+one host; B samples a rank, N = G·B of all ranks; a table has D columns of e bytes, p rows read a sample (all features),
+f features; w bytes a number on the wire. A shard in k parts:
+
+                 rows read      columns out (per sample)   ids in        sent inside host        sent between hosts
+    table_wise      N·p                f·D                  N·p          out·(l−1)/S             out·(S−l)/S
+    column_wise     N·p                f·D/k                N·p          out·(l−1)/S             out·(S−l)/S
+    row_wise        N·p/k              f·D   (partial)      N·p/k        out·(l−1)/S             out·(S−l)/S
+    table_row_wise  N·p/k              f·D   (partial)      N·p/k        out·(k−1)/k             out/k·(S−l)/S
+    data_parallel   N·p/k              f·D   (N/k samples)  –            –  (but gradients of touched rows, and back)
+
+with out = N·f·columns·w. Times of a shard:
+
+    lookup   rows·(D·e + o) / (memory rate · gather efficiency)  +  N·f·D·4 / memory rate
+    update   rows·(4·D + 2·(D·e + state) + 2·o) / (memory rate · gather efficiency)          o: overhead of a row
+             (a copy updates what all ranks touch: at most N·p rows, and no more than the table has)
+    hop      latency + messages + max(inside bytes / inside rate, between bytes / between rate),   there and back
+
+A device's time is the sum over its shards, and a step waits for the slowest device: lookup and send go before one
+barrier, receive and update after another. What this leaves out is what a learned judge knows: that looking up ten
+tables in one kernel costs less than ten lookups, and that hot rows stay in caches. Formulas of this kind are those of
+TorchRec's planner (`torchrec/distributed/planner`, `ShardPerf`) and of Mudigere et al., arXiv 2104.05158, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+
+import numpy as np
+from jaxtyping import Float32
+
+from ziggurat.errors import ConfigError
+from ziggurat.plan import Placement
+from ziggurat.planning.cluster.cluster import Cluster, Port
+from ziggurat.planning.problem import ShardProfile
+
+_ID_BYTES = 4.0
+_MS = 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopSettings:
+    """How embeddings travel.
+
+    Args:
+        batch_size: B, samples of each rank.
+        group_size: S, ranks that the embedding hop joins; 0: all.
+        number_bytes: w, of a number on the wire, scales included.
+    """
+
+    batch_size: int
+    group_size: int = 0
+    number_bytes: float = 4.0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.group_size < 0 or self.number_bytes <= 0:
+            raise ConfigError(
+                expected="batch_size >= 1, group_size >= 0, number_bytes > 0",
+                found=f"{self.batch_size}, {self.group_size}, {self.number_bytes:g}",
+                where="HopSettings",
+                ways_out="correct the number",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardWork:
+    """What a shard makes its rank do in one step. Sums of it are what a rank does; all but times are bytes.
+
+    Args:
+        lookup_s: reading rows and pooling them.
+        update_s: gradients of rows, and the optimizer.
+        ids_inside, ids_between: ids that come from this host, and from others.
+        sent_inside, sent_between: columns that go out forward; their gradients come back the same way.
+        gathered_inside, gathered_between: gradients of touched rows of copies, which every rank needs.
+    """
+
+    lookup_s: float = 0.0
+    update_s: float = 0.0
+    ids_inside: float = 0.0
+    ids_between: float = 0.0
+    sent_inside: float = 0.0
+    sent_between: float = 0.0
+    gathered_inside: float = 0.0
+    gathered_between: float = 0.0
+
+    def __add__(self, other: ShardWork) -> ShardWork:
+        return ShardWork(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCost:
+    """Milliseconds that one table costs the ranks that hold it, by part; of its busiest rank."""
+
+    lookup_ms: float
+    ids_ms: float
+    exchange_ms: float = field(metadata={"doc": "there and back"})
+    update_ms: float
+    reduction_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """All parts."""
+        return self.lookup_ms + self.ids_ms + self.exchange_ms + self.update_ms + self.reduction_ms
+
+
+class AnalyticCosts:
+    """The formulas of the module's docstring for one cluster.
+
+    Args:
+        cluster: rates.
+        settings: batch and wire.
+
+    Raises:
+        ConfigError: a hop of more ranks than there are.
+    """
+
+    def __init__(self, cluster: Cluster, settings: HopSettings) -> None:
+        self.cluster, self.settings = cluster, settings
+        self.world_size = cluster.world_size
+        self.group_size = settings.group_size or self.world_size
+        if self.group_size > self.world_size:
+            raise ConfigError(
+                expected=f"a hop of at most {self.world_size} ranks",
+                found=f"group_size = {self.group_size}",
+                where=f"cluster {cluster.name}",
+                ways_out="a larger cluster, or a smaller tower_size",
+            )
+        self.ranks_a_host = min(cluster.devices_a_host, self.group_size)
+        self.num_samples = self.world_size * settings.batch_size
+
+    def work(self, shard: ShardProfile) -> ShardWork:
+        """What a shard makes its rank do."""
+        table, device = shard.table, self.cluster.device
+        rows = self.num_samples * shard.lookups_a_sample
+        samples = self.num_samples / shard.num_parts if self._is_copy(shard) else self.num_samples
+        out = float(samples * table.num_features * shard.dim)
+        gather_per_s = device.memory_bytes_per_s * device.gather_efficiency
+        row_bytes = shard.dim * table.element_bytes
+        state_bytes = table.optimizer_bytes_a_row + shard.dim * table.optimizer_bytes_an_element
+        read = rows * (row_bytes + device.row_overhead_bytes)
+        touched = self._touched(shard)[1] if self._is_copy(shard) else rows
+        updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)
+        return ShardWork(
+            lookup_s=read / gather_per_s + 4.0 * out / device.memory_bytes_per_s,
+            update_s=updated / gather_per_s,
+            **self._ids(shard, rows),
+            **self._sent(shard, out * self.settings.number_bytes),
+            **self._gathered(shard),
+        )
+
+    def hop_s(self, *, inside: float, between: float, group_size: int = 0) -> float:
+        """Seconds of one all-to-all, from what the busiest rank moves.
+
+        Args:
+            inside: bytes to ranks of its host.
+            between: bytes to ranks of other hosts.
+            group_size: ranks that take part; 0: those of the embedding hop.
+        """
+        size = group_size or self.group_size
+        if size == 1:
+            return 0.0
+        same = min(self.cluster.devices_a_host, size)
+        return self.transfer_s(inside=inside, between=between, messages=(same - 1, size - same))
+
+    def transfer_s(self, *, inside: float, between: float, messages: tuple[int, int]) -> float:
+        """Seconds of an exchange with so many messages inside the host and to other hosts."""
+        near, far = self.cluster.inside, self.cluster.between
+        inside_s = near.latency_s + messages[0] * near.message_s + inside / near.effective_bytes_per_s
+        if not messages[1]:
+            return inside_s
+        return max(inside_s, far.latency_s + messages[1] * far.message_s + between / self.cluster.between_bytes_per_s())
+
+    def all_reduce_s(self, num_bytes: float, *, group_size: int = 0) -> float:
+        """Seconds to sum `num_bytes` over ranks: in the host, between hosts on all ports at once, in the host again.
+
+        Where the devices of a host share a port, one ring over all ranks (2·(G−1)/G of the bytes over every link).
+        """
+        size = group_size or self.world_size
+        near, far, same = self.cluster.inside, self.cluster.between, min(self.cluster.devices_a_host, size)
+        hosts = max(1, size // same)
+        if size == 1 or not num_bytes:
+            return 0.0
+        inside_s = near.latency_s * (same > 1) + 2 * num_bytes * (same - 1) / same / near.effective_bytes_per_s
+        if hosts == 1:
+            return inside_s
+        if far.port is Port.HOST:
+            return far.latency_s + 2 * num_bytes * (size - 1) / size / far.effective_bytes_per_s
+        sent = 2 * num_bytes / same * (hosts - 1) / hosts
+        return inside_s + far.latency_s + 2 * (hosts - 1) * far.message_s + sent / self.cluster.between_bytes_per_s()
+
+    def table_cost(self, shards: Sequence[ShardProfile]) -> TableCost:
+        """What one table costs its busiest rank; an exchange counts without its latency, which all tables share."""
+        works = [self.work(shard) for shard in set(shards)]
+        worst = max(works, key=lambda each: each.lookup_s + each.update_s)
+        return TableCost(
+            lookup_ms=_MS * worst.lookup_s,
+            ids_ms=_MS * self.moved_s(inside=worst.ids_inside, between=worst.ids_between),
+            exchange_ms=2 * _MS * self.moved_s(inside=worst.sent_inside, between=worst.sent_between),
+            update_ms=_MS * worst.update_s,
+            reduction_ms=_MS * self.moved_s(inside=worst.gathered_inside, between=worst.gathered_between),
+        )
+
+    def moved_s(self, *, inside: float, between: float) -> float:
+        """Seconds that bytes take on the links, without latency."""
+        between_s = between / self.cluster.between_bytes_per_s() if between else 0.0
+        return max(inside / self.cluster.inside.effective_bytes_per_s, between_s)
+
+    # ------------------------------------------------------------------------------------------- bytes of a placement
+
+    def _is_copy(self, shard: ShardProfile) -> bool:
+        return shard.placement is Placement.DATA_PARALLEL
+
+    def _ids(self, shard: ShardProfile, rows: float) -> dict[str, float]:
+        if self._is_copy(shard):
+            return {}
+        table = shard.table
+        lists = table.num_features if table.pooling_factor != table.num_features else 0
+        received = _ID_BYTES * (rows + self.num_samples * lists)
+        near, size = self.cluster.devices_a_host, self.world_size
+        near = min(near, size)
+        return {"ids_inside": received * (near - 1) / size, "ids_between": received * (size - near) / size}
+
+    def _sent(self, shard: ShardProfile, out: float) -> dict[str, float]:
+        if self._is_copy(shard):
+            return {}
+        size, near, parts = self.group_size, self.ranks_a_host, shard.num_parts
+        between = (size - near) / size
+        if shard.placement is Placement.TABLE_ROW_WISE:
+            return {"sent_inside": out * (parts - 1) / parts, "sent_between": out / parts * between}
+        return {"sent_inside": out * (near - 1) / size, "sent_between": out * between}
+
+    def _gathered(self, shard: ShardProfile) -> dict[str, float]:
+        """Gradients of a copy's touched rows go to the ranks that sum them, and the sums come back to all."""
+        if not self._is_copy(shard):
+            return {}
+        moved = sum(self._touched(shard)) * (4.0 * shard.dim + _ID_BYTES)
+        size, near = self.group_size, self.ranks_a_host
+        return {"gathered_inside": moved * (near - 1) / size, "gathered_between": moved * (size - near) / size}
+
+    def _touched(self, shard: ShardProfile) -> tuple[float, float]:
+        """Different rows that a rank's own samples touch, and those of all ranks, at most."""
+        rows = self.num_samples * shard.table.pooling_factor
+        return min(rows / shard.num_parts, shard.num_rows), min(rows, shard.num_rows)
+
+
+class AnalyticJudge:
+    """`AnalyticCosts` in the form of a `Judge`: encodings are milliseconds and bytes of shards, and add up.
+
+    Args:
+        costs: the formulas.
+    """
+
+    def __init__(self, costs: AnalyticCosts) -> None:
+        self.costs = costs
+
+    def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S H"]:
+        """`ShardWork` and the count of shards as vectors: milliseconds and megabytes."""
+        known: dict[ShardProfile, tuple[float, ...]] = {}
+        for shard in shards:
+            if shard not in known:
+                work = astuple(self.costs.work(shard))
+                known[shard] = (*(value * _MS for value in work[:2]), *(value / 1e6 for value in work[2:]), 1.0)
+        return np.array([known[shard] for shard in shards], dtype=np.float32).reshape(len(shards), 9)
+
+    def local(self, states: Float32[np.ndarray, "M H"]) -> Float32[np.ndarray, "M K"]:
+        """Compute milliseconds (with the launches of a fused lookup and update), bytes by kind and link."""
+        launch_ms = np.float32(_MS * 4 * self.costs.cluster.device.launch_s)
+        compute = states[:, 0] + states[:, 1] + launch_ms * (states[:, 8] > 0)
+        return np.column_stack([compute, states[:, 2:8]]).astype(np.float32)
+
+    def exchange(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, "N P"]:
+        """Milliseconds of every device: its work, its ids, and twice the hop; nobody receives less than the mean."""
+        costs = self.costs
+        near = costs.cluster.inside.effective_bytes_per_s / 1e9  # MB / (GB/s) = ms
+        far = costs.cluster.between_bytes_per_s() / 1e9
+        near_ms, far_ms = local[:, :, 1::2] / near, local[:, :, 2::2] / far
+        moved = np.maximum(near_ms, far_ms) if costs.cluster.hosts > 1 else near_ms
+        ids, sent, gathered = moved[..., 0], moved[..., 1], moved[..., 2]
+        sent = np.maximum(sent, sent.mean(axis=1, keepdims=True))
+        latency_ms = _MS * (
+            costs.hop_s(inside=0, between=0) * 2 + costs.hop_s(inside=0, between=0, group_size=costs.world_size)
+        )
+        return (local[:, :, 0] + ids + 2 * sent + gathered + np.float32(latency_ms)).astype(np.float32)

@@ -1,0 +1,166 @@
+"""Measurements: what `ziggurat cluster probe` found out about a machine, as one JSON file. Versioned plain data.
+
+    machine, versions, date      what the figures belong to
+    draw                         how tables were drawn; with it any group can be drawn again, table for table
+    lookups                      groups of tables → milliseconds of lookup, and of lookup and update
+    exchanges                    columns of each rank → milliseconds of the embedding exchange on each, both ways
+    links                        bytes between two ranks → milliseconds, inside a host and between hosts
+    memory                       bytes a second: long reads and writes, and reads of scattered rows
+
+The file is written anew, whole, every few seconds of a probe, and renamed into place: an interrupted probe goes on from
+its last group.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.planning.costs.probe_tables import DrawConfig
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupMeasurement:
+    """One group; see `LookupTimes`.
+
+    Args:
+        tables: positions in its pool.
+        dims: columns of each.
+        forward_ms: lookup and pooling.
+        total_ms: with the update.
+    """
+
+    tables: tuple[int, ...]
+    dims: tuple[int, ...]
+    forward_ms: float
+    total_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeMeasurement:
+    """One exchange of embeddings among all ranks; see `ziggurat.parallel.link_meter`.
+
+    Args:
+        columns: that each rank sends.
+        starts_ms: how much later than the first each rank began.
+        forward_ms: of each rank, from its own beginning.
+        backward_ms: the same for gradients, all ranks beginning together.
+    """
+
+    columns: tuple[int, ...]
+    starts_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkMeasurement:
+    """A message between two ranks, there and back, halved.
+
+    Args:
+        link: "host" or "cross_host".
+        num_bytes: of the message.
+        ms: the fastest of several.
+    """
+
+    link: str
+    num_bytes: int
+    ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMeasurement:
+    """Rates of one thread, bytes a second.
+
+    Args:
+        copy_bytes_per_s: read and written together.
+        gather_bytes_per_s: rows of 256 bytes in random order, read.
+    """
+
+    copy_bytes_per_s: float
+    gather_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """Everything of one probe. See the module's docstring.
+
+    Args:
+        format: of the file.
+        machine: in words.
+        versions: "name version" of what matters.
+        date: of the start, ISO.
+        clock: what exchanges were timed by: "wall", or "processor" where ranks share cores.
+        ranks: of the job.
+        ranks_a_host: of the job.
+        batch_size: samples of a rank in exchanges.
+        draw: of tables and groups.
+        lookups: in the order of their numbers.
+        exchanges: in the order of their numbers.
+        links: between ranks.
+        cut_factor: what a step of tables that are cut by columns takes, over the same step of whole ones of that width
+            (median of some groups); 0 as long as it is not measured.
+        memory: None as long as it is not measured.
+    """
+
+    format: int = FORMAT
+    machine: str = ""
+    versions: tuple[str, ...] = ()
+    date: str = ""
+    clock: str = "wall"
+    ranks: int = 1
+    ranks_a_host: int = 1
+    batch_size: int = 0
+    draw: DrawConfig = field(default_factory=DrawConfig)
+    lookups: tuple[LookupMeasurement, ...] = ()
+    exchanges: tuple[ExchangeMeasurement, ...] = ()
+    links: tuple[LinkMeasurement, ...] = ()
+    cut_factor: float = 0.0
+    memory: MemoryMeasurement | None = None
+
+    def save(self, path: str | Path) -> None:
+        """Write, so that a reader finds the old file or the new one."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(target.name + ".new")
+        temporary.write_text(json.dumps(to_json(self)) + "\n")
+        temporary.replace(target)
+
+    @staticmethod
+    def load(path: str | Path) -> Measurements:
+        """Read what `save` wrote.
+
+        Raises:
+            MissingFileError: there is no such file.
+            ConfigError: it is of another format, or damaged.
+        """
+        source = Path(path)
+        if not source.exists():
+            raise MissingFileError(
+                expected="a file of measurements",
+                found="none",
+                where=str(path),
+                ways_out="ziggurat cluster probe --out FILE",
+            )
+        try:
+            data = json.loads(source.read_text())
+        except ValueError as error:
+            raise _damaged(path, str(error)) from error
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise _damaged(path, f"format {found}")
+        return from_json(Measurements, data, where=str(path))
+
+
+def _damaged(path: str | Path, found: str) -> ConfigError:
+    return ConfigError(
+        expected=f"measurements of format {FORMAT}",
+        found=found,
+        where=str(path),
+        ways_out=("measure again: ziggurat cluster probe", "name another file"),
+    )

@@ -1,0 +1,226 @@
+"""What to say when tables do not fit: which table, how many bytes, on which device, what is free, and the ways out.
+
+The message is worth more than the search that failed, so every way out names the number that it would need, and is
+tried before it is offered: greedy packing, the largest first, has to succeed with it. A better packing may need less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32
+
+from ziggurat.errors import PlanError
+from ziggurat.plan import Placement
+from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
+from ziggurat.planning.search.greedy import starting_plan
+from ziggurat.planning.search.space import SearchSpace
+
+_GIB = 2**30
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people: 512 MiB, 2.30 GiB."""
+    if abs(num_bytes) < 2**20:
+        return f"{num_bytes / 2**10:.0f} KiB"
+    return f"{num_bytes / 2**20:.0f} MiB" if abs(num_bytes) < _GIB else f"{num_bytes / _GIB:.2f} GiB"
+
+
+def check_room(problem: PlanningProblem) -> None:
+    """Refuse at once what no plan can hold: all tables together, or one table however it is cut.
+
+    Raises:
+        PlanError: with the numbers.
+    """
+    room = np.maximum(problem.room_bytes, 0)
+    for index in range(len(problem.tables)):
+        devices = problem.devices_of(index)
+        least = _least_part(problem, index)
+        if least > max(room[list(devices)]):
+            raise not_fitting(problem, index, held=np.zeros(problem.num_devices))
+    need = sum(table.bytes_of(num_rows=table.num_rows, dim=table.dim) for table in problem.tables)
+    if need > room.sum():
+        largest = max(range(len(problem.tables)), key=lambda each: _whole(problem.tables[each]))
+        raise not_fitting(problem, largest, held=np.zeros(problem.num_devices), total=need)
+
+
+def from_overflow(space: SearchSpace, held: np.ndarray, tables_on: dict[int, list[tuple[int, int]]]) -> PlanError:
+    """The error for the nearest plan that the search found.
+
+    Args:
+        space: the problem.
+        held: (P,) bytes of that plan.
+        tables_on: tables of each device in it, with the kind of their shard there.
+    """
+    worst = int((held - space.room).argmax())
+    table, kind = max(tables_on[worst], key=lambda each: space.bytes[each[1]])
+    without = held.copy()
+    without[worst] -= space.bytes[kind]
+    return not_fitting(space.problem, table, held=without, device=worst)
+
+
+def not_fitting(
+    problem: PlanningProblem, table: int, *, held: np.ndarray, device: int | None = None, total: int = 0
+) -> PlanError:
+    """The error about one table.
+
+    Args:
+        problem: what was to be placed.
+        table: that does not fit.
+        held: (P,) bytes that the devices hold beside this table, in the nearest plan.
+        device: on which it does not fit; None: the one with most room.
+        total: bytes of all tables, where all together are too many.
+    """
+    profile, devices = problem.tables[table], problem.devices_of(table)
+    room = np.array(problem.room_bytes, dtype=np.float64)
+    if device is None:
+        device = max(devices, key=lambda each: room[each] - held[each])
+    free = room[device] - held[device]
+    whole = _whole(profile)
+    memory = problem.memory_bytes[device if len(problem.memory_bytes) > 1 else 0]
+    state = whole - profile.num_rows * profile.dim * profile.element_bytes
+    found = (
+        f"table {profile.name!r} has {size(whole)} ({profile.num_rows:,} rows × {profile.dim} columns"
+        f"{f', {size(state)} of them optimizer state' if state else ''}); "
+    )
+    if total:
+        found += f"all {len(problem.tables)} tables have {size(total)}, and {problem.num_devices} devices have "
+        found += f"{size(room.sum())} for them"
+    elif room[device] <= 0:
+        found += f"rank {device} has no memory for tables: the reserve is {size(-room[device])} larger"
+    else:
+        found += f"rank {device} has {size(max(free, 0.0))} free of {size(room[device])}"
+        found += ", more than any other" if free >= (room - held)[list(devices)].max() else ""
+    return PlanError(
+        expected="tables and their optimizer state inside the memory of every device",
+        found=found,
+        where=f"table {profile.name!r}, rank {device}: {size(memory)} of memory less {size(problem.reserve_bytes)} "
+        f"of reserve",
+        ways_out=_ways_out(problem, table, held=held, device=device, total=total),
+    )
+
+
+def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device: int, total: int) -> list[str]:
+    profile, room = problem.tables[table], np.array(problem.room_bytes, dtype=np.float64)
+    need = sum(_whole(each) for each in problem.tables)
+    least = max(_least_part(problem, index) for index in range(len(problem.tables)))
+    part = least if least > room.max() else _whole(profile)
+    missing = max((need - room.sum()) / problem.num_devices, 1.0 if total else part - (room - held)[device], 1.0)
+    more = _least_memory(problem, missing)
+    ways = [f"{size(more)} more memory a device (or as much less reserve)"]
+    devices = _least_devices(problem, need)
+    if devices:
+        ways.append(f"{devices} devices of this size instead of {problem.num_devices}")
+    ways += [] if total else _cuts(problem, table, free=room - held)
+    smaller = missing * problem.num_devices if total else missing
+    rows = int((_whole(profile) - smaller) / profile.bytes_of(num_rows=1, dim=profile.dim))
+    if rows > 0 and _fits(_with_table(problem, table, num_rows=rows)):
+        ways.append(f"at most {rows:,} rows in table {profile.name!r} (hash its ids, or drop rare ones)")
+    if profile.element_bytes > 1:
+        half = profile.element_bytes // 2
+        enough = _fits(_with_table(problem, table, element_bytes=half))
+        saved = profile.num_rows * profile.dim * (profile.element_bytes - half)
+        verdict = "enough" if enough else f"not enough alone: {size(smaller)} are missing"
+        ways.append(f"weights of half the bytes in this table save {size(saved)} ({verdict})")
+    return ways
+
+
+def _least_memory(problem: PlanningProblem, missing: float) -> float:
+    """Bytes more a device with which greedy packing succeeds: from a lower bound up, then halved down to 1 %."""
+    enough = _round_up(missing)
+    if _fits(_with_memory(problem, enough)):
+        return enough
+    short, enough = enough, 1.25 * enough
+    while not _fits(_with_memory(problem, enough)):
+        short, enough = enough, 2.0 * enough
+    while enough - short > max(0.01 * enough, 2**20):
+        middle = 0.5 * (short + enough)
+        if _fits(_with_memory(problem, middle)):
+            enough = middle
+        else:
+            short = middle
+    return _round_up(enough)
+
+
+def _least_devices(problem: PlanningProblem, need: float) -> int:
+    """Devices with which greedy packing succeeds; 0 if tables are pinned, or no number of devices helps."""
+    if problem.allowed or len(problem.memory_bytes) > 1 or problem.room_bytes[0] <= 0:
+        return 0
+    first = max(int(np.ceil(need / problem.room_bytes[0])), problem.num_devices + 1)
+    for num_devices in sorted({first, first + 1, first + 2, -(-first * 5 // 4), -(-first * 3 // 2), 2 * first}):
+        if _fits(dataclasses.replace(problem, num_devices=num_devices)):
+            return num_devices
+    return 0
+
+
+class _BytesJudge:
+    """Shards cost what they weigh: packs without any other price."""
+
+    def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S 1"]:
+        """GiB."""
+        return np.array([[shard.memory_bytes / _GIB] for shard in shards], dtype=np.float32)
+
+    def local(self, states: Float32[np.ndarray, "M 1"]) -> Float32[np.ndarray, "M 1"]:
+        """GiB."""
+        return states
+
+    def exchange(self, local: Float32[np.ndarray, "N P 1"]) -> Float32[np.ndarray, "N P"]:
+        """GiB."""
+        return local[..., 0]
+
+
+def _fits(problem: PlanningProblem) -> bool:
+    if max(problem.room_bytes) <= 0:
+        return False
+    space = SearchSpace(problem, _BytesJudge())
+    plan = starting_plan(space, largest_first=True)
+    return not space.overflow(space.states(plan)[1])
+
+
+def _with_memory(problem: PlanningProblem, more: float) -> PlanningProblem:
+    return dataclasses.replace(problem, memory_bytes=tuple(each + int(more) for each in problem.memory_bytes))
+
+
+def _with_table(problem: PlanningProblem, table: int, **changes: int) -> PlanningProblem:
+    tables = list(problem.tables)
+    tables[table] = dataclasses.replace(tables[table], **changes)
+    return dataclasses.replace(problem, tables=tuple(tables))
+
+
+def _cuts(problem: PlanningProblem, table: int, *, free: np.ndarray) -> list[str]:
+    """Ways to cut the table that are not allowed now, and would give parts that fit into what is free."""
+    ways = []
+    profile, devices = problem.tables[table], list(problem.devices_of(table))
+    able = dataclasses.replace(problem, placements=tuple(Placement), max_parts=0)
+    if Placement.COLUMN_WISE not in problem.placements or problem.max_parts:
+        for parts in able.column_parts(table)[1:]:
+            part = profile.bytes_of(num_rows=profile.num_rows, dim=profile.dim // parts)
+            if (free[devices] >= part).sum() >= parts:
+                ways.append(f"allow column_wise: {parts} parts of {size(part)}")
+                break
+    if Placement.ROW_WISE not in problem.placements and len(devices) > 1:
+        part = profile.bytes_of(num_rows=-(-profile.num_rows // len(devices)), dim=profile.dim)
+        if (free[devices] >= part).all():
+            ways.append(f"allow row_wise: {len(devices)} parts of {size(part)}")
+    return ways
+
+
+def _least_part(problem: PlanningProblem, table: int) -> int:
+    """Bytes of the smallest part that the table may be cut into."""
+    profile = problem.tables[table]
+    least = profile.bytes_of(num_rows=profile.num_rows, dim=profile.dim // problem.column_parts(table)[-1])
+    for option in problem.spread_options(table):
+        least = min(least, problem.shards(table, option)[0].memory_bytes)
+    return least
+
+
+def _whole(profile: TableProfile) -> int:
+    return profile.bytes_of(num_rows=profile.num_rows, dim=profile.dim)
+
+
+def _round_up(num_bytes: float) -> float:
+    """To the next hundredth of a GiB, or MiB below one: following the advice must be enough."""
+    unit = 2**20 if num_bytes < _GIB else _GIB / 100
+    return float(np.ceil(num_bytes / unit) * unit)

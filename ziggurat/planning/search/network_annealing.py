@@ -1,0 +1,133 @@
+"""anneal_networks: annealing as compiled code, for judges whose prices are small networks (`NetworkJudge`).
+
+The reference (`annealing.py`) offers hundreds of changes to many plans at once, because numpy pays for every call. The
+kernel (`ziggurat/ops/csrc/plan_chain.cpp`) offers one change to one plan, and a changed plan is what the next one sees:
+
+    limit = cost now − T · log u       drawn before anything is priced
+    change ─► bytes ─► local network of the changed devices ─► exchange, remembered ─► exchange, exactly ─► take it?
+                    ✗ too slow even with the                 ✗ too slow by more than
+                      least exchange seen so far               its usual error
+
+so most candidates cost a small part of a price. The rules of plans and the fine for what does not fit are those of the
+reference; what differs is that chains run one after the other, and that two parts of a table on one device may be put
+together in place where parts may be anywhere. With a number of evaluations the same machine always finds the same plan.
+
+`why_not` says what keeps a search from using it: a judge without networks, placements with fixed devices (row-wise,
+copies), numbers of devices that do not form groups, or no compiler.
+
+Cost: measured in docs/guides/planning.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ziggurat.ops.plan_chain import (
+    ChainNetworks,
+    ChainProblem,
+    ChainSettings,
+    ChainSlots,
+    anneal_chain,
+    why_no_chain,
+)
+from ziggurat.planning.cost_model import NetworkForm, NetworkJudge
+from ziggurat.planning.problem import Assignment
+from ziggurat.planning.search.annealing import Best, Budget, pieces_of
+from ziggurat.planning.search.chains import Chains
+from ziggurat.planning.search.space import ColumnParts, SearchSpace
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkAnnealingConfig:
+    """How the kernel anneals. The defaults were chosen on drawn tasks, not on those of the published benchmark.
+
+    Args:
+        num_chains: annealings one after the other, which share the budget.
+        hot: temperature at the start, as a share of the cost · (devices / tables)².
+        cold: temperature at the end, as a share of the cost.
+        focus: share of changes that start on the most expensive device.
+        fine: cost of a missing share of a device's memory, as a multiple of the plan's cost.
+        slack: a candidate whose estimate misses its limit by less than so many times the usual error is priced.
+    """
+
+    num_chains: int = 6
+    hot: float = 0.6
+    cold: float = 0.0004
+    focus: float = 0.6
+    fine: float = 1.0
+    slack: float = 1.0
+
+
+def why_not(space: SearchSpace) -> str:
+    """Why the kernel cannot search this space; "" if it can. Builds the kernel if nothing else is in the way."""
+    if not isinstance(space.judge, NetworkJudge):
+        return "the judge has no networks"
+    if any(space.options):
+        return "placements with fixed devices"
+    group = space.judge.networks().group
+    if space.num_devices % group:
+        return f"{space.num_devices} devices are no groups of {group}"
+    return why_no_chain()
+
+
+def anneal_networks(
+    space: SearchSpace, starts: list[list[Assignment]], *, config: NetworkAnnealingConfig, seed: int, budget: Budget
+) -> Best:
+    """Anneal until the budget is spent; `why_not(space)` must be "".
+
+    Args:
+        space: the problem.
+        starts: plans to start from, used in turn.
+        config: how to anneal.
+        seed: of all randomness.
+        budget: when to stop.
+
+    Returns:
+        The best plan; its cost is inf if none fits.
+    """
+    assert isinstance(space.judge, NetworkJudge)
+    chains = Chains(space, starts, rng=np.random.default_rng(seed))
+    began = budget.clock() if budget.began is None else budget.began
+    settings = ChainSettings(
+        seed=seed,
+        num_chains=config.num_chains,
+        evaluations=budget.evaluations,
+        spent=lambda: (budget.clock() - began) / max(budget.seconds, 1e-9),
+        hot=config.hot,
+        cold=config.cold,
+        focus=config.focus,
+        fine=config.fine,
+        slack=config.slack,
+    )
+    given = ChainSlots(device=chains.device, level=chains.level, count=chains.count)
+    found = anneal_chain(chain_networks(space.judge.networks()), _arrays(space), starts=given, settings=settings)
+    best = Best(cost_ms=found.cost_ms, overflow_bytes=found.overflow_bytes, evaluations=found.num_evaluations)
+    seconds = budget.clock() - began if budget.evaluations else budget.seconds
+    best.history = [(share * seconds, cost) for share, cost in found.history]
+    if np.isfinite(found.cost_ms):
+        chains.device[0], chains.level[0], chains.count[0] = found.slots.device, found.slots.level, found.slots.count
+        best.pieces = pieces_of(chains, 0)
+        if space.parts is ColumnParts.DISTINCT:
+            best.assignments = chains.assignments(0)
+    return best
+
+
+def chain_networks(form: NetworkForm) -> ChainNetworks:
+    """The networks as the kernel takes them."""
+    return ChainNetworks(
+        bias=form.bias, local=form.local, sum_place=form.sum_place, together=form.together, apart=form.apart
+    )
+
+
+def _arrays(space: SearchSpace) -> ChainProblem:
+    return ChainProblem(
+        encodings=space.encodings,
+        bytes=space.bytes,
+        column_kind=space.column_kind,
+        most_levels=space.most_levels,
+        allowed=space.allowed,
+        room=space.room,
+        is_distinct=space.parts is ColumnParts.DISTINCT,
+    )

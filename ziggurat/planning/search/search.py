@@ -1,0 +1,210 @@
+"""search: find a plan whose most expensive device is as cheap as possible, and fits.
+
+    problem, judge ──► SearchSpace ──► start (greedy) ──► anneal ──► SearchResult ──► problem.to_plan(…)
+
+Placing tables is bin packing with costs that do not add up, so an exact answer is for small cases (`milp.py`, additive
+costs). Greedy rules (`greedy.py`) are fast, and on the published benchmark 10 to 30 % from the best that is known;
+NeuroShard's beam over column cuts (`beam.py`) is better; annealing over moves, swaps and cuts (`annealing.py`) better
+still in the same time, and it can use whatever time there is. All take the same problem and judge, so that a comparison
+is a loop over `Strategy`. Annealing is compiled code where the judge hands out its networks (`network_annealing.py`),
+and numpy where it does not, or where nothing can be compiled; the result says which.
+
+A search with `max_evaluations` finds the same plan each time (compiled: on the same kind of processor); one with
+`budget_s` does not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from ziggurat.ops.plan_chain import why_no_chain
+from ziggurat.planning.cost_model import Judge, NetworkJudge, device_costs
+from ziggurat.planning.problem import Assignment, PlanningProblem
+from ziggurat.planning.search.annealing import Annealer, AnnealingConfig, Best, Budget
+from ziggurat.planning.search.beam import beam_search
+from ziggurat.planning.search.greedy import Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
+from ziggurat.planning.search.infeasible import check_room, from_overflow
+from ziggurat.planning.search.network_annealing import NetworkAnnealingConfig, anneal_networks, why_not
+from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
+
+
+class Strategy(StrEnum):
+    """How to look for a plan."""
+
+    ANNEALING = "annealing"
+    RANDOM = "random"
+    SIZE = "size"
+    DIM = "dim"
+    LOOKUP = "lookup"
+    SIZE_LOOKUP = "size_lookup"
+    ADDITIVE = "additive"
+    FUSED = "fused"
+    GRID = "grid"
+    BEAM = "beam"
+
+
+class Clock(StrEnum):
+    """What a budget in seconds is measured with."""
+
+    WALL = "wall"
+    CPU = "cpu"  # of this process: comparable on a machine that does other things, too
+
+
+class Engine(StrEnum):
+    """What anneals."""
+
+    AUTO = "auto"  # compiled code for judges that hand out their networks, where it can be built; else numpy
+    NUMPY = "numpy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Settings of a search that few will change.
+
+    Args:
+        max_evaluations: candidates to price; 0: until the budget is spent.
+        clock: of the budget.
+        parts: where the parts of a table cut by columns may be.
+        annealing: temperatures and chains.
+        engine: what anneals.
+        networks: temperatures and chains of compiled annealing.
+    """
+
+    max_evaluations: int = 0
+    clock: Clock = Clock.WALL
+    parts: ColumnParts = ColumnParts.DISTINCT
+    annealing: AnnealingConfig = field(default_factory=AnnealingConfig)
+    engine: Engine = Engine.AUTO
+    networks: NetworkAnnealingConfig = field(default_factory=NetworkAnnealingConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchResult:
+    """What a search found.
+
+    Args:
+        assignments: one a table, in the order of the problem; () where parts may be anywhere.
+        pieces: the same as single parts; () for tables with rows on several devices.
+        cost_ms: of the most expensive device.
+        device_ms: of every device.
+        device_bytes: tables and optimizer state of every device.
+        evaluations: plans that were priced.
+        seconds: of the budget's clock.
+        history: (seconds, ms) of each improvement.
+        engine: what annealed: "C++", or "numpy" with the reason; "" for other strategies.
+    """
+
+    assignments: tuple[Assignment, ...]
+    pieces: tuple[Piece, ...]
+    cost_ms: float
+    device_ms: tuple[float, ...]
+    device_bytes: tuple[int, ...]
+    evaluations: int
+    seconds: float
+    history: tuple[tuple[float, float], ...] = ()
+    engine: str = ""
+
+
+def search(
+    problem: PlanningProblem,
+    judge: Judge,
+    *,
+    budget_s: float = 1.0,
+    seed: int = 0,
+    strategy: Strategy = Strategy.ANNEALING,
+    config: SearchConfig | None = None,
+) -> SearchResult:
+    """Find a plan.
+
+    Args:
+        problem: tables, devices, rules.
+        judge: prices.
+        budget_s: seconds; greedy rules need less, the beam stops between two rounds.
+        seed: of all randomness.
+        strategy: how.
+        config: further settings.
+
+    Raises:
+        PlanError: nothing fits; names the table, its bytes, the rank, what is free, and the ways out.
+    """
+    config = config or SearchConfig()
+    clock = time.process_time if config.clock is Clock.CPU else time.perf_counter
+    if config.engine is Engine.AUTO and isinstance(judge, NetworkJudge):
+        why_no_chain()  # builds the kernel where it was never built, which is no part of the budget
+    began = clock()
+    check_room(problem)
+    space = SearchSpace(problem, judge, parts=config.parts)
+    engine = ""
+    if strategy is Strategy.ANNEALING:
+        best, engine = _anneal(space, config, seed=seed, budget=_rest(budget_s, config, clock, began))
+    else:
+        best = _other(space, strategy, seed=seed, until=lambda: clock() - began > budget_s)
+    if not np.isfinite(best.cost_ms):
+        raise _nothing_fits(space)
+    assignments = best.assignments
+    if assignments is not None:
+        device_ms, held = space.price(assignments)
+    else:
+        states, held = space.sum_kinds(*kinds_of(space, best.pieces))
+        device_ms = device_costs(judge, states[None])[0].astype(np.float64)
+    return SearchResult(
+        assignments=tuple(assignments or ()),
+        pieces=tuple(best.pieces),
+        cost_ms=float(device_ms.max()),
+        device_ms=tuple(device_ms.tolist()),
+        device_bytes=tuple(int(each) for each in held),
+        evaluations=best.evaluations,
+        seconds=clock() - began,
+        history=tuple(best.history),
+        engine=engine,
+    )
+
+
+def _rest(budget_s: float, config: SearchConfig, clock: Callable[[], float], began: float) -> Budget:
+    """The budget as the annealer sees it: its clock starts when the search began."""
+    return Budget(seconds=budget_s, evaluations=config.max_evaluations, clock=clock, began=began)
+
+
+def _anneal(space: SearchSpace, config: SearchConfig, *, seed: int, budget: Budget) -> tuple[Best, str]:
+    starts = [starting_plan(space, largest_first=first) for first in (False, True)]
+    if space.num_devices == 1:
+        best = Best(assignments=starts[0], evaluations=1)
+        ms, held = space.price(starts[0])
+        best.cost_ms = float(ms.max()) if not space.overflow(held) else np.inf
+        return best, ""
+    reason = "as asked for" if config.engine is Engine.NUMPY else why_not(space)
+    if not reason:
+        return anneal_networks(space, starts, config=config.networks, seed=seed, budget=budget), "C++"
+    annealer = Annealer(space, starts, config=config.annealing, seed=seed)
+    return annealer.best_plan(annealer.run(budget)), f"numpy: {reason}"
+
+
+def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable[[], bool]) -> Best:
+    if strategy is Strategy.RANDOM:
+        pieces = random_plan(space, np.random.default_rng(seed))
+    elif strategy is Strategy.GRID:
+        pieces, _ = grid(space)
+    elif strategy is Strategy.BEAM:
+        pieces = beam_search(space, until=until)
+    else:
+        pieces = greedy(space, Rule(strategy.value))
+    if pieces is None:
+        return Best()
+    whole = all(piece.level == 0 for piece in pieces)
+    return Best(cost_ms=0.0, pieces=tuple(pieces), assignments=whole_tables(space, pieces) if whole else None)
+
+
+def _nothing_fits(space: SearchSpace) -> Exception:
+    plans: Sequence[list[Assignment]] = [starting_plan(space, largest_first=first) for first in (False, True)]
+    held = [space.states(plan)[1] for plan in plans]
+    nearest = int(np.argmin([space.overflow(each) for each in held]))
+    tables_on: dict[int, list[tuple[int, int]]] = {device: [] for device in range(space.num_devices)}
+    for table, each in enumerate(plans[nearest]):
+        for device in each.devices:
+            tables_on[device].append((table, space.kind_of(table, each)))
+    return from_overflow(space, held[nearest], tables_on)

@@ -1,0 +1,1 @@
+"""The time of one training step of a plan on a cluster, as a timeline."""

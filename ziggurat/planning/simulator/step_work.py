@@ -1,0 +1,224 @@
+"""StepWork: what one training step does, whatever machine it runs on; counted from a model built without tables.
+
+    bottom    numbers and vectors on their way to the interaction     needs no embeddings: can run while they travel
+    towers    a module a tower, between the two hops
+    top       everything above the last hop
+    tables    rows, columns, rows read a sample
+
+FLOPs are exact (`models/cost.py`). Memory traffic of layers is estimated from their widths: a linear map of n inputs
+and m outputs reads and writes n + m numbers a sample forward, and twice as many backward; starts of operations
+(kernels) from the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from ziggurat.features.inputs import InputSpec, JaggedSpec
+from ziggurat.models import RankingModel, build_model
+from ziggurat.models.blocks.dense_inputs import DenseInputs
+from ziggurat.models.blocks.dot import PairwiseDot
+from ziggurat.models.blocks.fieldwise import BatchedLinear
+from ziggurat.models.build import ModelConfig
+from ziggurat.models.cost import flops_of
+from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
+from ziggurat.plan import Towers
+from ziggurat.planning.problem import TableProfile
+
+_LAUNCHES_A_LAYER = 2  # the product, and what follows it
+_SMALL_ROWS = 4  # rows of the tables of the model that is built to be counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkWork:
+    """What a part of the dense network takes, a sample.
+
+    Args:
+        forward_flop, backward_flop: of matrix products.
+        numbers: read and written by its layers, forward.
+        num_parameters: its weights.
+        launches: operations forward.
+    """
+
+    forward_flop: float = 0.0
+    backward_flop: float = 0.0
+    numbers: float = 0.0
+    num_parameters: int = 0
+    launches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerWork:
+    """A tower: its module, and how many numbers a sample go in and come out."""
+
+    network: NetworkWork
+    input_dim: int
+    output_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """A step of one rank; see the module's docstring.
+
+    Args:
+        model: kind, for people.
+        batch_size: B, samples a rank.
+        tables: everything that has to be placed.
+        fields: (name, table, columns) of every feature with an embedding.
+        bottom, top: of the dense network.
+        towers: none for a flat model.
+    """
+
+    model: str
+    batch_size: int
+    tables: tuple[TableProfile, ...]
+    fields: tuple[tuple[str, str, int], ...]
+    bottom: NetworkWork
+    top: NetworkWork
+    towers: tuple[TowerWork, ...] = ()
+
+    @property
+    def output_dim(self) -> int:
+        """Numbers a sample that the last hop brings to a rank."""
+        if self.towers:
+            return sum(tower.output_dim for tower in self.towers)
+        return sum(dim for _, _, dim in self.fields)
+
+    @property
+    def num_dense_parameters(self) -> int:
+        """Weights that are reduced over all ranks."""
+        return self.bottom.num_parameters + self.top.num_parameters
+
+    @property
+    def flop_a_sample(self) -> float:
+        """Forward and backward, towers included."""
+        parts = [self.bottom, self.top, *(tower.network for tower in self.towers)]
+        return sum(part.forward_flop + part.backward_flop for part in parts)
+
+
+def step_work(
+    config: ModelConfig,
+    inputs: InputSpec,
+    *,
+    batch_size: int,
+    towers: Towers | None = None,
+    list_lengths: Mapping[str, float] | None = None,
+) -> StepWork:
+    """Count a model.
+
+    Args:
+        config: of the model.
+        inputs: features and tables, of any size: no table is made.
+        batch_size: B, samples a rank.
+        towers: groups of features; None for a flat model.
+        list_lengths: mean rows a sample of features that are lists; 1 where not given.
+
+    Raises:
+        PlanError, ConfigError, SchemaError: towers, settings and inputs do not fit each other.
+    """
+    small = replace(inputs, tables=tuple(replace(table, num_rows=_SMALL_ROWS) for table in inputs.tables))
+    model = build_model(config, small, seed=0, towers=towers, draw_tables=False)
+    dims = {spec.table: dim for spec, dim in zip(inputs.fields, model.embeddings.field_dims, strict=True)}
+    optimizer = model.embeddings.config.optimizer
+    raw = model.linears_on_raw_inputs()
+    inner = {id(module) for module in model.embeddings.modules()}
+    if model.towers is not None:
+        inner |= {id(module) for module in model.towers.modules()}
+    bottom = [module for part in model.modules() if isinstance(part, DenseInputs) for module in part.modules()]
+    below = {id(module) for module in bottom}
+    top = [module for module in model.modules() if id(module) not in inner | below]
+    return StepWork(
+        model=config.kind,
+        batch_size=batch_size,
+        tables=table_profiles(inputs, dims=dims, optimizer=optimizer, list_lengths=list_lengths or {}),
+        fields=tuple((spec.name, spec.table, dims[spec.table]) for spec in inputs.fields),
+        bottom=_network(bottom, on_raw_inputs=raw),
+        top=_network(top, on_raw_inputs=raw),
+        towers=_towers(model),
+    )
+
+
+def table_profiles(
+    inputs: InputSpec, *, dims: Mapping[str, int], optimizer: TableOptimizerKind, list_lengths: Mapping[str, float]
+) -> tuple[TableProfile, ...]:
+    """What a planner needs to know of each table.
+
+    Args:
+        inputs: features and tables.
+        dims: columns, by table.
+        optimizer: decides the bytes of state.
+        list_lengths: mean rows a sample, by feature.
+    """
+    profiles = []
+    for table in inputs.tables:
+        users = [spec for spec in inputs.fields if spec.table == table.name]
+        rows = sum(list_lengths.get(spec.name, 1.0) if isinstance(spec, JaggedSpec) else 1.0 for spec in users)
+        dim = dims.get(table.name, table.embedding_dim or 1)
+        a_row, an_element = state_bytes(optimizer)
+        profiles.append(
+            TableProfile(
+                name=table.name,
+                num_rows=table.num_rows,
+                dim=dim,
+                pooling_factor=rows,
+                num_features=len(users),
+                optimizer_bytes_a_row=a_row,
+                optimizer_bytes_an_element=an_element,
+            )
+        )
+    return tuple(profiles)
+
+
+def state_bytes(optimizer: TableOptimizerKind) -> tuple[int, int]:
+    """Bytes of FP32 optimizer state for each row, and for each weight."""
+    if optimizer is TableOptimizerKind.ADAM_DENSE:
+        return 0, 8
+    shapes = state_shapes(optimizer, num_rows=1, dim=1).values()
+    a_row = sum(1 for shape in shapes if len(shape) == 1)
+    return 4 * a_row, 4 * (len(shapes) - a_row)
+
+
+def _towers(model: RankingModel) -> tuple[TowerWork, ...]:
+    layer = model.towers
+    if layer is None:
+        return ()
+    modules = [layer.module(tower) for tower in range(len(layer.towers))]
+    return tuple(
+        TowerWork(network=_network(list(module.modules())), input_dim=module.input_dim, output_dim=module.output_dim)
+        for module in modules
+    )
+
+
+def _network(modules: Sequence[nn.Module], *, on_raw_inputs: Sequence[nn.Module] = ()) -> NetworkWork:
+    flops = flops_of(modules, on_raw_inputs=on_raw_inputs)
+    widths = [found for module in modules if (found := _numbers(module))]
+    return NetworkWork(
+        forward_flop=float(flops.forward),
+        backward_flop=float(flops.backward),
+        numbers=float(sum(widths)),
+        num_parameters=_num_parameters(modules),
+        launches=_LAUNCHES_A_LAYER * len(widths),
+    )
+
+
+def _numbers(module: nn.Module) -> int:
+    """Numbers a sample that a layer reads and writes; 0 for what is no layer."""
+    if isinstance(module, nn.Linear):
+        return module.in_features + module.out_features
+    if isinstance(module, PairwiseDot):
+        return module.num_fields * module.dim + module.num_pairs
+    if isinstance(module, BatchedLinear):
+        num_fields, wide, narrow = module.weight.shape
+        return num_fields * (wide + narrow)
+    return 0
+
+
+def _num_parameters(modules: Iterable[nn.Module]) -> int:
+    seen: dict[int, int] = {}
+    for module in modules:
+        for parameter in module.parameters(recurse=False):
+            seen[id(parameter)] = parameter.numel()
+    return sum(seen.values())

@@ -1,0 +1,111 @@
+"""The demo's second half: a flat DLRM and tower models on two emulated hosts of two ranks each.
+
+    trained DLRM ─► towers partition ─► towers.json ─┬─► torchrun, 4 ranks: flat model, FP32
+                                                     └─► torchrun, 4 ranks: tower model, compression 4, BF16 wire
+
+Both jobs train the recipe `movielens_dlrm` with the same global batch as on one device. The hosts are emulated: four
+processes of this machine, told that two of them make a host, so bytes between hosts are counted as they would cross,
+while the times are those of this machine. `ziggurat bench towers` puts real (rate-limited) links between them.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ziggurat.errors import DataError
+from ziggurat.planning.towers.partitioner import TowerPartitionConfig
+from ziggurat.recipes.catalogue import movielens_dlrm
+from ziggurat.runs.partition import partition_run
+from ziggurat.training.progress import Progress
+from ziggurat.training.records import read_records
+from ziggurat.training.run_folder import RunFolder, read_json
+
+NUM_HOSTS, RANKS_A_HOST = 2, 2
+COMPRESSION = 4
+_TIME_LIMIT_S = 1800
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksRow:
+    """One model of the comparison.
+
+    Args:
+        name: for people.
+        test_auc: of the best weights.
+        cross_host_bytes: of embeddings and their gradients, between hosts, a step, all ranks together.
+        step_ms: median over log intervals of the duration of a step.
+        report: the run's report.
+    """
+
+    name: str
+    test_auc: float
+    cross_host_bytes: int
+    step_ms: float
+    report: Path
+
+
+def run_tower_demo(folder: Path, *, probe: Path, progress: Progress) -> list[RanksRow]:
+    """Partition the features of a trained run, then train flat and with towers on 2 × 2 ranks.
+
+    Args:
+        folder: where the runs go; finished ones are not trained again.
+        probe: the trained flat run.
+        progress: where to say what happens.
+
+    Raises:
+        DataError: a job failed; names its log.
+    """
+    towers = folder / "towers.json"
+    progress.say(f"\ntowers of {probe.name}")
+    partition = partition_run(probe, config=TowerPartitionConfig(num_towers=NUM_HOSTS), progress=progress)
+    partition.towers.save(towers)
+    for number, features in enumerate(partition.towers.towers):
+        progress.say(f"  tower {number}: {', '.join(features)}")
+    with_towers = ["--towers", str(towers), "--compression", str(COMPRESSION), "--wire", "bf16"]
+    jobs = {"DLRM, flat": ("flat", []), f"DLRM, towers, compression {COMPRESSION}, BF16": ("towers", with_towers)}
+    return [_train(name, folder / f"ranks_{key}", flags, progress) for name, (key, flags) in jobs.items()]
+
+
+def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> RanksRow:
+    """Train one model on all ranks, or take a finished run."""
+    run = RunFolder(folder)
+    num_ranks = NUM_HOSTS * RANKS_A_HOST
+    global_batch = movielens_dlrm().training.loader.batch_size
+    if not run.evaluation("test").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        log = folder.with_suffix(".log")
+        progress.say(f"{name}: {NUM_HOSTS} emulated hosts × {RANKS_A_HOST} ranks (log: {log})")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+        train = ["-m", "ziggurat", "train"]
+        settings = {"parallel.ranks-a-host": RANKS_A_HOST, "training.loader.batch-size": global_batch // num_ranks}
+        text = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+        command = [*torchrun, *train, "movielens_dlrm", "--out", str(folder), *text, *flags]
+        if run.config.exists():  # a job that was stopped
+            command = [*torchrun, *train, str(folder), "--resume"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with log.open("w") as output:
+            done = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment, timeout=_TIME_LIMIT_S, check=False
+            )
+        if done.returncode:
+            raise DataError(
+                expected=f"{num_ranks} ranks that train to the end",
+                found=f"exit {done.returncode}: {(log.read_text().strip().splitlines() or ['no output'])[-1]}",
+                where=str(log),
+                ways_out=("read the log: the first error in it is the cause", "ziggurat doctor"),
+            )
+    traffic = read_json(run.traffic)
+    hops = [row for row in traffic["rows"] if row["link"] == "cross_host" and "ward" in row["purpose"]]
+    rates = [record["timing"]["samples_per_s"] for record in read_records(run.metrics) if record["kind"] == "train"]
+    return RanksRow(
+        name=name,
+        test_auc=read_json(run.evaluation("test"))["metrics"]["auc"],
+        cross_host_bytes=sum(row["bytes_a_step"] for row in hops),
+        step_ms=1e3 * global_batch / statistics.median(rates),
+        report=run.report,
+    )

@@ -1,0 +1,208 @@
+"""Execute a run: fetch, prepare, build, train, evaluate, report. The order of everything on one page.
+
+    fetch raw data ─► prepare (fit on training rows, encode) ─► model ─► plan, parallelize (on many ranks)
+                   ─► Trainer.fit ─► evaluate valid, test ─► report
+
+Test data is read once, at the very end, with the weights that validation chose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ziggurat.cache import cache_folder
+from ziggurat.config import from_json, to_json
+from ziggurat.data.datasets import fetch
+from ziggurat.data.preprocess.prepare import DataConfig, PreparedData, prepare
+from ziggurat.data.synthetic.teacher import SyntheticTeacher
+from ziggurat.embeddings import BatchShape
+from ziggurat.errors import ConfigError
+from ziggurat.models import build_model
+from ziggurat.parallel.topology import job
+from ziggurat.plan import Plan
+from ziggurat.runs.many_ranks import Ranks
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.evaluation import Evaluation
+from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.report import write_report
+from ziggurat.training.run_folder import RunFolder, read_json, write_json
+from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
+from ziggurat.training.trainer import FitResult, Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a finished run has to show.
+
+    Args:
+        folder: of the run.
+        fit: steps, best step, rate.
+        evaluations: by split, those that exist of valid and test.
+        report: path of the HTML report.
+        is_first: False on all ranks but the first.
+    """
+
+    folder: Path
+    fit: FitResult
+    evaluations: dict[str, Evaluation]
+    report: Path
+    is_first: bool = True
+
+
+def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
+    """The run's DataConfig with real paths in it, after fetching or generating what is not there yet."""
+    name = config.dataset.name
+    if name == "synthetic":
+        if config.teacher is None:
+            raise ConfigError(
+                expected="a teacher for the synthetic data set",
+                found="none",
+                where="config, teacher",
+                ways_out="start from the recipe synthetic_dlrm",
+            )
+        teacher = SyntheticTeacher(config.teacher)
+        digest = hashlib.sha256(json.dumps(to_json(config.teacher), sort_keys=True).encode()).hexdigest()[:16]
+        path = cache_folder() / "synthetic" / f"{digest}_{config.dataset.rows}.parquet"
+        if not path.exists():
+            progress.say(f"generating {config.dataset.rows:,} synthetic rows")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            teacher.write_parquet(path, rows=config.dataset.rows)
+        return dataclasses.replace(config.data, train=(str(path),))
+    if name:
+        path = fetch(name, source=config.dataset.source or None)
+        if path.is_dir():
+            files = {split: (str(path / f"{split}.parquet"),) for split in ("train", "valid", "test")}
+        else:
+            files = {"train": (str(path),)}
+        return dataclasses.replace(config.data, **files)
+    if not config.data.train:
+        raise ConfigError(
+            expected="files to train on",
+            found="none",
+            where="config, data.train",
+            ways_out=(
+                "--data.train ratings.parquet --schema my.toml",
+                "use a recipe with a data set: ziggurat recipes",
+            ),
+        )
+    return config.data
+
+
+def prepare_run(config: RunConfig, *, progress: Progress | None = None) -> PreparedData:
+    """Raw files to encoded training, validation and test data; cached, so that a second run starts at once."""
+    progress = progress or NoProgress()
+    data = raw_files(config, progress=progress)
+    phase = ""
+
+    def on_progress(what: str, done: int, total: int | None) -> None:
+        nonlocal phase
+        if what != phase:
+            progress.end()
+            progress.begin(what, total=total)
+            phase = what
+        progress.update(done)
+
+    prepared = prepare(data, schema=config.table_schema, folder=cache_folder() / "prepared", progress=on_progress)
+    progress.end()
+    return prepared
+
+
+def train_run(
+    config: RunConfig,
+    *,
+    folder: str | Path,
+    resume: bool = False,
+    plan: Plan | None = None,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
+
+    Args:
+        config: the whole run.
+        folder: where it is kept; see `RunFolder`. All ranks must see the same folder.
+        resume: go on from the newest intact checkpoint in `folder`, on any number of ranks.
+        plan: where tables go on many ranks; None plans (see `many_ranks.py`).
+        progress: where to show progress; rank 0 does.
+
+    Raises:
+        ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
+        TopologyError: the ranks do not form what was asked for, or one of them is gone.
+    """
+    config.check()
+    run = RunFolder(Path(folder))
+    with job(timeout_s=config.parallel.timeout_s):
+        ranks = Ranks(config, plan=plan)
+        progress = progress if progress is not None and ranks.is_first else NoProgress()
+        if not resume:
+            ranks.on_first(run.refuse_old_run)
+        prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
+        model = build_model(
+            config.model,
+            prepared.inputs,
+            seed=config.training.seed,
+            towers=config.towers,
+            draw_tables=not ranks.are_many,
+        )
+        facts = ModelFacts.of(model)
+        parallel = ranks.parallelize(model, run=run, resume=resume)
+        if parallel is None:
+            model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
+        else:
+            ranks.keep_plan(parallel, run=run)
+        trainer = Trainer(
+            model,
+            config=config.training,
+            train=prepared.train,
+            valid=prepared.valid,
+            folder=run.path,
+            progress=progress,
+            parallel=parallel,
+        )
+        config = resolved(config, trainer=trainer)
+        data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+        report = startup_report(trainer.step, data=data_lines, facts=facts)
+        ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
+        progress.say(report.text())
+        fit = trainer.fit(resume=resume)
+        evaluations = _final_evaluations(trainer, prepared)
+        if parallel is not None:
+            ranks.write_traffic(parallel, run=run)
+        path = Path(ranks.on_first(lambda: str(write_report(run.path))))
+    return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
+
+
+def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:
+    write_json(run.config, to_json(config))
+    write_json(run.inputs, to_json(prepared.inputs))
+    if not run.preprocessing.exists():
+        prepared.preprocessing.save(run.preprocessing)
+    write_json(run.startup, report.sections)
+
+
+def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
+    """The config with every `auto` replaced by what was chosen on this machine, so that it repeats exactly."""
+    embedding = dataclasses.replace(config.model.embedding, kernel=trainer.kernel_name)
+    training = dataclasses.replace(config.training, precision=trainer.step.precision, threads=torch.get_num_threads())
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
+
+
+def _final_evaluations(trainer: Trainer, prepared: PreparedData) -> dict[str, Evaluation]:
+    splits = {"valid": prepared.valid, "test": prepared.test}
+    return {
+        name: trainer.evaluate(dataset, split=name)
+        for name, dataset in splits.items()
+        if dataset is not None and dataset.num_rows
+    }
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """The configuration of a run, from its folder or from a config.json."""
+    path = Path(path)
+    file = path if path.suffix == ".json" else path / "config.json"
+    return from_json(RunConfig, read_json(file), where=str(file))

@@ -1,0 +1,191 @@
+"""Load a finished run: its model with the best weights, its preprocessing, and evaluation of any raw file.
+
+A run is loaded on one device, or on the ranks that torchrun started, however many it was trained on: each rank then
+holds its part of the tables, as the plan says. Every rank reads the raw files, and scores its part of every chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.config import from_json
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.raw.source import FileFormat, RawSource
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.errors import MissingFileError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import column_of
+from ziggurat.models import RankingModel, build_model
+from ziggurat.parallel.topology import job
+from ziggurat.runs.execute import load_config
+from ziggurat.runs.many_ranks import Ranks
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.checkpoint import CheckpointStore, Match
+from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
+from ziggurat.training.progress import Progress
+from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.state import Position
+from ziggurat.training.team import Team
+
+CHUNK_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A trained model together with what it needs to score raw data.
+
+    Args:
+        folder: of the run.
+        config: its whole configuration.
+        preprocessing: as fitted on its training data.
+        model: with the best weights, in evaluation mode.
+        step: the step that the weights come from.
+        team: the ranks that hold the model; the methods are collective over them.
+    """
+
+    folder: Path
+    config: RunConfig
+    preprocessing: Preprocessing
+    model: RankingModel
+    step: int
+    team: Team
+
+    def evaluate(
+        self,
+        data: Sequence[str | Path],
+        *,
+        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Exact metrics on raw files that have the schema's columns, labels included."""
+        batches = self._batches(data, with_labels=True, bad_rows=bad_rows)
+        inputs, group = self.preprocessing.inputs, self.team.process_group
+        return evaluate_batches(self.model, batches, inputs=inputs, progress=progress, process_group=group)
+
+    def predict(
+        self,
+        data: Sequence[str | Path],
+        *,
+        out: str | Path,
+        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+        progress: Progress | None = None,
+    ) -> int:
+        """Score raw files; writes Parquet with `row` (position in the data) and one column a label. Returns the rows.
+
+        Labels, weights and groups need not be in the files. The file appears only when it is complete. Rank 0
+        writes it.
+        """
+        batches = self._batches(data, with_labels=False, bad_rows=bad_rows)
+        gathered = gathered_scores_of(self.model, batches, progress=progress, process_group=self.team.process_group)
+        if not self.team.is_first:
+            return sum(len(rows) for rows, _ in gathered)  # none: the first rank has them
+        names = [label.name for label in self.preprocessing.inputs.labels]
+        schema = pa.schema([("row", pa.int64()), *((name, pa.float32()) for name in names)])
+        out = Path(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        temporary = out.with_name(out.name + ".tmp")
+        num_rows = 0
+        try:
+            with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer:
+                for rows, scores in gathered:
+                    columns = [pa.array(rows), *(pa.array(scores[:, i]) for i in range(len(names)))]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                    num_rows += len(rows)
+            temporary.replace(out)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return num_rows
+
+    def scores(self, frame: Any) -> np.ndarray:
+        """Probabilities (or values) of a small polars frame with raw columns: float32 (rows, labels)."""
+        batch = self.preprocessing.batch(frame)
+        return next(scores for _, scores in scores_of(self.model, [batch]))
+
+    def _batches(self, data: Sequence[str | Path], *, with_labels: bool, bad_rows: BadRowPolicy) -> Iterator[Batch]:
+        schema = self.preprocessing.schema
+        features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
+        with tempfile.TemporaryDirectory() as elsewhere:
+            folder = (
+                self.folder if self.team.is_first else Path(elsewhere)
+            )  # all ranks find the same bad rows; one keeps them
+            with BadRows(bad_rows, folder=folder) as collector:
+                source = RawSource(data, format=self.file_format, bad_rows=collector)
+                chunks = source.frames(
+                    columns=schema.columns if with_labels else features,
+                    numbers=numeric_columns(schema, with_labels=with_labels),
+                    chunk_rows=CHUNK_ROWS,
+                )
+                for chunk in chunks:
+                    table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+                    yield table_to_batch(self._mine(table), self.preprocessing.inputs)
+
+    def _mine(self, table: pa.Table) -> pa.Table:
+        """The rows of a chunk that this rank scores."""
+        rank, world_size = self.team.rank, self.team.world_size
+        first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
+        return table.slice(first, last - first).combine_chunks()
+
+    @property
+    def file_format(self) -> FileFormat:
+        """Format of the run's own raw files; known data sets are cached as Parquet."""
+        return FileFormat.AUTO if self.config.dataset.name else self.config.data.format
+
+
+@contextlib.contextmanager
+def open_run(folder: str | Path, *, step: int | None = None) -> Iterator[Run]:
+    """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
+    config = load_config(Path(folder))
+    any_size = replace(config, parallel=replace(config.parallel, tower_size=0))  # scores do not depend on it
+    with job(timeout_s=config.parallel.timeout_s):
+        yield load_run(folder, step=step, ranks=Ranks(any_size, plan=None))
+
+
+def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None = None) -> Run:
+    """Load a run for evaluation, prediction or serving.
+
+    Args:
+        folder: of the run.
+        step: a checkpoint's step; None: the best one by the run's own validation, else the last.
+        ranks: to load it on, together; None: one device. `open_run` finds them.
+
+    Raises:
+        MissingFileError: there is no run, or it has no checkpoint yet.
+        CheckpointError: the checkpoint is damaged.
+    """
+    run = RunFolder(Path(folder))
+    config = load_config(run.path)
+    inputs = from_json(InputSpec, read_json(run.inputs), where=str(run.inputs))
+    preprocessing = Preprocessing.load(run.preprocessing)
+    seed, are_many = config.training.seed, ranks is not None and ranks.are_many
+    model = build_model(config.model, inputs, seed=seed, towers=config.towers, draw_tables=not are_many)
+    store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
+    if not store.steps():
+        raise MissingFileError(
+            expected="a run with a checkpoint",
+            found="none yet",
+            where=str(run.checkpoints),
+            ways_out=f"train it first, or go on: ziggurat train {run.path} --resume",
+        )
+    chosen = best_step(store) if step is None else step
+    team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
+    into = {f"model.{name}": value for name, value in model.state_dict().items()}
+    store.load(chosen, into=into, match=Match.SUBSET)
+    model.eval()
+    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=chosen, team=team)
+
+
+def best_step(store: CheckpointStore) -> int:
+    """The best step that the newest intact checkpoint knows of, or its own step where nothing was evaluated."""
+    newest = store.load(into={}, match=Match.SUBSET)
+    return Position.from_json(newest.state["position"]).best_step or newest.step

@@ -1,0 +1,211 @@
+"""Partition the features of a trained run into towers: the probe, and what follows from it.
+
+    run ─► best weights ─► pooled embeddings of a sample of its training rows ─► interactions ─┐
+       └─► tables and optimizer ─► bytes;  lists ─► rows read a sample ────────────────────────┴─► partition_towers
+
+The probe is a forward pass through the tables alone: seconds. Embeddings are compared in the space where the model
+multiplies them, so DLRM's projections of narrow tables come first (`planning.interactions`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from ziggurat.data.encoded.loader import Loader, LoaderConfig
+from ziggurat.errors import ConfigError, DataError, PlanError
+from ziggurat.features.inputs import JaggedSpec
+from ziggurat.models import RankingModel
+from ziggurat.models.blocks.fields import FieldAlignment
+from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
+from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
+from ziggurat.planning.towers.items import FeatureLoad
+from ziggurat.planning.towers.partitioner import TowerPartition, TowerPartitionConfig, partition_towers
+from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.load import Run, load_run
+from ziggurat.training.progress import NoProgress, Progress
+
+_WINDOW_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """What the probe reads.
+
+    Args:
+        num_samples: training rows, spread over the data, rounded up to whole batches; fewer if there are fewer.
+        batch_size: rows at a time.
+        seed: of the sample.
+    """
+
+    num_samples: int = 65_536
+    batch_size: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1 or self.batch_size < 1:
+            raise ConfigError(
+                expected="num_samples >= 1, batch_size >= 1",
+                found=f"num_samples = {self.num_samples}, batch_size = {self.batch_size}",
+                where="ProbeConfig",
+                ways_out="correct the number",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a trained model says about its features.
+
+    Args:
+        interactions: I, in the order of `features`.
+        features: loads of every feature with an embedding.
+        num_samples: rows that were read.
+        note: what to keep in mind about the numbers, or "".
+    """
+
+    interactions: Float64[Tensor, "F F"]
+    features: tuple[FeatureLoad, ...]
+    num_samples: int
+    note: str = ""
+
+
+def partition_run(
+    folder: str | Path,
+    *,
+    config: TowerPartitionConfig,
+    probe: ProbeConfig | None = None,
+    progress: Progress | None = None,
+) -> TowerPartition:
+    """Towers for the features of a trained run.
+
+    Args:
+        folder: of the run.
+        config: how many towers, what for.
+        probe: how many rows to read.
+        progress: where to show progress.
+
+    Raises:
+        MissingFileError: no run, or none with a checkpoint.
+        PlanError: the towers that were asked for are not possible.
+        DataError: the run's raw data changed since it was trained.
+    """
+    progress = progress or NoProgress()
+    found = probe_run(load_run(folder), config=probe, progress=progress)
+    if found.note:
+        progress.say(f"note: {found.note}")
+    return partition_towers(found.interactions, features=found.features, config=config)
+
+
+@torch.no_grad()
+def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress | None = None) -> Probe:
+    """Collect interactions and loads from a run's model and training data."""
+    config, progress = config or ProbeConfig(), progress or NoProgress()
+    model, inputs = run.model, run.model.inputs
+    if not inputs.fields:
+        raise PlanError(
+            expected="features with an embedding",
+            found="none: the model sees numbers and vectors alone",
+            where=str(run.folder),
+            ways_out="towers are for models with embedding tables",
+        )
+    prepared = prepare_run(run.config, progress=progress)
+    if prepared.preprocessing.fingerprint != run.preprocessing.fingerprint:
+        raise DataError(
+            expected="the training data that the run was trained on",
+            found="data that preprocessing encodes in another way (files or schema changed)",
+            where=str(run.folder),
+            ways_out=("restore the raw files", "train again, then partition the new run"),
+        )
+    loader = Loader(
+        prepared.train,
+        config=LoaderConfig(
+            batch_size=min(config.batch_size, config.num_samples),
+            shuffle_buffer_rows=_WINDOW_ROWS,
+            seed=config.seed,
+            prefetch=2,
+        ),
+    )
+    sums = InteractionSums(len(inputs.fields))
+    num_rows = torch.zeros(len(inputs.jagged), dtype=torch.float64)
+    total = min(config.num_samples, loader.num_rows)
+    progress.begin("probe", total=total)
+    for batch in loader.batches(epoch=0):
+        sums.add(comparable_fields(model, model.embeddings(batch)))
+        num_rows += batch.jagged.lengths(num_features=len(inputs.jagged)).sum(1) if inputs.jagged else 0
+        progress.update(min(sums.num_samples, total))
+        if sums.num_samples >= total:
+            break
+    progress.end()
+    lengths = dict(zip((spec.name for spec in inputs.jagged), num_rows / max(1, sums.num_samples), strict=True))
+    return Probe(
+        interactions=sums.matrix,
+        features=feature_loads(model, lengths={name: float(length) for name, length in lengths.items()}),
+        num_samples=sums.num_samples,
+        note=_note(model),
+    )
+
+
+def comparable_fields(model: RankingModel, pooled_BT: Tensor) -> Tensor:
+    """Pooled embeddings (B, T) as (B, F, D) in one space: the model's, or filled with zeros where it has none."""
+    projections = _projections(model)
+    dims = model.embeddings.field_dims
+    if projections is None:
+        return pad_fields(pooled_BT, field_dims=dims)
+    return torch.cat(projections(pooled_BT), dim=1).view(len(pooled_BT), len(dims), projections.dim)
+
+
+def feature_loads(model: RankingModel, *, lengths: dict[str, float]) -> tuple[FeatureLoad, ...]:
+    """What each feature costs.
+
+    Args:
+        model: its tables and their optimizer.
+        lengths: mean length of each list; features without one read a row a sample.
+    """
+    tables = model.embeddings
+    loads = []
+    for spec in model.inputs.fields:
+        place = tables.tables.places[spec.table]
+        is_list = isinstance(spec, JaggedSpec)
+        loads.append(
+            FeatureLoad(
+                name=spec.name,
+                table=spec.table,
+                table_bytes=table_bytes(tables.config.optimizer, num_rows=place.num_rows, dim=place.dim),
+                lookups=lengths[spec.name] if is_list else 1.0,
+                dim=place.dim,
+            )
+        )
+    return tuple(loads)
+
+
+def table_bytes(optimizer: TableOptimizerKind, *, num_rows: int, dim: int) -> int:
+    """FP32 weights and optimizer state of one table."""
+    if optimizer is TableOptimizerKind.ADAM_DENSE:
+        state = 2 * num_rows * dim  # torch's Adam: two moments
+    else:
+        state = sum(prod(shape) for shape in state_shapes(optimizer, num_rows=num_rows, dim=dim).values())
+    return 4 * (num_rows * dim + state)
+
+
+def _projections(model: RankingModel) -> FieldAlignment | None:
+    """The model's map of its pooled embeddings into one space, if it has one."""
+    for module in model.modules():
+        if isinstance(module, FieldAlignment) and module.field_dims == model.embeddings.field_dims:
+            return module
+    return None
+
+
+def _note(model: RankingModel) -> str:
+    if model.towers is not None:
+        return "the run has towers already; embeddings of a flat run show better what belongs together"
+    if _projections(model) is None:
+        return (
+            "this model combines columns by learned weights, which no cosine between embeddings sees, so the towers "
+            "may be no better than by chance; a DLRM run on the same data shows what belongs together"
+        )
+    return ""

@@ -1,0 +1,258 @@
+"""Plan a run for a cluster, compare plans, and simulate how it grows: what `ziggurat plan` and `simulate` do.
+
+A run's own settings decide the step: samples a rank (`training.loader.batch-size`), wire formats, the reduction and the
+parts of a batch (`parallel.*`), what is multiplied in (`training.precision`; auto takes BF16 where the cluster has it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from ziggurat.planning.cluster.cluster import Cluster
+from ziggurat.errors import ConfigError, PlanError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models import LogisticRegressionConfig
+from ziggurat.parallel.dense import Reduction
+from ziggurat.parallel.wire import Wire, WireFormat
+from ziggurat.plan import Placement, Towers
+from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, plan_model
+from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
+from ziggurat.planning.simulator.timeline import Timeline
+from ziggurat.runs.plan_inputs import PlanInputs, plan_inputs
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.config import Precision
+from ziggurat.training.precision_choice import MIN_BF16_SPEEDUP
+
+MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
+_WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What to plan with.
+
+    Args:
+        budget_s: seconds for each search.
+        seed: of the searches.
+        rows: rows of tables that the user gives.
+        list_lengths: mean ids a sample that the user gives.
+        folder: of the run, if it was trained.
+        costs: a cost model that `ziggurat cluster probe` learned, for prices of tables; "" takes formulas.
+    """
+
+    budget_s: float = 3.0
+    seed: int = 0
+    rows: Mapping[str, int] | None = None
+    list_lengths: Mapping[str, float] | None = None
+    folder: Path | None = None
+    costs: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """A plan for a run, and the flat model beside it where there are towers.
+
+    Args:
+        planned: the plan.
+        flat: of the same model without towers; None if the run has none, or it does not fit.
+        notes: what the numbers rest on.
+    """
+
+    planned: PlannedModel
+    flat: PlannedModel | None
+    notes: tuple[str, ...]
+
+
+def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None = None) -> PlannedRun:
+    """Plan a run for a cluster.
+
+    Args:
+        config: of the run, with towers or without.
+        cluster: for what.
+        request: budget, sizes that the user knows better.
+
+    Raises:
+        PlanError: it does not fit, or there is nothing to place.
+        ConfigError: sizes that nobody knows.
+    """
+    request = request or PlanRequest()
+    config.check()
+    data = _inputs(config, request)
+    settings, judge, notes = plan_settings(config, cluster, request), None, data.notes
+    if request.costs:
+        judge = measured_judge(request.costs, config=config, cluster=cluster)
+        settings = replace(settings, placements=MEASURED_PLACEMENTS)
+        notes = (*notes, f"whole tables and columns only; ranks are priced by {judge.describe()}; the rest by formulas")
+    planned = plan_model(model_to_place(config, data), cluster, settings=settings, judge=judge)
+    flat = None
+    if config.towers is not None:
+        try:
+            flat = plan_model(model_to_place(replace(config, towers=None), data), cluster, settings=settings)
+        except PlanError:
+            flat = None  # the report says that there is none
+    return PlannedRun(planned=planned, flat=flat, notes=notes)
+
+
+def measured_judge(costs: str, *, config: RunConfig, cluster: Cluster) -> LearnedJudge:
+    """A cost model that was learned on the machines of the cluster, for this many samples a step.
+
+    Raises:
+        ConfigError: it was measured with another number of samples, or the run has towers, whose hops it does not know.
+        MissingFileError: there is none.
+    """
+    judge = LearnedJudge.load(costs)
+    batch_size = config.training.loader.batch_size
+    if config.towers is not None:
+        raise ConfigError(
+            expected="a flat model: the exchange was measured between all ranks",
+            found=f"{len(config.towers)} towers",
+            where=f"--costs {costs}",
+            ways_out=("leave --costs out: formulas price towers", "leave --towers out"),
+        )
+    if judge.card.num_samples != batch_size * cluster.world_size:
+        fitting = judge.card.num_samples // cluster.world_size
+        raise ConfigError(
+            expected=f"costs of {batch_size * cluster.world_size:,} samples a step: "
+            f"{batch_size:,} a rank on {cluster.world_size} ranks",
+            found=f"costs of {judge.card.num_samples:,} samples",
+            where=f"--costs {costs}",
+            ways_out=(
+                f"--training.loader.batch-size {fitting}",
+                "measure with this many: ziggurat cluster probe --samples",
+                "leave --costs out",
+            ),
+        )
+    return judge
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedStep:
+    """One point of a simulation.
+
+    Args:
+        cluster: how large.
+        kind: "flat" or "towers".
+        timeline: the step; None if it does not fit.
+        note: why not, or what the towers are.
+        samples_per_s: of all ranks.
+    """
+
+    cluster: Cluster
+    kind: str
+    timeline: Timeline | None
+    note: str = ""
+    samples_per_s: float = 0.0
+
+
+def simulate_run(
+    config: RunConfig, clusters: Sequence[Cluster], *, request: PlanRequest | None = None
+) -> Iterator[SimulatedStep]:
+    """Steps of a model, flat and with towers, as its cluster grows. Each is planned anew.
+
+    Args:
+        config: of the run. Without towers of its own it gets blocks of neighbouring features, a block a host, or for
+            each of several hosts where there are more hosts than features: speed does not depend on what is in them.
+        clusters: in the order to show.
+        request: budget of each search.
+
+    Raises:
+        PlanError, ConfigError: see `plan_run`; what does not fit is a step without a timeline, with the reason.
+    """
+    request = request or PlanRequest()
+    data = _inputs(config, request)
+    for cluster in clusters:
+        settings = plan_settings(config, cluster, request)
+        yield _simulated(replace(config, towers=None), data, cluster, settings, kind="flat")
+        towers = config.towers or neighbours(data.inputs, most=cluster.hosts)
+        if cluster.hosts > 1 and len(towers) > 1:
+            with_towers = replace(config, towers=towers)
+            with_towers.check()
+            yield _simulated(with_towers, data, cluster, settings, kind="towers")
+
+
+def neighbours(inputs: InputSpec, *, most: int) -> Towers:
+    """Blocks of neighbouring tables, with about the same number of features: the largest power of two up to `most`."""
+    tables = list(dict.fromkeys(spec.table for spec in inputs.fields))
+    count = 1
+    while count * 2 <= min(most, len(tables)):
+        count *= 2
+    bounds = [len(tables) * index // count for index in range(count + 1)]
+    blocks = [set(tables[first:last]) for first, last in pairwise(bounds)]
+    towers = tuple(tuple(spec.name for spec in inputs.fields if spec.table in block) for block in blocks)
+    return Towers(towers=towers, strategy="sequential")
+
+
+def model_to_place(config: RunConfig, data: PlanInputs) -> ModelToPlace:
+    """The part of a run that a planner looks at."""
+    return ModelToPlace(
+        config=config.model,
+        inputs=data.inputs,
+        batch_size=config.training.loader.batch_size,
+        list_lengths=data.list_lengths,
+        towers=config.towers,
+    )
+
+
+def plan_settings(config: RunConfig, cluster: Cluster, request: PlanRequest) -> PlanSettings:
+    """How the run's settings look to a planner."""
+    wire, parallel = config.parallel.wire, config.parallel
+    return PlanSettings(
+        budget_s=request.budget_s,
+        seed=request.seed,
+        tower_size=parallel.tower_size if config.towers is not None else 0,
+        step=StepSettings(
+            matmul=matmul_format(config.training.precision, cluster),
+            in_tower_bytes=wire_bytes(wire.in_tower),
+            between_bytes=wire_bytes(wire.between_towers),
+            reduction_bytes=2.0 if parallel.reduction is Reduction.BF16 else 4.0,
+            num_parts=parallel.num_parts,
+        ),
+    )
+
+
+def matmul_format(precision: Precision, cluster: Cluster) -> MatmulFormat:
+    """What a run multiplies in; auto decides as the trainer would, by the cluster's rates instead of a measurement."""
+    device = cluster.device
+    pays = device.bf16_flop_per_s >= MIN_BF16_SPEEDUP * device.fp32_flop_per_s
+    if precision is Precision.BF16 or (precision is Precision.AUTO and pays):
+        return MatmulFormat.BF16
+    return MatmulFormat.FP32
+
+
+def wire_bytes(wire: WireFormat) -> float:
+    """Bytes of a number on the wire, its share of a scale included."""
+    found = Wire(wire, _WIRE_WIDTH)
+    return found.num_items(_WIRE_WIDTH) * found.dtype.itemsize / _WIRE_WIDTH
+
+
+def _inputs(config: RunConfig, request: PlanRequest) -> PlanInputs:
+    if isinstance(config.model, LogisticRegressionConfig):
+        raise ConfigError(
+            expected="a model with embeddings: dlrm, dcn_v2, dnn …",
+            found=f"{config.model.kind!r}, whose tables have one column",
+            where="planning",
+            ways_out="one device is enough for it",
+        )
+    return plan_inputs(config, folder=request.folder, rows=request.rows, list_lengths=request.list_lengths)
+
+
+def _simulated(
+    config: RunConfig, data: PlanInputs, cluster: Cluster, settings: PlanSettings, *, kind: str
+) -> SimulatedStep:
+    try:
+        planned = plan_model(model_to_place(config, data), cluster, settings=settings)
+    except PlanError as error:
+        return SimulatedStep(cluster=cluster, kind=kind, timeline=None, note=f"{error.found} ({error.where})")
+    towers = config.towers
+    note = "" if towers is None else f"{len(towers)} towers × {planned.plan.ranks_a_group}"
+    return SimulatedStep(
+        cluster=cluster,
+        kind=kind,
+        timeline=planned.timeline,
+        note=note,
+        samples_per_s=planned.timeline.samples_per_s(config.training.loader.batch_size),
+    )

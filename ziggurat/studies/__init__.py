@@ -1,0 +1,1 @@
+"""Many runs and their statistics: comparisons of models, laws of scaling."""

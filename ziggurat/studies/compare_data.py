@@ -1,0 +1,103 @@
+"""The data sets that models are compared on, as runs without a model.
+
+Each fixes files, split and schema:
+
+frappe             Frappe_x1 as BARS splits it (202,027 / 57,722 / 28,860 rows); needs its files once, see
+                   `data/datasets/frappe.py`
+movielens          MovieLens-1M by time: the latest tenth is test data, the tenth before it validation data;
+                   like = rating of 4 or more
+movielens-random   MovieLens-1M at random 8:1:1, ratings of 3 dropped, like = 4 or more: the easier form in which
+                   papers report it (AutoInt and later)
+synthetic          a teacher whose best reachable metrics are known (`data/synthetic/teacher.py`)
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+
+import polars as pl
+
+from ziggurat.cache import cache_folder
+from ziggurat.data.datasets import fetch, schema_for
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
+from ziggurat.models import DNNConfig
+from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+
+# Few ids, each seen often, so that one pass over half a million rows teaches pairs and triples, not only single ids.
+TEACHER = SyntheticConfig(
+    num_dense=4,
+    cardinalities=(8, 10, 12, 16, 20, 24, 28, 32),
+    zipf_exponent=0.3,
+    num_groups=2,
+    hidden_dim=2,
+    third_order_share=0.2,
+)
+
+
+class ComparedData(StrEnum):
+    """A data set to compare models on; see the module docstring."""
+
+    FRAPPE = "frappe"
+    MOVIELENS = "movielens"
+    MOVIELENS_RANDOM = "movielens-random"
+    SYNTHETIC = "synthetic"
+
+
+def data_run(data: ComparedData, *, source: str = "", rows: int = 1_000_000) -> RunConfig:
+    """A run with everything but its model and training settings.
+
+    Args:
+        data: which.
+        source: a folder or file to take it from; "" for the cache or the default source.
+        rows: of the synthetic data.
+    """
+    model = DNNConfig()
+    match data:
+        case ComparedData.FRAPPE:
+            return RunConfig(
+                dataset=DatasetConfig(name="frappe", source=source),
+                data=DataConfig(split=SplitConfig(by=SplitBy.FILES)),
+                table_schema=schema_for("frappe"),
+                model=model,
+            )
+        case ComparedData.MOVIELENS:
+            split = SplitConfig(by=SplitBy.TIME, valid_fraction=0.1, test_fraction=0.1)
+            return RunConfig(
+                dataset=DatasetConfig(name="movielens-1m", source=source),
+                data=DataConfig(split=split),
+                table_schema=schema_for("movielens-1m"),
+                model=model,
+            )
+        case ComparedData.MOVIELENS_RANDOM:
+            split = SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.1, test_fraction=0.1)
+            return RunConfig(
+                data=DataConfig(train=(str(ratings_without_three(source)),), split=split),
+                table_schema=schema_for("movielens-1m"),
+                model=model,
+            )
+        case ComparedData.SYNTHETIC:
+            split = SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.05, test_fraction=0.1)
+            return RunConfig(
+                dataset=DatasetConfig(name="synthetic", rows=rows),
+                teacher=TEACHER,
+                data=DataConfig(split=split),
+                table_schema=SyntheticTeacher(TEACHER).schema(),
+                model=model,
+            )
+
+
+def ratings_without_three(source: str = "") -> Path:
+    """MovieLens-1M's ratings without those of 3, which say neither like nor dislike; written to the cache once."""
+    path = cache_folder() / "movielens-1m-without-3" / "ratings.parquet"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".ratings.{os.getpid()}.parquet")
+        pl.read_parquet(fetch("movielens-1m", source=source or None)).filter(pl.col("rating") != 3).write_parquet(
+            temporary
+        )
+        os.replace(temporary, path)
+    return path

@@ -1,0 +1,183 @@
+"""What a comparison shows: a table of models, a table of differences, and AUC against FLOPs as a picture.
+
+Rates are of the machine and moment; means, deviations and tests are of the runs. Published numbers stand beside ours
+where the data set has them; they are other people's runs, on other hardware, and for Frappe with other negatives in the
+training data (`data/datasets/frappe.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.errors import ConfigError
+from ziggurat.recipes.protocols import Protocol
+from ziggurat.studies.compare import Comparison
+from ziggurat.studies.compare_data import ComparedData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MODEL_COLUMNS = (
+    "model",
+    "test AUC",
+    "test log loss",
+    "valid AUC",
+    "published AUC",
+    "parameters",
+    "FLOPs a sample",
+    "samples/s",
+    "epochs",
+)
+DIFFERENCE_COLUMNS = ("pair", "difference of test AUC", "paired t, p", "Wilcoxon, p", "DeLong over rows, p")
+
+# BARS, Frappe_x1: mean ± sd of five runs where BARS has five, else its single run.
+PUBLISHED_FRAPPE = {
+    "dnn": "0.98404 ± 0.00057",
+    "dcn_v2": "0.98382 ± 0.00049",
+    "deepfm": "0.98395 ± 0.00018",
+    "xdeepfm": "0.98414 ± 0.00042",
+    "dlrm": "0.9840 (one)",
+    "autoint": "0.9848 (one)",
+    "masknet": "0.9837 (one)",
+    "finalmlp": "0.9861 (one)",
+    "finalnet": "0.9857 (one)",
+    "wukong": "0.9868 (paper)",
+}
+
+
+def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The cells of the table of models, best mean first."""
+    published = _published(comparison)
+    rows = []
+    for model in sorted(comparison.models, key=lambda each: -each.mean_sd("auc")[0]):
+        cost = model.runs[0].cost
+        rows.append(
+            (
+                model.name + (f" (variant {model.variant})" if model.variant else ""),
+                _mean_sd(*model.mean_sd("auc")),
+                _mean_sd(*model.mean_sd("log_loss"), digits=4),
+                _mean_sd(*model.mean_sd("auc", split="valid")),
+                published.get(model.name, ""),
+                short(cost.table_parameters + cost.dense_parameters),
+                short(cost.forward_flops),
+                f"{sum(run.samples_per_s for run in model.runs) / len(model.runs):,.0f}",
+                f"{sum(run.epochs for run in model.runs) / len(model.runs):.1f}",
+            )
+        )
+    return rows
+
+
+def difference_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The cells of the table of differences."""
+    rows = []
+    for (first, second), found in comparison.differences.items():
+        rows.append(
+            (
+                f"{first} − {second}",
+                f"{found.mean:+.5f}" + ("" if math.isnan(found.sd) else f" ± {found.sd:.5f}"),
+                _p(found.t_p),
+                _p(found.wilcoxon_p),
+                _p(found.rows_p),
+            )
+        )
+    return rows
+
+
+def markdown(comparison: Comparison) -> str:
+    """Both tables, with what was compared above them."""
+    config = comparison.config
+    lines = [
+        f"{config.data.value}, protocol `{config.protocol.value}`, {config.seeds} seeds, {config.trials} trial"
+        f"{'s' if config.trials > 1 else ''} a model by validation data; test data read once a run. "
+        "Mean ± sample standard deviation over seeds; FLOPs are of a forward pass.",
+        "",
+        *_table(MODEL_COLUMNS, model_rows(comparison)),
+    ]
+    if comparison.differences:
+        lines += ["", *_table(DIFFERENCE_COLUMNS, difference_rows(comparison))]
+    return "\n".join(lines) + "\n"
+
+
+def write_comparison(comparison: Comparison, stem: str | Path) -> list[Path]:
+    """Write STEM.json, STEM.md, STEM.png and STEM.svg; returns the paths."""
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
+    paths[0].write_text(json.dumps(comparison.to_json(), indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(markdown(comparison), encoding="utf-8")
+    figure = plot(comparison)
+    figure.savefig(paths[2], dpi=150)
+    figure.savefig(paths[3])
+    return paths
+
+
+def plot(comparison: Comparison) -> Figure:
+    """Test AUC against FLOPs of a forward pass, mean and standard deviation over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for model in comparison.models:
+        mean, deviation = model.mean_sd("auc")
+        flops = model.runs[0].cost.forward_flops
+        error = None if math.isnan(deviation) else deviation
+        axes.errorbar([flops], [mean], yerr=error, fmt="o", capsize=4, markersize=7)
+        axes.annotate(model.name, (flops, mean), textcoords="offset points", xytext=(8, 4))
+    axes.set_xscale("log")
+    axes.margins(x=0.2)
+    axes.grid(alpha=0.3)
+    axes.set_xlabel("FLOPs of a sample, forward")
+    axes.set_ylabel("test AUC (mean ± sd over seeds)")
+    config = comparison.config
+    axes.set_title(f"{config.data.value}, protocol {config.protocol.value}, {config.seeds} seeds")
+    return figure
+
+
+def refuse_to_mix(comparisons: list[Comparison]) -> None:
+    """Comparisons may stand in one table or picture only if they follow one protocol on one data set.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    found = {(comparison.config.data.value, comparison.config.protocol.value) for comparison in comparisons}
+    if len(found) > 1:
+        raise ConfigError(
+            expected="comparisons of one data set and one protocol",
+            found=", ".join(f"{data} under {protocol}" for data, protocol in sorted(found)),
+            where="comparisons put together",
+            ways_out="make a table of each",
+        )
+
+
+def short(number: float) -> str:
+    """A count with a unit: 12.3 k, 4.56 M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def _published(comparison: Comparison) -> dict[str, str]:
+    config = comparison.config
+    if config.data is ComparedData.FRAPPE and config.protocol is not Protocol.SCALE:
+        return PUBLISHED_FRAPPE
+    return {}
+
+
+def _mean_sd(mean: float, deviation: float, *, digits: int = 5) -> str:
+    return f"{mean:.{digits}f}" + ("" if math.isnan(deviation) else f" ± {deviation:.{digits}f}")
+
+
+def _p(value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    head = "| " + " | ".join(columns) + " |"
+    rule = "|---|" + "---:|" * (len(columns) - 1)
+    return [head, rule, *("| " + " | ".join(row) + " |" for row in rows)]

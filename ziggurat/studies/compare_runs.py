@@ -1,0 +1,242 @@
+"""One run of a comparison: trained by the ordinary trainer in a folder of its own, finished at most once.
+
+    folder/config.json      the whole run; `ziggurat train --config` repeats it
+    folder/checkpoints …    what the trainer writes; a killed run goes on from there, bit for bit
+    folder/run.json         the record: validation metrics, cost, rate; test metrics once they were read
+    folder/test_scores.npy  scores of the test rows, in file order, for tests over rows
+
+Test data is opened only where `read_test` says so, after the best weights by validation came back, and never again once
+its metrics are in the record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.preprocess.prepare import PreparedData
+from ziggurat.embeddings import BatchShape
+from ziggurat.errors import ConfigError
+from ziggurat.models import build_model, flops_per_sample, num_parameters
+from ziggurat.models.ranking_model import RankingModel
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.recipes.protocols import require_one_protocol
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
+from ziggurat.training.metrics import MetricAccumulator
+from ziggurat.training.progress import Progress
+from ziggurat.training.run_folder import RunFolder, read_json, write_json
+from ziggurat.training.trainer import Trainer
+
+RECORD, SCORES, LABELS = "run.json", "test_scores.npy", "test_labels.npy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCost:
+    """What a model costs.
+
+    Args:
+        table_parameters: numbers in tables.
+        dense_parameters: numbers in the dense network.
+        forward_flops: of one sample.
+        step_flops: of one sample, forward and backward.
+    """
+
+    table_parameters: int
+    dense_parameters: int
+    forward_flops: int
+    step_flops: int
+
+    @staticmethod
+    def of(model: RankingModel) -> RunCost:
+        """Counted exactly; see `models/cost.py`."""
+        parameters, flops = num_parameters(model), flops_per_sample(model)
+        return RunCost(
+            table_parameters=parameters.embedding,
+            dense_parameters=parameters.dense,
+            forward_flops=flops.forward,
+            step_flops=flops.total,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What is kept of one run; JSON in its folder.
+
+    Args:
+        model: name of the model.
+        protocol: of the run.
+        variant: which of the model's settings were tried; 0: as given.
+        seed: of weights, order and dropout.
+        digest: of everything that the result depends on.
+        epochs: passes over the training data.
+        best_step: step of the best validation metric.
+        valid: validation metrics there.
+        test: test metrics there; empty until test data was read.
+        samples_per_s: training rate; of a resumed run that of its last process, or of its log.
+        train_s: seconds from the first step to the last evaluation, of the process that finished it.
+        cost: parameters and FLOPs.
+    """
+
+    model: str
+    protocol: str
+    variant: int
+    seed: int
+    digest: str
+    epochs: int
+    best_step: int
+    valid: dict[str, float]
+    test: dict[str, float] = field(default_factory=dict)
+    samples_per_s: float
+    train_s: float
+    cost: RunCost
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def load(folder: Path) -> RunRecord | None:
+        """The record in a folder, or None."""
+        if not (folder / RECORD).exists():
+            return None
+        data = read_json(folder / RECORD)
+        return RunRecord(**{**data, "cost": RunCost(**data["cost"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A run that is wanted.
+
+    Args:
+        model: its name in the comparison.
+        variant: see `RunRecord`.
+        config: everything; the seed is in `config.training`.
+        folder: where it lives.
+    """
+
+    model: str
+    variant: int
+    config: RunConfig
+    folder: Path
+
+
+def digest_of(config: RunConfig) -> str:
+    """A digest of the data, model and training settings; not of names and of the kernel, which differs by rounding."""
+    tables = dataclasses.replace(config.model.embedding, kernel=KernelChoice.AUTO)
+    model = dataclasses.replace(config.model, embedding=tables)
+    parts = [config.dataset.name, config.dataset.rows, config.data.split, config.table_schema]
+    parts += [config.teacher, model, config.training]
+    return hashlib.sha256(json.dumps(to_json(parts), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress) -> RunRecord:
+    """Train the run, or go on with it, or take what is there; evaluate test data once if asked for.
+
+    Raises:
+        ConfigError: the folder holds a run with other settings, or there is no validation data.
+    """
+    record = RunRecord.load(request.folder)
+    # The stored settings go through the present classes, so that a setting that did not exist then has its default.
+    started = (request.folder / "config.json").exists()
+    if started and digest_of(load_run_config(request.folder)) != digest_of(request.config):
+        raise ConfigError(
+            expected=f"the run of {request.model}, seed {request.config.training.seed}, with the present settings",
+            found="a run with other settings of data, model or training",
+            where=str(request.folder),
+            ways_out=("give the comparison a new folder: --out FOLDER", f"remove it: rm -r {request.folder}"),
+        )
+    if record is not None and (record.test or not read_test):
+        return record
+    protocol = require_one_protocol([(request.model, request.config)])
+    trainer, cost = _trainer(request, data=data, progress=progress)
+    if not started:
+        write_json(trainer.folder.config, to_json(request.config))
+        write_json(trainer.folder.inputs, to_json(data.inputs))
+    begin = time.perf_counter()
+    fit = trainer.fit(resume=started)
+    if record is None:
+        assert data.valid is not None
+        record = RunRecord(
+            model=request.model,
+            protocol=protocol.value,
+            variant=request.variant,
+            seed=request.config.training.seed,
+            digest=digest_of(request.config),
+            epochs=round(fit.steps / trainer.loader.steps_per_epoch),
+            best_step=fit.best_step,
+            valid=trainer.evaluate(data.valid, split="valid").metrics,
+            samples_per_s=fit.samples_per_s or _logged_rate(trainer.folder),
+            train_s=time.perf_counter() - begin,
+            cost=cost,
+        )
+        write_json(request.folder / RECORD, record.to_json())
+    if read_test:
+        record = _read_test(record, trainer, data=data, folder=request.folder)
+    return record
+
+
+def test_scores(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Scores and labels of the test rows of a finished run, both (rows,) in file order."""
+    with open(folder / SCORES, "rb") as scores, open(folder / LABELS, "rb") as labels:
+        read = np.lib.format.read_array  # np.load would read pickles if it were asked to
+        return read(scores, allow_pickle=False), read(labels, allow_pickle=False)
+
+
+def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> tuple[Trainer, RunCost]:
+    if data.valid is None or data.test is None:
+        raise ConfigError(
+            expected="validation data to choose with, and test data to read once",
+            found="a split without one of them",
+            where="comparison of models",
+            ways_out="set data.split.valid-fraction and data.split.test-fraction",
+        )
+    config = request.config
+    config.check()
+    run = RunFolder(request.folder)
+    model = build_model(config.model, data.inputs, seed=config.training.seed)
+    model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
+    trainer = Trainer(
+        model, config=config.training, train=data.train, valid=data.valid, folder=run.path, progress=progress
+    )
+    return trainer, RunCost.of(model)
+
+
+def _logged_rate(run: RunFolder) -> float:
+    """Median training rate by the log, for a run that an earlier process has trained; 0 if the log has none."""
+    lines = (json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines())
+    rates = [line["timing"]["samples_per_s"] for line in lines if line["kind"] == "train"]
+    return statistics.median(rates) if rates else 0.0
+
+
+def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, folder: Path) -> RunRecord:
+    assert data.test is not None
+    accumulator = MetricAccumulator(trainer.model.inputs)
+    kept_labels, kept_scores = [], []
+    for batch, scores in scores_of(trainer.model, ordered_batches(data.test, batch_size=16_384).batches(epoch=0)):
+        accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+        kept_labels.append(batch.labels[:, 0].numpy())
+        kept_scores.append(scores[:, 0])
+    np.save(folder / LABELS, np.concatenate(kept_labels), allow_pickle=False)
+    np.save(folder / SCORES, np.concatenate(kept_scores), allow_pickle=False)
+    record = dataclasses.replace(record, test=accumulator.compute())
+    evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
+    write_json(trainer.folder.evaluation("test"), evaluation.to_json())
+    write_json(folder / RECORD, record.to_json())
+    return record
+
+
+def load_run_config(folder: Path) -> RunConfig:
+    """The configuration that a run of a comparison was made with."""
+    return from_json(RunConfig, read_json(folder / "config.json"), where=str(folder / "config.json"))

@@ -1,0 +1,99 @@
+"""What `ziggurat scale` shows: a table of sizes, the fitted laws, and loss against compute with bands of confidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.studies.compare_report import short
+from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+POINT_COLUMNS = ("model", "compute", "FLOPs a sample", "dense parameters", "seeds", "test log loss", "test AUC")
+LAW_COLUMNS = ("model", "law, x = compute over the smallest", "90 % of the exponent", "falls at every step")
+
+
+def point_rows(scaled: Sequence[ScaledModel]) -> list[tuple[str, ...]]:
+    """The cells of the table of sizes."""
+    return [
+        (
+            model.name,
+            f"{point.factor:g}x",
+            short(point.flops),
+            short(point.runs[0].cost.dense_parameters),
+            str(len(point.runs)),
+            f"{point.mean('log_loss'):.5f}",
+            f"{point.mean('auc'):.5f}",
+        )
+        for model in scaled
+        for point in model.points
+    ]
+
+
+def law_rows(scaled: Sequence[ScaledModel]) -> list[tuple[str, ...]]:
+    """The cells of the table of laws."""
+    rows = []
+    for model in scaled:
+        law, (low, high) = model.fitted.law, model.fitted.exponents
+        text = f"{law.a:.4f} + {law.b:.4f} · x^(−{law.c:.3f})"
+        rows.append((model.name, text, f"{low:.3f} … {high:.3f}", "yes" if model.falls else "no"))
+    return rows
+
+
+def markdown(scaled: Sequence[ScaledModel], config: ScaleConfig) -> str:
+    """Both tables, with what was scaled above them."""
+    lines = [
+        f"{config.data.value}, protocol `scale` (one pass), {config.seeds} seed{'s' if config.seeds > 1 else ''} a "
+        "point; FLOPs are of a forward pass.",
+        "",
+        *_table(POINT_COLUMNS, point_rows(scaled)),
+        "",
+        *_table(LAW_COLUMNS, law_rows(scaled)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_scaling(scaled: Sequence[ScaledModel], config: ScaleConfig, stem: str | Path) -> list[Path]:
+    """Write STEM.json, STEM.md, STEM.png and STEM.svg; returns the paths."""
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
+    data = {"data": config.data.value, "seeds": config.seeds, "models": [model.to_json() for model in scaled]}
+    paths[0].write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(markdown(scaled, config), encoding="utf-8")
+    figure = plot(scaled, config)
+    figure.savefig(paths[2], dpi=150)
+    figure.savefig(paths[3])
+    return paths
+
+
+def plot(scaled: Sequence[ScaledModel], config: ScaleConfig) -> Figure:
+    """Test log loss against FLOPs of a forward pass; points are runs, lines the laws, bands 90 % of the bootstrap."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for index, model in enumerate(scaled):
+        color, smallest = f"C{index}", model.points[0].flops
+        for point in model.points:
+            losses = [run.test["log_loss"] for run in point.runs]
+            axes.plot([point.flops] * len(losses), losses, "o", color=color, markersize=5)
+        grid = [smallest * x for x in model.fitted.grid]
+        axes.plot(grid, model.fitted.law(model.fitted.grid), color=color, label=model.name)
+        axes.fill_between(grid, model.fitted.low, model.fitted.high, color=color, alpha=0.15, linewidth=0)
+    axes.set_xscale("log")
+    axes.grid(alpha=0.3)
+    axes.set_xlabel("FLOPs of a sample, forward")
+    axes.set_ylabel("test log loss")
+    axes.set_title(f"{config.data.value}, one pass: loss against compute, with the fitted law")
+    axes.legend()
+    return figure
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    head = "| " + " | ".join(columns) + " |"
+    return [head, "|---" * len(columns) + "|", *("| " + " | ".join(row) + " |" for row in rows)]

@@ -1,0 +1,208 @@
+"""`ziggurat scale`: train models of growing compute by one pass over the data, and fit the law of scaling.
+
+    1x, 4x, 16x, 64x, 256x  ──►  grow (scaling.py)  ──►  one pass each (protocol `scale`)  ──►  test log loss
+                                                     ──►  loss = a + b·x^(−c) for each model (scaling_law.py)
+
+All models start from settings of about the same FLOPs, so the curves begin at the same place. Wukong has batch norms in
+place of its paper's layer norms: in one pass over half a million rows it learns more with them, by validation data. The
+learning rates are those of the protocol for every size. Log loss is what falls by a law; AUC stands beside it in the
+table. Runs are kept and taken up as those of a comparison are (`compare_runs.py`); test data is read once a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.errors import ConfigError
+from ziggurat.models import (
+    CrossConfig,
+    DCNv2Config,
+    DLRMConfig,
+    DNNConfig,
+    MLPConfig,
+    ModelConfig,
+    Normalization,
+    WukongConfig,
+)
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.recipes.protocols import scale_model, scale_training
+from ziggurat.runs.execute import prepare_run
+from ziggurat.studies.compare_data import ComparedData, data_run
+from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
+from ziggurat.studies.scaling import grow
+from ziggurat.studies.scaling_law import FittedLaw, fit_with_band
+from ziggurat.training.progress import NoProgress, Progress
+
+SMALLEST: dict[str, ModelConfig] = {
+    "wukong": WukongConfig(
+        embedding_dim=8,
+        num_layers=1,
+        num_fm=(4,),
+        num_linear=(4,),
+        rank=(4,),
+        mlp=MLPConfig(hidden_dims=(16,)),
+        head=MLPConfig(hidden_dims=(32,)),
+        norm=Normalization.BATCH,
+        input_norm=Normalization.BATCH,
+        numeric=NumericInput.FIELDS,
+    ),
+    "dcn_v2": DCNv2Config(embedding_dim=8, cross=CrossConfig(num_layers=1), deep=MLPConfig(hidden_dims=(8, 8))),
+    "dlrm": DLRMConfig(
+        embedding_dim=8,
+        numeric=NumericInput.FIELDS,
+        top=MLPConfig(hidden_dims=(48, 48)),
+    ),
+    "dnn": DNNConfig(embedding_dim=8, deep=MLPConfig(hidden_dims=(48, 48))),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleConfig:
+    """What to scale.
+
+    Args:
+        models: out of wukong, dcn_v2, dlrm, dnn.
+        factors: of compute, each 1 or more, relative to each model's smallest settings.
+        data: the data set.
+        rows: of synthetic data.
+        seeds: runs of each point.
+        source: folder or file of the raw data.
+        threads: of each run.
+    """
+
+    models: tuple[str, ...] = ("wukong", "dlrm", "dcn_v2")
+    factors: tuple[float, ...] = (1.0, 4.0, 16.0, 64.0, 256.0)
+    data: ComparedData = ComparedData.SYNTHETIC
+    rows: int = 1_000_000
+    seeds: int = 1
+    source: str = ""
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.models if name not in SMALLEST]
+        if unknown or not self.models or len(self.factors) < 3 or min(self.factors) < 1 or self.seeds < 1:
+            raise ConfigError(
+                expected=f"models out of {', '.join(SMALLEST)}; three factors of compute or more, each >= 1; a seed",
+                found=f"models = {','.join(self.models)}, factors = {self.factors}, seeds = {self.seeds}",
+                where="ziggurat scale",
+                ways_out="for example: ziggurat scale wukong --compute 1x..256x --points 5",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledPoint:
+    """One size of one model.
+
+    Args:
+        factor: compute asked for, relative to the smallest.
+        model: its settings.
+        runs: one record a seed.
+    """
+
+    factor: float
+    model: ModelConfig
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def flops(self) -> int:
+        """Of a forward pass, as counted."""
+        return self.runs[0].cost.forward_flops
+
+    def mean(self, metric: str) -> float:
+        """Mean test metric over seeds."""
+        return sum(run.test[metric] for run in self.runs) / len(self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledModel:
+    """All sizes of one model, smallest first, and the law through their test log losses."""
+
+    name: str
+    points: tuple[ScaledPoint, ...]
+    fitted: FittedLaw
+
+    @property
+    def falls(self) -> bool:
+        """Whether every larger model has a lower mean test log loss than the one before."""
+        losses = [point.mean("log_loss") for point in self.points]
+        return all(later < earlier for earlier, later in itertools.pairwise(losses))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        points = [
+            {"factor": point.factor, "flops": point.flops, "runs": [run.to_json() for run in point.runs]}
+            for point in self.points
+        ]
+        return {"name": self.name, "falls": self.falls, "points": points, "law": dataclasses.asdict(self.fitted)}
+
+
+def smallest(name: str) -> ModelConfig:
+    """The settings that a model starts from."""
+    return scale_model(SMALLEST[name])
+
+
+def factors_of(text: str, *, points: int) -> tuple[float, ...]:
+    """`1x..256x` as `points` factors, equally far apart in logarithm.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    parts = text.replace("x", "").split("..")
+    try:
+        low, high = (float(part) for part in parts)
+    except ValueError:
+        low = high = 0.0
+    if not 1.0 <= low < high or points < 3:
+        raise ConfigError(
+            expected="a range of compute such as 1x..256x, from 1x or more upwards, and 3 points or more",
+            found=f"{text!r}, {points} points",
+            where="command line, --compute and --points",
+            ways_out="--compute 1x..256x --points 5",
+        )
+    ratio = (high / low) ** (1.0 / (points - 1))
+    return tuple(round(low * ratio**index, 6) for index in range(points))
+
+
+def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = None) -> list[ScaledModel]:
+    """Train every size that is missing, and fit.
+
+    Args:
+        config: what to scale.
+        out: folder of all scaling runs.
+        progress: where to show it.
+    """
+    progress = progress or NoProgress()
+    base = data_run(config.data, source=config.source, rows=config.rows)
+    data = prepare_run(base, progress=progress)
+    torch.set_num_threads(config.threads)
+    folder = Path(out) / f"{config.data.value}-scale-{data.train.num_rows}"
+    training = scale_training(num_rows=data.train.num_rows)
+    scaled = []
+    for name in config.models:
+        points = []
+        for factor in config.factors:
+            model = grow(smallest(name), data.inputs, factor=factor)
+            runs = []
+            for seed in range(config.seeds):
+                progress.say(f"{name}, {factor:g}x, seed {seed}")
+                loader = dataclasses.replace(training.loader, seed=seed)
+                settings = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
+                run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=settings)
+                request = RunRequest(
+                    model=name, variant=0, config=run, folder=folder / name / f"{factor:g}x_seed{seed}"
+                )
+                runs.append(finish_run(request, data=data, read_test=True, progress=progress))
+            points.append(ScaledPoint(factor=factor, model=model, runs=tuple(runs)))
+        scaled.append(ScaledModel(name=name, points=tuple(points), fitted=_fit(points)))
+    return scaled
+
+
+def _fit(points: list[ScaledPoint]) -> FittedLaw:
+    compute = [point.flops / points[0].flops for point in points]
+    return fit_with_band(compute, [[run.test["log_loss"] for run in point.runs] for point in points])
