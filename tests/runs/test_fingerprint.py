@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ziggurat.data.encoded import EncodedDataset, EncodedWriter, MemoryDataset
+from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.recipes.fingerprint import differences, fingerprint
+from ziggurat.runs.fingerprint import differences, fingerprint
 
 INPUTS = InputSpec(dense=("age",), labels=(LabelSpec(name="click"),))
 
