@@ -7,7 +7,7 @@ import torch
 
 from ziggurat.errors import DataError, NumericsError
 from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
-from ziggurat.planning.towers.partitioner import affinity as interactions
+from ziggurat.planning.towers import affinity as interactions
 
 
 def reference(fields_BFD: torch.Tensor) -> torch.Tensor:
