@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ziggurat.errors import DataError, NumericsError
-from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
 from ziggurat.planning.towers import affinity as interactions
+from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
 
 
 def reference(fields_BFD: torch.Tensor) -> torch.Tensor:

@@ -286,7 +286,7 @@ def test_planning_needs_no_process_group_and_no_reader_of_files() -> None:
     code = (
         "import sys\n"
         "for name in ('polars', 'pyarrow', 'fbgemm_gpu', 'matplotlib', 'scipy'): sys.modules[name] = None\n"
-        "from ziggurat.planning.towers.partitioner import affinity, partitioner, plots\n"
+        "from ziggurat.planning.towers import affinity, partitioner, plots\n"
         "sys.exit(any(name.startswith(('ziggurat.parallel', 'ziggurat.data')) for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
