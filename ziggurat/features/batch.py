@@ -10,12 +10,23 @@ offsets at all. Lists are *jagged*: all rows one after the other, feature-major,
     single = [[7, 4, 7], [3, 8, 5]]           values  = [5, 9, 3, 2, 2, 6]
                                               offsets = [0, 2, 2, 3, 4, 6, 6]   (num features · batch size + 1)
 
+Sequences that are read event by event, not pooled, come in groups that share offsets: the ids of a history, what was
+done with them, when, and what is known of each item all have the same lengths, so one set of offsets cuts them all.
+Equal histories of several samples may be kept once: `inverse` then says which one belongs to each sample.
+
+    history   sample 0      1    2        offsets = [0, 2, 3]     (unique sequences + 1)
+    item      [ 7 4 ]     [ 9 ]  = 0      inverse = [0, 1, 0]     (one entry a sample)
+    action    [ 1 2 ]     [ 1 ]  = 0
+
+A batch knows its tensors by name (`tensors`): whatever moves, stores or counts them asks for those, so that a new part
+of a batch reaches all of them. `map` makes the same batch of other tensors, `rows` one of fewer samples.
 A batch is validated once, on the way in (`validate_batch`), never again inside the step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float32, Int64
@@ -44,6 +55,67 @@ class JaggedRows:
         """Rows of every list."""
         return self.offsets.diff().view(num_features, -1)
 
+    def rows(self, first: int, last: int, *, batch_size: int) -> JaggedRows:
+        """The lists of samples `first` to `last`; values are copied."""
+        num_features = (len(self.offsets) - 1) // batch_size if batch_size else 0
+        if num_features == 0:
+            return JaggedRows(self.values, self.offsets[:1])
+        lengths_JB = self.offsets.diff().view(num_features, batch_size)[:, first:last]
+        begins = self.offsets[first::batch_size][:num_features].tolist()
+        ends = self.offsets[last::batch_size][:num_features].tolist()
+        values = [self.values[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return JaggedRows(torch.cat(values), _offsets_of(lengths_JB.reshape(-1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceGroup:
+    """Sequences of events that share their lengths: ids, actions, times, side information.
+
+    Event t of sequence s is `values[name][offsets[s] + t]`. Without `inverse` sequence s is that of sample s.
+
+    Args:
+        values: one tensor for each kind of information; first axis N, all events one after the other.
+        offsets: (S + 1,) where each sequence begins; S = B without `inverse`.
+        inverse: (B,) the sequence of each sample, where equal sequences are kept once; None: one a sample.
+    """
+
+    values: dict[str, Tensor]
+    offsets: Int64[Tensor, "S+1"]
+    inverse: Int64[Tensor, "B"] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples B."""
+        return len(self.offsets) - 1 if self.inverse is None else len(self.inverse)
+
+    def expanded(self) -> SequenceGroup:
+        """The same with one sequence a sample and no `inverse`: what it means, written out."""
+        if self.inverse is None:
+            return self
+        return self._take(self.inverse)
+
+    def rows(self, first: int, last: int) -> SequenceGroup:
+        """The sequences of samples `first` to `last`; those that only other samples have are left out."""
+        if self.inverse is None:
+            begin, end = int(self.offsets[first]), int(self.offsets[last])
+            values = {name: value[begin:end] for name, value in self.values.items()}
+            return SequenceGroup(values=values, offsets=self.offsets[first : last + 1] - begin)
+        kept, inverse = torch.unique(self.inverse[first:last], return_inverse=True)
+        return replace(self._take(kept), inverse=inverse)
+
+    def _take(self, sequences_S: Tensor) -> SequenceGroup:
+        lengths_S = self.offsets.diff()[sequences_S]
+        offsets = _offsets_of(lengths_S)
+        shift_S = self.offsets[sequences_S] - offsets[:-1]
+        events_N = torch.arange(int(offsets[-1]), device=offsets.device) + shift_S.repeat_interleave(lengths_S)
+        return SequenceGroup(values={name: value[events_N] for name, value in self.values.items()}, offsets=offsets)
+
+
+def _offsets_of(lengths: Tensor) -> Tensor:
+    offsets = lengths.new_zeros(len(lengths) + 1)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -54,20 +126,24 @@ class Batch:
         single: (S, B) rows, feature-major.
         jagged: lists of rows for J features.
         vectors: one (B, dim) tensor for each vector feature, by name.
+        sequences: groups of sequences that are not pooled, by name.
         labels: (B, L); empty second axis when predicting.
         weights: (B,) sample weights, or None.
         groups: (B,) group of each sample for GAUC, or None.
         row_ids: (B,) position of each sample in its data set; the sample ledger hashes them.
+        extras: whatever else a model or loss reads, by name; first axis B (scores of a teacher, for example).
     """
 
     dense: Float32[Tensor, "B N"]
     single: Int64[Tensor, "S B"]
     jagged: JaggedRows = field(default_factory=JaggedRows.empty)
     vectors: dict[str, Float32[Tensor, "B D"]] = field(default_factory=dict)
+    sequences: dict[str, SequenceGroup] = field(default_factory=dict)
     labels: Float32[Tensor, "B L"]
     weights: Float32[Tensor, "B"] | None = None
     groups: Int64[Tensor, "B"] | None = None
     row_ids: Int64[Tensor, "B"]
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def batch_size(self) -> int:
@@ -89,25 +165,74 @@ class Batch:
             row_ids=rows,
         )
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same batch with `change` applied to each of its tensors."""
+
+        def maybe(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        def each(named: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: change(tensor) for name, tensor in named.items()}
+
+        return Batch(
+            dense=change(self.dense),
+            single=change(self.single),
+            jagged=JaggedRows(change(self.jagged.values), change(self.jagged.offsets)),
+            vectors=each(self.vectors),
+            sequences={
+                name: SequenceGroup(
+                    values=each(group.values), offsets=change(group.offsets), inverse=maybe(group.inverse)
+                )
+                for name, group in self.sequences.items()
+            },
+            labels=change(self.labels),
+            weights=maybe(self.weights),
+            groups=maybe(self.groups),
+            row_ids=change(self.row_ids),
+            extras=each(self.extras),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor of the batch by a name of its own, as in `vectors.title` or `sequences.history.item`."""
+        named: dict[str, Tensor | None] = {
+            "dense": self.dense,
+            "single": self.single,
+            "jagged.values": self.jagged.values,
+            "jagged.offsets": self.jagged.offsets,
+            **{f"vectors.{name}": value for name, value in self.vectors.items()},
+            "labels": self.labels,
+            "weights": self.weights,
+            "groups": self.groups,
+            "row_ids": self.row_ids,
+            **{f"extras.{name}": value for name, value in self.extras.items()},
+        }
+        for name, group in self.sequences.items():
+            named |= {f"sequences.{name}.{kind}": value for kind, value in group.values.items()}
+            named |= {f"sequences.{name}:offsets": group.offsets, f"sequences.{name}:inverse": group.inverse}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def rows(self, first: int, last: int) -> Batch:
+        """Samples `first` to `last` as a batch; what is feature-major or jagged is copied, the rest are views."""
+        samples = slice(first, last)
+        return Batch(
+            dense=self.dense[samples],
+            single=self.single[:, samples].contiguous(),
+            jagged=self.jagged.rows(first, last, batch_size=self.batch_size),
+            vectors={name: vector[samples] for name, vector in self.vectors.items()},
+            sequences={name: group.rows(first, last) for name, group in self.sequences.items()},
+            labels=self.labels[samples],
+            weights=None if self.weights is None else self.weights[samples],
+            groups=None if self.groups is None else self.groups[samples],
+            row_ids=self.row_ids[samples],
+            extras={name: value[samples] for name, value in self.extras.items()},
+        )
+
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device (no copy where it already is)."""
+        """The same batch on another device (no copy where it already is); `row_ids` stay, only the host reads them."""
         device = torch.device(device)
         if device == self.dense.device:
             return self
-
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
-
-        return Batch(
-            dense=moved(self.dense),
-            single=moved(self.single),
-            jagged=JaggedRows(moved(self.jagged.values), moved(self.jagged.offsets)),
-            vectors={name: moved(tensor) for name, tensor in self.vectors.items()},
-            labels=moved(self.labels),
-            weights=None if self.weights is None else moved(self.weights),
-            groups=None if self.groups is None else moved(self.groups),
-            row_ids=self.row_ids,  # only the ledger reads them, on the host
-        )
+        return self.map(lambda tensor: tensor if tensor is self.row_ids else tensor.to(device, non_blocking=True))
 
 
 def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:
@@ -143,7 +268,39 @@ def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:
             ways_out="clean the value, or give the feature a `missing` value in the schema",
         )
     _check_bounds(batch, inputs)
+    for name, group in batch.sequences.items():
+        _check_sequences(name, group, size)
+    for name, value in batch.extras.items():
+        _expect_shape(f"extras[{name!r}]", value, (size, *value.shape[1:]))
     return batch
+
+
+def _check_sequences(name: str, group: SequenceGroup, size: int) -> None:
+    where = f"batch.sequences[{name!r}]"
+    num_events, num_sequences = int(group.offsets[-1]), len(group.offsets) - 1
+    wrong = {kind: len(value) for kind, value in group.values.items() if len(value) != num_events}
+    if int(group.offsets[0]) != 0 or bool((group.offsets.diff() < 0).any()) or wrong:
+        raise DataError(
+            expected=f"offsets that start at 0 and never fall, and {num_events} events (the last offset) of each kind",
+            found=f"first offset {int(group.offsets[0])}, events {wrong}" if wrong else "offsets that do not",
+            where=where,
+            ways_out="build offsets with torch.cumsum over the lengths",
+        )
+    if group.batch_size != size:
+        raise DataError(
+            expected=f"one sequence (or entry of inverse) for each of {size} samples",
+            found=str(group.batch_size),
+            where=where,
+            ways_out="give each sample a sequence, an empty one where it has none",
+        )
+    inverse = group.inverse
+    if inverse is not None and inverse.numel() and not 0 <= int(inverse.min()) <= int(inverse.max()) < num_sequences:
+        raise BoundsError(
+            expected=f"positions 0 … {num_sequences - 1} of unique sequences",
+            found=f"{int(inverse.min())} … {int(inverse.max())}",
+            where=f"{where}.inverse",
+            ways_out="make it with torch.unique(…, return_inverse=True)",
+        )
 
 
 def _expect_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:

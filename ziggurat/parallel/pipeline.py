@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.parallel.dense import unreduced
 from ziggurat.parallel.embeddings import ShardedEmbeddings
@@ -176,33 +176,4 @@ def cut_batch(batch: Batch, num_parts: int) -> list[Batch]:
         return [batch]
     size = batch.batch_size
     bounds = [size * index // num_parts for index in range(num_parts + 1)]
-    return [batch_rows(batch, first, last) for first, last in itertools.pairwise(bounds)]
-
-
-def batch_rows(batch: Batch, first: int, last: int) -> Batch:
-    """Samples `first` to `last` of a batch, as a batch."""
-    rows = slice(first, last)
-    return Batch(
-        dense=batch.dense[rows],
-        single=batch.single[:, rows].contiguous(),
-        jagged=_lists(batch, first, last),
-        vectors={name: vector[rows] for name, vector in batch.vectors.items()},
-        labels=batch.labels[rows],
-        weights=None if batch.weights is None else batch.weights[rows],
-        groups=None if batch.groups is None else batch.groups[rows],
-        row_ids=batch.row_ids[rows],
-    )
-
-
-def _lists(batch: Batch, first: int, last: int) -> JaggedRows:
-    size, offsets = batch.batch_size, batch.jagged.offsets
-    num_features = (len(offsets) - 1) // size if size else 0
-    if num_features == 0:
-        return JaggedRows(batch.jagged.values, offsets[:1])
-    lengths_JB = offsets.diff().view(num_features, size)[:, first:last]
-    values = [
-        batch.jagged.values[int(offsets[index * size + first]) : int(offsets[index * size + last])]
-        for index in range(num_features)
-    ]
-    ends = lengths_JB.reshape(-1).cumsum(0)
-    return JaggedRows(torch.cat(values), torch.cat([ends.new_zeros(1), ends]))
+    return [batch.rows(first, last) for first, last in itertools.pairwise(bounds)]

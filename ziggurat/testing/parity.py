@@ -26,7 +26,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
-from ziggurat.parallel.pipeline import Pipeline, batch_rows
+from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
@@ -74,7 +74,7 @@ def assert_same_as_single_device(
     tolerance = tolerance or Tolerance()
     topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=ranks_a_host)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
-    local = batch_rows(batch, bounds[topology.rank], bounds[topology.rank + 1])
+    local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])
     single, many = build(), build()
     parallel = parallelize(many, plan, topology, config=config)
     single_tables, many_tables = TableOptimizer(single.embeddings), parallel.table_optimizer(many)
@@ -135,7 +135,7 @@ def assert_same_sequences(
     topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=ranks_a_host)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
     first, last = bounds[topology.rank], bounds[topology.rank + 1]
-    local = batch_rows(batch, first, last)
+    local = batch.rows(first, last)
     single, many = build(), build()
     parallel = parallelize(many, plan, topology)
     optimizers = [TableOptimizer(single.embeddings), parallel.table_optimizer(many)]
