@@ -77,7 +77,7 @@ def test_towers_send_less_between_hosts(compression: float, wire: str, num_bytes
             assert counted[f"peer hop {direction}"] == (0, int(numbers * num_bytes / compression) // 2)
 
 
-def test_int8_rows_cost_a_scale_each() -> None:
+def test_int8_costs_a_scale_for_each_field_of_a_sample() -> None:
     numbers = BATCH * NUM_FIELDS * DIM // 2
     for counted in run_ranks(traffic_of_a_step, 4, 1.0, "int8"):
-        assert counted["peer hop forward"] == (0, numbers + numbers // DIM * 4)
+        assert counted["peer hop forward"] == (0, numbers + numbers // DIM * 2)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import torch
 
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.data.preprocess.prepare import DataConfig, prepare
@@ -75,7 +76,8 @@ def test_neighbours_keep_shared_tables_together() -> None:
 
 
 def test_settings_are_translated() -> None:
-    assert [wire_bytes(wire) for wire in (WireFormat.FP32, WireFormat.BF16, WireFormat.INT8)] == [4.0, 2.0, 1.0625]
+    assert [wire_bytes(wire) for wire in (WireFormat.FP32, WireFormat.BF16, WireFormat.INT8)] == [4.0, 2.0, 1.03125]
+    assert wire_bytes(WireFormat.FP32, computed=torch.bfloat16) == 2.0  # as it travels, not as it is called
     assert matmul_format(Precision.AUTO, named_cluster("h100x8")) is MatmulFormat.BF16
     assert matmul_format(Precision.AUTO, named_cluster("v100x8")) is MatmulFormat.FP32
     assert matmul_format(Precision.FP32, named_cluster("h100x8")) is MatmulFormat.FP32

@@ -15,7 +15,6 @@ batch (`exchange.py`).
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +34,7 @@ from ziggurat.parallel.shards import FieldShare, RankShare
 from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Rounding, Wire, WireConfig, WireFormat
+from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan
 
 
@@ -76,6 +75,7 @@ class ShardedEmbeddings(nn.Module):
         self.tables = tables
         self.inputs, self.config = tables.inputs, tables.config
         self._topology, self._flow = topology, flow
+        self._is_flat = plan.towers is None
         self._ids = IdExchange(
             tables.inputs, shares=tables.shares, shards=tables.shards, topology=topology, traffic=traffic
         )
@@ -86,7 +86,7 @@ class ShardedEmbeddings(nn.Module):
             own = topology.towers_of(topology.group_index, num_towers=len(plan.towers))
             names = [name for tower in own for name in plan.towers.towers[tower]]
         self.field_names = tuple(names)
-        crosses_hosts = plan.towers is None
+        crosses_hosts = self._is_flat
         group = topology.tower
         shares = [tables.shares[rank] for rank in group.ranks]
         placements = {parts[0].placement for parts in tables.shards.values()}
@@ -97,8 +97,6 @@ class ShardedEmbeddings(nn.Module):
                 topology.host, shares=tables.shares, shards=tables.shards, wire_format=wire.in_tower, traffic=traffic
             )
         parts = [sent_parts(share, shards=tables.shards, sums_in_host=sums_in_host) for share in tables.shares]
-        widths = [part.width for each in parts for part in each if part.width]
-        width = math.gcd(*widths) if widths else 1
         chosen = wire.between_towers if crosses_hosts else wire.in_tower
         copies = {share.field.name: share for share in tables.mine.own.fields}
         sent = [parts[rank] for rank in group.ranks]
@@ -107,11 +105,11 @@ class ShardedEmbeddings(nn.Module):
         self.output_dim = sum(self.field_dims)
         self.hop = BlockExchange(
             group,
-            columns=[sum(part.width for part in each) for each in sent],
+            widths=[[part.width for part in each] for each in sent],
             num_local=tables.mine.copies.num_columns,
             blocks=[block for blocks in self.field_blocks for block in blocks],
-            forward_wire=Wire(chosen, width),
-            backward_wire=Wire(chosen, width, wire.backward_rounding),
+            wire=chosen,
+            backward_rounding=wire.backward_rounding,
             traffic=traffic,
             purpose="embeddings" if crosses_hosts else "tower hop",
         )
@@ -173,14 +171,19 @@ class ShardedEmbeddings(nn.Module):
         return self._sequences(batch, name, dtype=dtype)
 
     def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
-        """The first half of `forward`: look up and send; `hop` has the second. See `pipeline.py`."""
+        """The first half of `forward`, of a flat model: look up and send; `hop` has the second. See `pipeline.py`."""
+        assert self._is_flat
         assert self.can_start
         return self._send(self._take_ids(batch))
 
     @property
     def can_start(self) -> bool:
-        """True unless means of spread rows have to be finished after the hop."""
-        return self._count_hop is None
+        """True unless means of spread rows have to be finished after the last hop; the same on all ranks.
+
+        In a flat model one group of all ranks comes to the answer together. With towers the last hop is that of the
+        peers, behind everything that happens here, whatever the means of one tower group need.
+        """
+        return self._count_hop is None or not self._is_flat
 
     def choose_kernel(self, shape: BatchShape) -> None:
         """Choose the kernel of the local tables, for the batches of all ranks together."""
@@ -241,13 +244,11 @@ class ShardedEmbeddings(nn.Module):
         # All ranks of the group come to the same answer, because all know all shares.
         if not blocks:
             return None, []
-        exact = Wire(WireFormat.FP32, 1, Rounding.NEAREST)
         hop = BlockExchange(
             self._topology.tower,
-            columns=[len(share.counts) for share in shares],
+            widths=[[1] * len(share.counts) for share in shares],
             blocks=blocks,
-            forward_wire=exact,
-            backward_wire=exact,
+            wire=WireFormat.FP32,
             traffic=traffic,
             purpose="list lengths",
         )

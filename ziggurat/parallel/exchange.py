@@ -38,7 +38,7 @@ from torch import Tensor
 from ziggurat.parallel.collectives import Pending, all_to_all
 from ziggurat.parallel.topology import RankGroup
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire
+from ziggurat.parallel.wire import Rounding, Wire, WireFormat, decode_pieces, encode_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ class BlockExchange:
 
     Args:
         group: who takes part.
-        columns: how many columns each member sends.
+        widths: what each member sends: the columns of each field, from left to right.
         num_local: how many columns stay on each rank.
         blocks: the output, from left to right.
-        forward_wire: format of the values.
-        backward_wire: format of their gradients.
+        wire: format of the values and of their gradients; a field has a scale of its own where the format has scales.
+        backward_rounding: of gradients.
         traffic: counts messages.
         purpose: name of the hop, for counts and errors.
     """
@@ -89,21 +89,22 @@ class BlockExchange:
         self,
         group: RankGroup,
         *,
-        columns: Sequence[int],
+        widths: Sequence[Sequence[int]],
         blocks: Sequence[Block],
-        forward_wire: Wire,
-        backward_wire: Wire,
+        wire: WireFormat,
         traffic: Traffic,
         purpose: str,
+        backward_rounding: Rounding = Rounding.NEAREST,
         num_local: int = 0,
     ) -> None:
         self.group = group
-        self.columns = list(columns)
+        self.columns = [sum(each) for each in widths]
         self.num_local = num_local
         self.blocks = _merge(blocks)
         self.output_dim = sum(block.width for block in self.blocks)
-        self._forward_wire = forward_wire
-        self._backward_wire = backward_wire
+        layouts = [tuple(width for width in each if width) for each in widths]
+        self._forward_wires = [Wire(wire, layout) for layout in layouts]
+        self._backward_wires = [Wire(wire, layout, backward_rounding) for layout in layouts]
         self._traffic = traffic
         self._purpose = purpose
         self._is_concatenation = (
@@ -112,6 +113,13 @@ class BlockExchange:
             == [((member, 0),) for member, number in enumerate(self.columns) if number]
             and [b.width for b in self.blocks] == [number for number in self.columns if number]
         )
+
+    def describe(self, dtype: torch.dtype) -> str:
+        """What values of type `dtype` travel as, and their gradients; see `Wire.describe`."""
+        layout = tuple(width for wire in self._forward_wires for width in wire.widths)
+        rounding = self._backward_wires[0].rounding
+        text = Wire(self._forward_wires[0].format, layout).describe(dtype)
+        return f"{text}, gradients {rounding.value}" if text.endswith("rounded") else f"{text}, gradients too"
 
     def __call__(self, values_RC: Float[Tensor, "R C"], *, rows_sent: list[int], num_rows: int) -> Tensor:
         """Start and finish, as part of the autograd graph."""
@@ -147,12 +155,15 @@ class BlockExchange:
 
     def send_values(self, transfer: Transfer, values_RC: Tensor) -> None:
         """Forward, first half."""
-        wire, mine = self._forward_wire, self.columns[self.group.position]
+        wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
         assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
         transfer.forward = all_to_all(
             wire.encode(values_RC.contiguous()),
             sent=[wire.num_items(rows * mine) for rows in transfer.rows_sent],
-            received=[wire.num_items(transfer.num_rows * number) for number in self.columns],
+            received=[
+                each.num_items(transfer.num_rows * number)
+                for each, number in zip(self._forward_wires, self.columns, strict=True)
+            ],
             group=self.group,
             traffic=self._traffic,
             purpose=f"{self._purpose} forward",
@@ -161,17 +172,15 @@ class BlockExchange:
     def receive_values(self, transfer: Transfer) -> Float[Tensor, "B T"]:
         """Forward, second half."""
         assert transfer.forward is not None
-        received = self._forward_wire.decode(transfer.forward.wait(), dtype=transfer.dtype)
-        transfer.forward = None
         rows = transfer.num_rows
-        pieces = [
-            piece.view(rows, number)
-            for piece, number in zip(received.split([rows * n for n in self.columns]), self.columns, strict=True)
-        ]
+        sizes = [rows * number for number in self.columns]
+        received = decode_pieces(self._forward_wires, transfer.forward.wait(), sizes=sizes, dtype=transfer.dtype)
+        transfer.forward = None
+        pieces = [piece.view(rows, number) for piece, number in zip(received, self.columns, strict=True)]
         pieces.append(transfer.local)  # LOCAL is the last
         if self._is_concatenation:
             filled = [piece for piece in pieces if piece.shape[1]]
-            return filled[0] if len(filled) == 1 else torch.cat([*filled, received.new_empty(rows, 0)], dim=1)
+            return filled[0] if len(filled) == 1 else torch.cat([*filled, transfer.local], dim=1)
         parts = []
         for block in self.blocks:
             (member, first), *others = block.sources
@@ -179,16 +188,14 @@ class BlockExchange:
             for member, first in others:
                 part = part + pieces[member][:, first : first + block.width]
             parts.append(part)
-        return torch.cat(parts, dim=1) if parts else received.new_empty(rows, 0)
+        return torch.cat(parts, dim=1) if parts else transfer.local.new_empty(rows, 0)
 
     def send_gradient(self, transfer: Transfer, gradient_BT: Tensor) -> None:
         """Backward, first half."""
-        wire, rows = self._backward_wire, transfer.num_rows
-        packed = gradient_BT.new_empty(sum(rows * number for number in self.columns))
-        pieces = [
-            piece.view(rows, number)
-            for piece, number in zip(packed.split([rows * n for n in self.columns]), self.columns, strict=True)
-        ]
+        rows = transfer.num_rows
+        sizes = [rows * number for number in self.columns]
+        packed = gradient_BT.new_empty(sum(sizes))
+        pieces = [piece.view(rows, number) for piece, number in zip(packed.split(sizes), self.columns, strict=True)]
         transfer.local = gradient_BT.new_empty(rows, self.num_local)
         pieces.append(transfer.local)
         column = 0
@@ -196,11 +203,11 @@ class BlockExchange:
             for member, first in block.sources:
                 pieces[member][:, first : first + block.width] = gradient_BT[:, column : column + block.width]
             column += block.width
-        mine = self.columns[self.group.position]
+        mine, wires = self.columns[self.group.position], self._backward_wires
         transfer.backward = all_to_all(
-            wire.encode(packed),
-            sent=[wire.num_items(rows * number) for number in self.columns],
-            received=[wire.num_items(number * mine) for number in transfer.rows_sent],
+            encode_pieces(wires, packed, sizes=sizes),
+            sent=[wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)],
+            received=[wires[self.group.position].num_items(number * mine) for number in transfer.rows_sent],
             group=self.group,
             traffic=self._traffic,
             purpose=f"{self._purpose} backward",
@@ -209,7 +216,8 @@ class BlockExchange:
     def receive_gradient(self, transfer: Transfer) -> Float[Tensor, "R C"]:
         """Backward, second half."""
         assert transfer.backward is not None
-        gradient = self._backward_wire.decode(transfer.backward.wait(), dtype=transfer.dtype)
+        wire = self._backward_wires[self.group.position]
+        gradient = wire.decode(transfer.backward.wait(), dtype=transfer.dtype)
         transfer.backward = None
         return gradient.view(sum(transfer.rows_sent), self.columns[self.group.position])
 

@@ -29,7 +29,7 @@ from ziggurat.parallel.collectives import all_to_all
 from ziggurat.parallel.shards import FieldShare, RankShare, Shard
 from ziggurat.parallel.topology import RankGroup
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire, WireFormat
+from ziggurat.parallel.wire import Wire, WireFormat, decode_pieces, encode_pieces
 from ziggurat.plan import Placement
 
 
@@ -99,8 +99,7 @@ class HostSums:
             i: {rank: _piece(self._fields[i].shard, rank=rank, shards=shards) for rank in self._holders[i]}
             for i in self._summed
         }
-        widths = [table[0].table_columns for table in shards.values()]
-        self._wire = Wire(wire_format, math.gcd(*(_unit(width) for width in widths)))
+        self._format = wire_format
 
     def __call__(self, pooled_RC: Float[Tensor, "R C"]) -> Float[Tensor, "R S"]:
         """Sums of this rank's columns of the summed fields; the other fields as they are."""
@@ -149,23 +148,33 @@ class HostSums:
         purpose: str,
     ) -> dict[tuple[int, int], Tensor]:
         """Pieces by (rank, field), there; pieces of the given widths by (rank, field), back."""
-        rows, wire = len(like), self._wire
+        rows = len(like)
         order = [(rank, i) for rank in self._host.ranks for i in self._summed if rank in self._holders[i]]
-        sent = [
-            torch.cat([pieces[key].reshape(-1) for key in order if key[0] == rank] + [like.new_empty(0)])
-            for rank in self._host.ranks
-        ]
-        expected = [sum(widths[key] for key in order if key[0] == rank) for rank in self._host.ranks]
+        going = [self._wire(pieces[key].shape[1]) for key in order]
+        coming = [self._wire(widths[key]) for key in order]
+        numbers = torch.cat([*(pieces[key].reshape(-1) for key in order), like.new_empty(0)])
         buffer = all_to_all(
-            wire.encode(torch.cat(sent)),
-            sent=[wire.num_items(piece.numel()) for piece in sent],
-            received=[wire.num_items(rows * width) for width in expected],
+            encode_pieces([*going, self._wire(0)], numbers, sizes=[*(rows * wire.num_columns for wire in going), 0]),
+            sent=self._items(order, going, rows=rows),
+            received=self._items(order, coming, rows=rows),
             group=self._host,
             traffic=self._traffic,
             purpose=purpose,
         ).wait()
-        values = wire.decode(buffer, dtype=like.dtype).split([rows * widths[key] for key in order])
-        return {key: value.view(rows, widths[key]) for key, value in zip(order, values, strict=True)}
+        sizes = [*(rows * wire.num_columns for wire in coming), 0]
+        values = decode_pieces([*coming, self._wire(0)], buffer, sizes=sizes, dtype=like.dtype)
+        return {key: value.view(rows, widths[key]) for key, value in zip(order, values, strict=False)}
+
+    def _wire(self, width: int) -> Wire:
+        """For rows of one piece of a field; nothing travels of width 0."""
+        return Wire(self._format, (width,) if width else ())
+
+    def _items(self, order: list[tuple[int, int]], wires: list[Wire], *, rows: int) -> list[int]:
+        """Items of the message to or from each rank of the host."""
+        items = dict.fromkeys(self._host.ranks, 0)
+        for (rank, _), wire in zip(order, wires, strict=True):
+            items[rank] += wire.num_items(rows * wire.num_columns)
+        return list(items.values())
 
 
 class _Sum(torch.autograd.Function):
@@ -184,7 +193,7 @@ def _is_summed(share: FieldShare) -> bool:
 
 
 def _unit(columns: int) -> int:
-    """Columns stay together in fours where the table allows, so that a scale of the wire serves more than one."""
+    """Columns stay together in fours where the table allows, so that a scale of the wire serves several."""
     return math.gcd(columns, 4)
 
 

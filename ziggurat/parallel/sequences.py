@@ -143,9 +143,9 @@ class SequenceExchange:
 
     def move(self, values: Tensor, *, sent: list[int], received: list[int], width: int, backward: bool) -> Tensor:
         """One exchange of vectors of `width` numbers; flat."""
-        wire = Wire(self._wire.between_towers, width)
+        wire = Wire(self._wire.between_towers, (width,))
         if backward:
-            wire = Wire(self._wire.between_towers, width, self._wire.backward_rounding)
+            wire = Wire(self._wire.between_towers, (width,), self._wire.backward_rounding)
         buffer = all_to_all(
             wire.encode(values.contiguous()),
             sent=[wire.num_items(number * width) for number in sent],

@@ -25,7 +25,6 @@ Several towers may share a group (T_towers a multiple of G/S); each keeps its ow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -38,7 +37,7 @@ from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire, WireConfig
+from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 
 
@@ -101,33 +100,41 @@ class TowerTransform(nn.Module):
         }
         own_towers = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
         assert sum(sum(input_field_dims[tower]) for tower in own) == embeddings.output_dim
-        columns, blocks, starts = [], [], {}
+        widths, blocks, starts = [], [], {}
         for group in range(topology.num_groups):
-            column = 0
-            for tower in topology.towers_of(group, num_towers=len(towers)):
+            column, towers_of_group = 0, topology.towers_of(group, num_towers=len(towers))
+            for tower in towers_of_group:
                 for index, dim in enumerate(output_field_dims[tower]):
                     blocks.append(Block(dim, ((group, column),)))
                     if layer is None:
                         starts[towers.towers[tower][index]] = blocks[-1]
                     column += dim
-            columns.append(column)
+            widths.append([dim for t in towers_of_group for dim in output_field_dims[t]])
         if layer is None:
             blocks = [starts[spec.name] for spec in embeddings.inputs.fields]
         self.field_dims = tuple(block.width for block in blocks)
         self.output_dim = sum(self.field_dims)
-        width = math.gcd(*self.field_dims)
         self.hop = BlockExchange(
             topology.peers,
-            columns=columns,
+            widths=widths,
             blocks=blocks,
-            forward_wire=Wire(wire.between_towers, width),
-            backward_wire=Wire(wire.between_towers, width, wire.backward_rounding),
+            wire=wire.between_towers,
+            backward_rounding=wire.backward_rounding,
             traffic=traffic,
             purpose="peer hop",
         )
         self.modules_of_towers = own_towers.modules_of_towers  # the names that one device uses
         self._own = [own_towers]  # in a list: not a second set of names
         self._run: list[Callable[..., Tensor]] = [own_towers]
+
+    def computed_dtype(self, compute: torch.dtype) -> torch.dtype:
+        """What the modules return where the dense network computes in `compute`, the same for all towers of a model.
+
+        Every module ends with products, which autocast brings to `compute`; identity modules pass on what was looked
+        up, FP32.
+        """
+        is_identity = all(isinstance(module, IdentityTower) for module in self.modules_of_towers.values())
+        return torch.float32 if is_identity else compute
 
     def replicate(self, replicated: Callable[[nn.Module], Callable[..., Tensor]]) -> None:
         """Let a form of the modules run that reduces their gradients inside the tower group."""

@@ -1,12 +1,19 @@
 """Wire formats: what embeddings and their gradients look like while they travel.
 
-    fp32        4 bytes a number, exact
+    fp32        as computed: 4 bytes a number, or 2 where the network computes in BF16 or FP16; exact
     bf16, fp16  2 bytes
-    int8, fp8   1 byte, and one FP32 scale for each row of `width` numbers: 1 + 4/width bytes
+    int8, fp8   1 byte, and a scale of 2 bytes for each field of a sample: 1 + 2/width bytes
 
-A row is cut out of one embedding, so numbers of different features never share a scale:
+A format says how many bits may be lost, so what travels depends on what comes in as well. BF16 numbers in an FP32 wire
+travel as they are: nothing is lost, and half of the bytes are saved. `Wire.carried` and `Wire.is_exact` hold the whole
+table (docs/guides/many-ranks.md prints it).
 
-    int8   scale = max|x| / 127   q = round(x / scale)           fp8 (e4m3)   scale = max|x| / 448
+A row is what one sample sends to one rank: several fields side by side, `widths` numbers each. Every field has a scale
+of its own, so numbers of different features never share one:
+
+    int8   scale ≥ max|x| / 127   q = round(x / scale)           fp8 (e4m3)   scale ≥ max|x| / 448
+
+Scales are BF16, rounded up, so that no number leaves the range; a step is at most 1/128 larger than with an FP32 scale.
 
 Rounding to nearest is biased for gradients that are smaller than half a step: they vanish every time. Stochastic
 rounding (up with the probability of the remainder) is right on average; it is used in the backward pass where asked
@@ -16,8 +23,11 @@ Quantised exchange of embeddings: Yang et al., "Training with Low-precision Embe
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -55,90 +65,172 @@ class WireConfig:
     backward_rounding: Rounding = Rounding.NEAREST
 
 
+_HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = {WireFormat.FP32: torch.float32, WireFormat.BF16: torch.bfloat16, WireFormat.FP16: torch.float16}
-_SCALE_BYTES = 4
-_FP8_MAX = 448.0
+_SCALE_BYTES = 2
+_LARGEST = {WireFormat.INT8: 127.0, WireFormat.FP8: 448.0}
+# Significant bits, and the exponent of the smallest normal number: below it steps are of one size.
+_GRIDS = {torch.float32: (24, -126), torch.float16: (11, -14), torch.float8_e4m3fn: (4, -6)}
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A format for rows of one width.
+    """A format for messages whose rows have one layout.
 
     Args:
         format: how a number travels.
-        width: numbers that share a scale; every message is a whole number of rows.
+        widths: numbers of each field of a row, from left to right; they share a scale where the format has scales.
+            Every message is a whole number of rows.
         rounding: to nearest, or stochastic.
     """
 
     format: WireFormat
-    width: int
+    widths: tuple[int, ...]
     rounding: Rounding = Rounding.NEAREST
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Of the buffers that travel."""
+    def has_scales(self) -> bool:
+        """True if numbers travel as bytes with scales."""
+        return self.format not in _DTYPES
+
+    def carried(self, dtype: torch.dtype) -> torch.dtype:
+        """What a number of type `dtype` travels as; `torch.uint8` stands for bytes with scales."""
+        if self.format is WireFormat.FP32 and dtype in _HALVES:
+            return dtype
         return _DTYPES.get(self.format, torch.uint8)
 
+    def is_exact(self, dtype: torch.dtype) -> bool:
+        """True if a number of type `dtype` arrives with all its bits."""
+        return self.carried(dtype) is dtype
+
+    def bytes_per_number(self, dtype: torch.dtype) -> float:
+        """Bytes that a number of type `dtype` takes, its share of a scale included."""
+        return self.num_items(self.num_columns) * self.carried(dtype).itemsize / max(self.num_columns, 1)
+
+    def describe(self, dtype: torch.dtype) -> str:
+        """What travels, for people: "bf16, because numbers are computed in BF16: 2 bytes a number, exact"."""
+        name = self.format.value if self.has_scales else _NAMES[self.carried(dtype)]
+        why = "" if name == self.format.value else f", because numbers are computed in {_NAMES[dtype].upper()}"
+        how = "exact" if self.is_exact(dtype) else "rounded"
+        return f"{name}{why}: {self.bytes_per_number(dtype):.3g} bytes a number, {how}"
+
+    @cached_property
+    def num_columns(self) -> int:
+        """Numbers of a row."""
+        return sum(self.widths)
+
     def num_items(self, num_numbers: int) -> int:
-        """Items of `dtype` that `num_numbers` numbers take on the wire."""
-        if self.format in _DTYPES:
+        """Items of a buffer that `num_numbers` numbers take."""
+        if not self.has_scales or not num_numbers:
             return num_numbers
-        assert num_numbers % self.width == 0, (num_numbers, self.width)
-        return num_numbers // self.width * (self.width + _SCALE_BYTES)
+        assert num_numbers % self.num_columns == 0, (num_numbers, self.num_columns)
+        return num_numbers // self.num_columns * (self.num_columns + _SCALE_BYTES * len(self.widths))
 
     def encode(self, numbers: Tensor) -> Tensor:
-        """Any shape of FP32 (or what the network computes in) to a flat buffer of `dtype`."""
+        """Whole rows of any shape to a flat buffer of type `carried`."""
         flat = numbers.reshape(-1)
-        if flat.dtype == self.dtype:
+        if self.has_scales:
+            return self._encode_rows(flat.to(torch.float32).view(-1, max(self.num_columns, 1)))
+        target = self.carried(flat.dtype)
+        if flat.dtype == target:
             return flat
-        if self.format in _DTYPES:
-            stochastic = self.rounding is Rounding.STOCHASTIC and flat.dtype == torch.float32
-            return _to_half(flat, self.format, stochastic=stochastic)
-        rows = flat.to(torch.float32).view(-1, self.width)
-        largest = rows.abs().amax(dim=1, keepdim=True)
-        if self.format is WireFormat.INT8:
-            scale = (largest / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-            scaled = rows / scale
-            scaled = scaled.add_(torch.rand_like(scaled)).floor_() if self._is_stochastic else scaled.round_()
-            payload = scaled.clamp_(-127, 127).to(torch.int8).view(torch.uint8)
-        else:
-            scale = (largest / _FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
-            scaled = rows / scale
-            scaled = _dither_fp8(scaled) if self._is_stochastic else scaled
-            payload = scaled.clamp_(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-        return torch.cat([payload, scale.flatten().view(torch.uint8).view(-1, _SCALE_BYTES)], dim=1).view(-1)
+        wide = flat if flat.dtype == torch.float64 else flat.to(torch.float32)
+        if self.rounding is Rounding.NEAREST:
+            return wide.to(target)
+        if target == torch.bfloat16:
+            return _dither_to_bf16(wide.to(torch.float32))
+        return _dither(wide, grid=target).to(target)  # too large for FP16 becomes infinite: the step's guard finds it
 
     def decode(self, buffer: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The flat numbers of a buffer."""
-        if self.format in _DTYPES:
+        if not self.has_scales or not buffer.numel():
             return buffer.to(dtype)
-        rows = buffer.view(-1, self.width + _SCALE_BYTES)
-        scale = rows[:, self.width :].flatten().clone().view(torch.float32).unsqueeze(1)
+        rows = buffer.view(-1, self.num_columns + _SCALE_BYTES * len(self.widths))
         stored = torch.int8 if self.format is WireFormat.INT8 else torch.float8_e4m3fn
-        payload = rows[:, : self.width].clone(memory_format=torch.contiguous_format).view(stored)
-        return payload.to(torch.float32).mul_(scale).view(-1).to(dtype)
+        pieces, column = [], 0
+        for width, count in self._runs:
+            middle, end = column + count * width, column + count * (width + _SCALE_BYTES)
+            numbers = rows[:, column:middle].clone(memory_format=torch.contiguous_format).view(stored)
+            scales = rows[:, middle:end].clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
+            fields = numbers.to(torch.float32).view(-1, count, width)
+            pieces.append(fields.mul_(scales.to(torch.float32).unsqueeze(2)).flatten(1))
+            column = end
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        return whole.reshape(-1).to(dtype)
 
-    @property
-    def _is_stochastic(self) -> bool:
-        return self.rounding is Rounding.STOCHASTIC
+    @cached_property
+    def _runs(self) -> list[tuple[int, int]]:
+        """Neighbouring fields of one width are encoded together: (width, number of fields)."""
+        return [(width, len(list(fields))) for width, fields in itertools.groupby(self.widths)]
+
+    def _encode_rows(self, rows_RC: Tensor) -> Tensor:
+        """Payload and scales, run after run."""
+        largest, pieces, column = _LARGEST[self.format], [], 0
+        is_stochastic = self.rounding is Rounding.STOCHASTIC
+        for width, count in self._runs:
+            numbers = rows_RC[:, column : column + count * width].unflatten(1, (count, width))
+            column += count * width
+            scale = _round_up((numbers.abs().amax(dim=2) / largest).clamp_(min=torch.finfo(torch.float32).tiny))
+            scaled = numbers / scale.unsqueeze(2)
+            if self.format is WireFormat.INT8:
+                scaled = scaled.add_(torch.rand_like(scaled)).floor_() if is_stochastic else scaled.round_()
+                payload = scaled.clamp_(-largest, largest).to(torch.int8)
+            else:
+                scaled = _dither(scaled, grid=torch.float8_e4m3fn) if is_stochastic else scaled
+                payload = scaled.clamp_(-largest, largest).to(torch.float8_e4m3fn)
+            pieces += [payload.view(torch.uint8).flatten(1), scale.to(torch.bfloat16).view(torch.uint8)]
+        return torch.cat([*pieces, rows_RC.new_empty(len(rows_RC), 0, dtype=torch.uint8)], dim=1).view(-1)
 
 
-def _to_half(flat: Tensor, wire_format: WireFormat, *, stochastic: bool) -> Tensor:
-    if wire_format is WireFormat.BF16:
-        if not stochastic:
-            return flat.to(torch.bfloat16)
-        noise = torch.randint(0, 1 << 16, flat.shape, dtype=torch.int32, device=flat.device)
-        bits = torch.where(flat.isfinite(), flat.view(torch.int32) + noise, flat.view(torch.int32))
-        return (bits & -65536).view(torch.float32).to(torch.bfloat16)
-    if stochastic:
-        exponent = torch.frexp(flat.abs().clamp(min=2.0**-14)).exponent - 11  # FP16 has 11 significant bits
-        step = torch.ldexp(torch.ones_like(flat), exponent)
-        flat = (flat / step).add_(torch.rand_like(flat)).floor_().mul_(step)
-    return flat.to(torch.float16)  # what is too large becomes infinite: the guard of the step finds it
+_NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def _dither_fp8(scaled: Tensor) -> Tensor:
-    """Round to e4m3's grid (4 significant bits, steps of 2⁻⁹ below 2⁻⁶), up with the probability of the remainder."""
-    exponent = torch.frexp(scaled.abs().clamp(min=2.0**-6)).exponent - 4
-    step = torch.ldexp(torch.ones_like(scaled), exponent)
-    return (scaled / step).add_(torch.rand_like(scaled)).floor_().mul_(step)
+def encode_pieces(wires: Sequence[Wire], numbers: Tensor, *, sizes: Sequence[int]) -> Tensor:
+    """One buffer for several receivers.
+
+    Args:
+        wires: of each receiver; one format, several layouts.
+        numbers: flat, receiver after receiver.
+        sizes: numbers for each.
+    """
+    if not wires[0].has_scales:
+        return wires[0].encode(numbers)
+    return torch.cat([wire.encode(piece) for wire, piece in zip(wires, numbers.split(list(sizes)), strict=True)])
+
+
+def decode_pieces(
+    wires: Sequence[Wire], buffer: Tensor, *, sizes: Sequence[int], dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """The flat numbers from each of several senders.
+
+    Args:
+        wires: of each sender; one format, several layouts.
+        buffer: sender after sender.
+        sizes: numbers from each.
+        dtype: of the numbers.
+    """
+    if not wires[0].has_scales:
+        return wires[0].decode(buffer, dtype=dtype).split(list(sizes))
+    pieces = buffer.split([wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)])
+    return tuple(wire.decode(piece, dtype=dtype) for wire, piece in zip(wires, pieces, strict=True))
+
+
+def _round_up(positive: Tensor) -> Tensor:
+    """FP32 numbers that BF16 holds, none below the given ones."""
+    bits = (positive.view(torch.int32) + 0xFFFF) & -65536
+    return torch.where(positive.isfinite(), bits.view(torch.float32), positive)
+
+
+def _dither_to_bf16(numbers: Tensor) -> Tensor:
+    """FP32 to BF16, up with the probability of the remainder: noise below the last bit, then truncation."""
+    noise = torch.randint(0, 1 << 16, numbers.shape, dtype=torch.int32, device=numbers.device)
+    bits = torch.where(numbers.isfinite(), numbers.view(torch.int32) + noise, numbers.view(torch.int32))
+    return (bits & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+def _dither(numbers: Tensor, *, grid: torch.dtype) -> Tensor:
+    """Round to the grid of a type, up with the probability of the remainder."""
+    significant, smallest = _GRIDS[grid]
+    exponent = torch.frexp(numbers.abs().clamp(min=2.0**smallest)).exponent - significant
+    step = torch.ldexp(torch.ones_like(numbers), exponent)
+    return (numbers / step).add_(torch.rand_like(numbers)).floor_().mul_(step)

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ziggurat.planning.cluster.cluster import Cluster
+import torch
+
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models import LogisticRegressionConfig
+from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.wire import Wire, WireFormat
 from ziggurat.plan import Placement, Towers
+from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.costs.learned import LearnedJudge
 from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, plan_model
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
@@ -91,7 +93,9 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
     flat = None
     if config.towers is not None:
         try:
-            flat = plan_model(model_to_place(replace(config, towers=None), data), cluster, settings=settings)
+            alone = replace(config, towers=None)
+            flat_settings = replace(settings, step=step_settings(alone, cluster))
+            flat = plan_model(model_to_place(alone, data), cluster, settings=flat_settings)
         except PlanError:
             flat = None  # the report says that there is none
     return PlannedRun(planned=planned, flat=flat, notes=notes)
@@ -165,13 +169,15 @@ def simulate_run(
     request = request or PlanRequest()
     data = _inputs(config, request)
     for cluster in clusters:
-        settings = plan_settings(config, cluster, request)
-        yield _simulated(replace(config, towers=None), data, cluster, settings, kind="flat")
+        settings, alone = plan_settings(config, cluster, request), replace(config, towers=None)
+        flat_settings = replace(settings, step=step_settings(alone, cluster))
+        yield _simulated(alone, data, cluster, flat_settings, kind="flat")
         towers = config.towers or neighbours(data.inputs, most=cluster.hosts)
         if cluster.hosts > 1 and len(towers) > 1:
             with_towers = replace(config, towers=towers)
             with_towers.check()
-            yield _simulated(with_towers, data, cluster, settings, kind="towers")
+            tower_settings = replace(settings, step=step_settings(with_towers, cluster))
+            yield _simulated(with_towers, data, cluster, tower_settings, kind="towers")
 
 
 def neighbours(inputs: InputSpec, *, most: int) -> Towers:
@@ -199,18 +205,27 @@ def model_to_place(config: RunConfig, data: PlanInputs) -> ModelToPlace:
 
 def plan_settings(config: RunConfig, cluster: Cluster, request: PlanRequest) -> PlanSettings:
     """How the run's settings look to a planner."""
-    wire, parallel = config.parallel.wire, config.parallel
     return PlanSettings(
         budget_s=request.budget_s,
         seed=request.seed,
-        tower_size=parallel.tower_size if config.towers is not None else 0,
-        step=StepSettings(
-            matmul=matmul_format(config.training.precision, cluster),
-            in_tower_bytes=wire_bytes(wire.in_tower),
-            between_bytes=wire_bytes(wire.between_towers),
-            reduction_bytes=2.0 if parallel.reduction is Reduction.BF16 else 4.0,
-            num_parts=parallel.num_parts,
-        ),
+        tower_size=config.parallel.tower_size if config.towers is not None else 0,
+        step=step_settings(config, cluster),
+    )
+
+
+def step_settings(config: RunConfig, cluster: Cluster) -> StepSettings:
+    """What a step of the run computes in, and how many bytes its numbers take on the way."""
+    parallel, matmul = config.parallel, matmul_format(config.training.precision, cluster)
+    computed = torch.float32  # what is looked up, and what identity modules pass on
+    module = getattr(config.model, "tower_module", None)  # a model without has no towers
+    if config.towers is not None and module is not None and module.kind is not TowerModuleKind.IDENTITY:
+        computed = torch.bfloat16 if matmul is MatmulFormat.BF16 else computed
+    return StepSettings(
+        matmul=matmul,
+        in_tower_bytes=wire_bytes(parallel.wire.in_tower),
+        between_bytes=wire_bytes(parallel.wire.between_towers, computed=computed),
+        reduction_bytes=2.0 if parallel.reduction is Reduction.BF16 else 4.0,
+        num_parts=parallel.num_parts,
     )
 
 
@@ -223,10 +238,14 @@ def matmul_format(precision: Precision, cluster: Cluster) -> MatmulFormat:
     return MatmulFormat.FP32
 
 
-def wire_bytes(wire: WireFormat) -> float:
-    """Bytes of a number on the wire, its share of a scale included."""
-    found = Wire(wire, _WIRE_WIDTH)
-    return found.num_items(_WIRE_WIDTH) * found.dtype.itemsize / _WIRE_WIDTH
+def wire_bytes(wire: WireFormat, *, computed: torch.dtype = torch.float32) -> float:
+    """Bytes of a number on the wire, its share of a scale included.
+
+    Args:
+        wire: the format.
+        computed: what the number is before it travels; an FP32 wire carries BF16 as it is.
+    """
+    return Wire(wire, (_WIRE_WIDTH,)).bytes_per_number(computed)
 
 
 def _inputs(config: RunConfig, request: PlanRequest) -> PlanInputs:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+import torch
+
 from ziggurat.models import RankingModel
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.towers import TowerTransform
 
 _DENSE = {
     DenseParallelism.DDP: "copied on every rank, gradients all-reduced in buckets during the backward pass",
@@ -22,28 +25,33 @@ _DENSE = {
 }
 
 
-def rank_sections(model: RankingModel, parallel: Parallel, *, overlaps: list[str]) -> dict[str, dict[str, str]]:
+def rank_sections(
+    model: RankingModel, parallel: Parallel, *, overlaps: list[str], compute: torch.dtype
+) -> dict[str, dict[str, str]]:
     """Sections of the start-up report: ranks, links, overlap, and the plan.
 
     Args:
         model: made parallel.
         parallel: what `parallelize` returned.
         overlaps: what travels while something is computed.
+        compute: what the dense network and tower modules compute in.
     """
     embeddings = model.embeddings
     assert isinstance(embeddings, ShardedEmbeddings)
     tables = embeddings.tables
     assert isinstance(tables, ShardedTables)
     topology, config = parallel.topology, parallel.config
-    wire = config.wire
     lines = {
         "ranks": topology.describe(),
         "dense network": f"{config.dense.value}: {_DENSE[config.dense]}; reduced as {config.reduction.value}",
-        "wire in a tower group": "not used: a flat model has one hop"
-        if parallel.plan.towers is None
-        else wire.in_tower.value,
-        "wire between towers": f"{wire.between_towers.value}, gradients rounded {wire.backward_rounding.value}",
     }
+    towers = model.towers
+    if isinstance(towers, TowerTransform):
+        lines["wire in a tower group"] = embeddings.hop.describe(torch.float32)
+        lines["wire between towers"] = towers.hop.describe(towers.computed_dtype(compute))
+    else:
+        lines["wire in a tower group"] = "not used: a flat model has one hop"
+        lines["wire between towers"] = embeddings.hop.describe(torch.float32)
     lines |= dict(f"overlap, {line}".split(": ", 1) for line in overlaps)
     plan: dict[str, str] = {}
     for name, shards in tables.shards.items():

@@ -21,7 +21,7 @@ from ziggurat.models.blocks.fieldwise import FieldMix
 from ziggurat.models.cost import ParameterCount
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
-from ziggurat.training.config import Compile
+from ziggurat.training.config import Compile, Precision
 from ziggurat.training.precision_choice import cpu_name
 from ziggurat.training.rank_report import kernel_report, rank_sections
 from ziggurat.training.step import TrainStep
@@ -133,10 +133,17 @@ def startup_report(step: TrainStep, *, data: dict[str, str], facts: ModelFacts |
             "Data": data,
             "Training": training,
             **facts.towers,
-            **({} if step.parallel is None else rank_sections(model, step.parallel, overlaps=step.overlaps())),
+            **_rank_sections(step),
             "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
         }
     )
+
+
+def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:
+    if step.parallel is None:
+        return {}
+    compute = torch.bfloat16 if step.precision is Precision.BF16 else torch.float32
+    return rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=compute)
 
 
 def tower_section(model: RankingModel) -> dict[str, dict[str, str]]:

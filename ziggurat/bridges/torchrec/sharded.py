@@ -22,7 +22,6 @@ group alone, the same on all its ranks.
 from __future__ import annotations
 
 import copy
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -49,7 +48,7 @@ from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import OwnTowers
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire, WireConfig
+from ziggurat.parallel.wire import WireConfig
 
 
 class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
@@ -276,13 +275,12 @@ def _tower_hop(
                 if piece.name == name:
                     sources.setdefault((piece.first_column, piece.width), []).append((member, piece.column))
         blocks += [Block(width, tuple(sources[first, width])) for first, width in sorted(sources)]
-    width = math.gcd(*(piece.width for columns in columns_by_rank for piece in columns))
     return BlockExchange(
         topology.tower,
-        columns=[sum(piece.width for piece in columns) for columns in members],
+        widths=[[piece.width for piece in columns] for columns in members],
         blocks=blocks,
-        forward_wire=Wire(wire.in_tower, width),
-        backward_wire=Wire(wire.in_tower, width, wire.backward_rounding),
+        wire=wire.in_tower,
+        backward_rounding=wire.backward_rounding,
         traffic=traffic,
         purpose="tower hop",
     )
@@ -292,18 +290,18 @@ def _peer_hop(
     module: TowerEmbedding, groups: tuple[int, ...], *, topology: Topology, wire: WireConfig, traffic: Traffic
 ) -> BlockExchange:
     """The outputs of all towers, in their order, for the samples of this rank."""
-    columns, blocks = [0] * topology.num_groups, []
+    widths: list[list[int]] = [[] for _ in range(topology.num_groups)]
+    blocks: list[Block] = []
     for tower, group in enumerate(groups):
         for dim in module.tower_layer.module(tower).output_field_dims:
-            blocks.append(Block(dim, ((group, columns[group]),)))
-            columns[group] += dim
-    width = math.gcd(*module.field_dims)
+            blocks.append(Block(dim, ((group, sum(widths[group])),)))
+            widths[group].append(dim)
     return BlockExchange(
         topology.peers,
-        columns=columns,
+        widths=widths,
         blocks=blocks,
-        forward_wire=Wire(wire.between_towers, width),
-        backward_wire=Wire(wire.between_towers, width, wire.backward_rounding),
+        wire=wire.between_towers,
+        backward_rounding=wire.backward_rounding,
         traffic=traffic,
         purpose="peer hop",
     )
