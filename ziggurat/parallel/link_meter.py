@@ -20,7 +20,7 @@ import torch.distributed as dist
 from ziggurat.parallel.exchange import Block, BlockExchange
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire, WireFormat
+from ziggurat.parallel.wire import WireFormat
 
 
 class MeterClock(StrEnum):
@@ -89,13 +89,11 @@ class ExchangeMeter:
             Milliseconds of every rank, forward (from its own beginning) and backward.
         """
         topology, size = self._topology, self._batch_size
-        exact = Wire(WireFormat.FP32, 1)
         exchange = BlockExchange(
             topology.world,
-            columns=columns,
+            widths=[[number] for number in columns],
             blocks=[Block(number, ((rank, 0),)) for rank, number in enumerate(columns) if number],
-            forward_wire=exact,
-            backward_wire=exact,
+            wire=WireFormat.FP32,
             traffic=Traffic(topology),
             purpose="probe",
         )
