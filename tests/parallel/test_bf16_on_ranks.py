@@ -15,7 +15,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel, TowerModuleConfig, TowerModuleKind
 from ziggurat.models.towers import build_tower_module
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
-from ziggurat.parallel.pipeline import Pipeline, batch_rows
+from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.wire import Rounding, WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan
@@ -51,7 +51,7 @@ def parallel_model(plan: Plan, wire: WireConfig) -> tuple[RankingModel, Parallel
 def gradient_on_ranks(rank: int, plan_json: Any, num_parts: int) -> dict[str, Any]:
     """The same on two ranks, a tower group each, under BF16; and what was sent and said."""
     plan, batch = from_json(Plan, plan_json, where="test"), random_batch(inputs(), BATCH, seed=1)
-    local = batch_rows(batch, rank * BATCH // 2, (rank + 1) * BATCH // 2)
+    local = batch.rows(rank * BATCH // 2, (rank + 1) * BATCH // 2)
     reports: dict[str, Any] = {}
     for name, wire in (("default", WireConfig()), ("int8", WireConfig(between_towers=WireFormat.INT8))):
         model, parallel = parallel_model(plan, wire)
