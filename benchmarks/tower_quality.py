@@ -48,7 +48,7 @@ from ziggurat.runs.execute import load_config, train_run
 from ziggurat.runs.partition import partition_run
 from ziggurat.training.config import Precision
 from ziggurat.training.progress import Progress, show_progress
-from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.run_folder import EVALUATION, RunFolder
 
 SEEDS = 5
 _BEST_AUC_ROWS = 200_000
@@ -165,7 +165,7 @@ def measure(job: Job, config: RunConfig, *, out: Path, progress: Progress) -> tu
     if not run.evaluation("test").exists():
         progress.say(f"\n{job.name}")
         train_run(config, folder=run.path, resume=run.config.exists(), progress=progress)
-    test, valid = (read_json(run.evaluation(split))["metrics"] for split in ("test", "valid"))
+    test, valid = (EVALUATION.read(run.evaluation(split))["metrics"] for split in ("test", "valid"))
     return test, float(valid["auc"])
 
 

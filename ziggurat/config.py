@@ -20,11 +20,13 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.errors import ConfigError
+from ziggurat.typed import Reader, hints_of
 
 C = TypeVar("C")
+_SETTINGS = ("see all settings with `ziggurat train RECIPE --settings`",)
 JSON = dict[str, "JSON"] | list["JSON"] | str | int | float | bool | None
 
 
@@ -52,7 +54,7 @@ def from_json(cls: type[C], data: Any, *, where: str) -> C:
     Raises:
         ConfigError: unknown name, missing value, wrong type or impossible value; names the dotted path.
     """
-    return _build(cls, data, path="", where=where)
+    return Reader(where=where, ways_out=_SETTINGS).read(cls, data)
 
 
 def override(config: C, changes: Mapping[str, str], *, where: str = "command line") -> C:
@@ -112,7 +114,7 @@ def _shown(value: Any) -> str:
 
 def _override_one(config: Any, path: str, text: str, *, full: str, where: str) -> Any:
     head, _, rest = path.replace("-", "_").partition(".")
-    hints = typing.get_type_hints(type(config))
+    hints, reader = hints_of(type(config)), Reader(where=where)
     names = [entry.name for entry in dataclasses.fields(config) if entry.init]
     if head not in names:
         raise _unknown(full, head, [name.replace("_", "-") for name in names], where)
@@ -122,22 +124,15 @@ def _override_one(config: Any, path: str, text: str, *, full: str, where: str) -
             raise _wrong(full, f"no dot after {head!r}: it is {_type_name(hints[head])}", text, where)
         value = _override_one(current, rest, text, full=full, where=where)
     else:
-        value = _parse(hints[head], text, path=full, where=where)
-    return _construct(lambda: dataclasses.replace(config, **{head: value}), path=full, where=where)
-
-
-def _construct(make: Any, *, path: str, where: str) -> Any:
-    try:
-        return make()
-    except ConfigError:
-        raise
-    except TypeError as error:
-        raise _wrong(path, "a complete config", str(error), where) from error
+        value = reader.read(hints[head], _parse(hints[head], text, path=full, where=where), full)
+    return reader.construct(lambda: dataclasses.replace(config, **{head: value}), full)
 
 
 def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     """Turn command-line text into a value of the hinted type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _parse(arguments[0], text, path=path, where=where)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() == "none":
             return None
@@ -153,7 +148,7 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
             return False
         raise _wrong(path, "true or false", text, where)
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return _build(hint, text, path=path, where=where)
+        return text  # the reader makes a member of it
     if hint in (int, float):
         try:
             return hint(text.replace("_", ""))
@@ -164,60 +159,10 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     raise _wrong(path, f"a dotted path to a single value ({_type_name(hint)} is a group)", text, where)
 
 
-def _build(hint: Any, data: Any, *, path: str, where: str) -> Any:
-    """Turn plain data into a value of the hinted type."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return _build_union(arguments, data, path=path, where=where)
-    if origin is Literal:
-        if data in arguments:
-            return data
-        raise _wrong(path, " or ".join(map(repr, arguments)), repr(data), where)
-    if origin is tuple:
-        if not isinstance(data, list | tuple):
-            raise _wrong(path, "a list", repr(data), where)
-        return tuple(_build(arguments[0], item, path=f"{path}[{i}]", where=where) for i, item in enumerate(data))
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        try:
-            return hint(data)
-        except ValueError:
-            raise _wrong(path, "one of " + ", ".join(str(member.value) for member in hint), repr(data), where) from None
-    if dataclasses.is_dataclass(hint):
-        return _build_dataclass(hint, data, path=path, where=where)
-    if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
-    if isinstance(hint, type) and isinstance(data, hint) and not (hint is int and isinstance(data, bool)):
-        return data
-    raise _wrong(path, _type_name(hint), repr(data), where)
-
-
-def _build_union(arguments: tuple[Any, ...], data: Any, *, path: str, where: str) -> Any:
-    if data is None and type(None) in arguments:
-        return None
-    members = [argument for argument in arguments if argument is not type(None)]
-    if len(members) == 1:
-        return _build(members[0], data, path=path, where=where)
-    kinds = {member.__dataclass_fields__["kind"].default: member for member in members}
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in kinds:
-        raise _wrong(f"{path}.kind".lstrip("."), "one of " + ", ".join(sorted(kinds)), repr(kind), where)
-    return _build(kinds[kind], data, path=path, where=where)
-
-
-def _build_dataclass(cls: Any, data: Any, *, path: str, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise _wrong(path, f"a group of settings ({cls.__name__})", repr(data), where)
-    hints = typing.get_type_hints(cls)
-    names = [entry.name for entry in dataclasses.fields(cls) if entry.init]
-    for name in data:
-        if name not in names:
-            raise _unknown(f"{path}.{name}".lstrip("."), name, names, where)
-    values = {name: _build(hints[name], data[name], path=f"{path}.{name}".lstrip("."), where=where) for name in data}
-    return _construct(lambda: cls(**values), path=path or cls.__name__, where=where)
-
-
 def _type_name(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _type_name(arguments[0])
     if origin in (Union, types.UnionType):
         return " or ".join(_type_name(argument) for argument in arguments)
     if origin is tuple:

@@ -11,7 +11,6 @@ layers above a tower module see), so it is kept as written, wherever the tables 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,12 @@ from pathlib import Path
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import PlanError
+from ziggurat.files import Format, Seal
 
 _MOST_RANKS_SHOWN = 6
+_WAYS_OUT = ("check the path and the file's syntax", "plan again: ziggurat plan, ziggurat towers partition")
+TOWERS = Format(name="ziggurat.towers", what="towers", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
+PLAN = Format(name="ziggurat.plan", what="a plan", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
 
 
 class Placement(StrEnum):
@@ -102,7 +105,7 @@ class Towers:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON."""
-        Path(path).write_text(json.dumps(to_json(self), indent=2) + "\n")
+        TOWERS.write(path, to_json(self))
 
     @staticmethod
     def load(path: str | Path) -> Towers:
@@ -111,7 +114,7 @@ class Towers:
         Raises:
             PlanError: not readable as towers.
         """
-        return from_json(Towers, _read(path), where=str(path))
+        return from_json(Towers, TOWERS.read(path), where=str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,12 +246,12 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write as JSON."""
-        Path(path).write_text(json.dumps(to_json(self), indent=2) + "\n")
+        PLAN.write(path, to_json(self))
 
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read what `save` wrote, or a file written by hand."""
-        return from_json(Plan, _read(path), where=str(path))
+        return from_json(Plan, PLAN.read(path), where=str(path))
 
 
 def possible_tower_sizes(world_size: int, num_towers: int) -> list[int]:
@@ -264,15 +267,6 @@ def show_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > _MOST_RANKS_SHOWN:
         return ", ".join(str(rank) for rank in ranks[:_MOST_RANKS_SHOWN]) + f", … ({len(ranks)})"
     return ", ".join(str(rank) for rank in ranks)
-
-
-def _read(path: str | Path) -> object:
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise PlanError(
-            expected="a JSON file", found=str(error), where=str(path), ways_out="check the path and the file's syntax"
-        ) from error
 
 
 def _expect(fits: bool, expected: str, found: str, where: str) -> None:

@@ -90,7 +90,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
     from ziggurat.training.progress import show_progress
-    from ziggurat.training.run_folder import write_json
+    from ziggurat.training.run_folder import EVALUATION
 
     with open_run(options.run, step=options.step) as run:
         progress = run.team.progress(show_progress())
@@ -101,7 +101,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             console.print(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
             console.print(_metrics_line(evaluation.metrics), soft_wrap=True)
             if options.json:
-                write_json(Path(options.json), evaluation.to_json())
+                EVALUATION.write(options.json, evaluation.to_json())
     return 0
 
 

@@ -55,6 +55,7 @@ from ziggurat.features.schema import (
     Vector,
     column_of,
 )
+from ziggurat.files import write_text
 
 KINDS: dict[str, type[Feature]] = {
     "dense": Dense,
@@ -103,26 +104,13 @@ def write_schema(schema: Schema, path: str | os.PathLike[str], *, comments: Mapp
 
     Args:
         schema: what to write.
-        path: the file; its folder must exist.
+        path: the file; its folder is made.
         comments: see `schema_to_toml`.
 
     Raises:
         DataError: the file cannot be written.
     """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(schema_to_toml(schema, comments=comments), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DataError(
-            expected="a folder in which the schema can be written",
-            found=str(error),
-            where=str(path),
-            ways_out=("create the folder first", "choose another path"),
-        ) from error
-    return path
+    return write_text(path, schema_to_toml(schema, comments=comments), error=DataError)
 
 
 def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None) -> str:

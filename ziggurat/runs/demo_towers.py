@@ -23,7 +23,7 @@ from ziggurat.recipes.catalogue import movielens_dlrm
 from ziggurat.runs.partition import partition_run
 from ziggurat.training.progress import Progress
 from ziggurat.training.records import read_records
-from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.run_folder import EVALUATION, TRAFFIC, RunFolder
 
 NUM_HOSTS, RANKS_A_HOST = 2, 2
 COMPRESSION = 4
@@ -99,12 +99,12 @@ def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> Ran
                 where=str(log),
                 ways_out=("read the log: the first error in it is the cause", "ziggurat doctor"),
             )
-    traffic = read_json(run.traffic)
+    traffic = TRAFFIC.read(run.traffic)
     hops = [row for row in traffic["rows"] if row["link"] == "cross_host" and "ward" in row["purpose"]]
     rates = [record["timing"]["samples_per_s"] for record in read_records(run.metrics) if record["kind"] == "train"]
     return RanksRow(
         name=name,
-        test_auc=read_json(run.evaluation("test"))["metrics"]["auc"],
+        test_auc=EVALUATION.read(run.evaluation("test"))["metrics"]["auc"],
         cross_host_bytes=sum(row["bytes_a_step"] for row in hops),
         step_ms=1e3 * global_batch / statistics.median(rates),
         report=run.report,

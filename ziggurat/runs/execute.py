@@ -31,7 +31,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
-from ziggurat.training.run_folder import RunFolder, read_json, write_json
+from ziggurat.training.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
 from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
 from ziggurat.training.trainer import FitResult, Trainer
 
@@ -178,11 +178,11 @@ def train_run(
 
 
 def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:
-    write_json(run.config, to_json(config))
-    write_json(run.inputs, to_json(prepared.inputs))
+    CONFIG.write(run.config, to_json(config))
+    INPUTS.write(run.inputs, to_json(prepared.inputs))
     if not run.preprocessing.exists():
         prepared.preprocessing.save(run.preprocessing)
-    write_json(run.startup, report.sections)
+    STARTUP.write(run.startup, report.sections)
 
 
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
@@ -205,4 +205,4 @@ def load_config(path: str | Path) -> RunConfig:
     """The configuration of a run, from its folder or from a config.json."""
     path = Path(path)
     file = path if path.suffix == ".json" else path / "config.json"
-    return from_json(RunConfig, read_json(file), where=str(file))
+    return from_json(RunConfig, CONFIG.read(file), where=str(file))

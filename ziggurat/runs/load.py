@@ -26,6 +26,7 @@ from ziggurat.errors import MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
+from ziggurat.files import replacing
 from ziggurat.models import RankingModel, build_model
 from ziggurat.parallel.topology import job
 from ziggurat.runs.execute import load_config
@@ -34,7 +35,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
 from ziggurat.training.progress import Progress
-from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.run_folder import INPUTS, RunFolder
 from ziggurat.training.state import Position
 from ziggurat.training.team import Team
 
@@ -92,19 +93,15 @@ class Run:
             return sum(len(rows) for rows, _ in gathered)  # none: the first rank has them
         names = [label.name for label in self.preprocessing.inputs.labels]
         schema = pa.schema([("row", pa.int64()), *((name, pa.float32()) for name in names)])
-        out = Path(out)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary = out.with_name(out.name + ".tmp")
         num_rows = 0
-        try:
-            with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer:
-                for rows, scores in gathered:
-                    columns = [pa.array(rows), *(pa.array(scores[:, i]) for i in range(len(names)))]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-                    num_rows += len(rows)
-            temporary.replace(out)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with (
+            replacing(out) as temporary,
+            pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            for rows, scores in gathered:
+                columns = [pa.array(rows), *(pa.array(scores[:, i]) for i in range(len(names)))]
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                num_rows += len(rows)
         return num_rows
 
     def scores(self, frame: Any) -> np.ndarray:
@@ -165,7 +162,7 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
     """
     run = RunFolder(Path(folder))
     config = load_config(run.path)
-    inputs = from_json(InputSpec, read_json(run.inputs), where=str(run.inputs))
+    inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = Preprocessing.load(run.preprocessing)
     seed, are_many = config.training.seed, ranks is not None and ranks.are_many
     model = build_model(config.model, inputs, seed=seed, towers=config.towers, draw_tables=not are_many)

@@ -24,7 +24,7 @@ from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.rank_report import traffic_report
-from ziggurat.training.run_folder import RunFolder, write_json
+from ziggurat.training.run_folder import TRAFFIC, RunFolder
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Ranks:
     def write_traffic(self, parallel: Parallel, *, run: RunFolder) -> None:
         """Write down what all ranks have sent."""
         report = traffic_report(parallel, self._agreement)
-        self._agreement.on_first(lambda: write_json(run.traffic, report))
+        self._agreement.on_first(lambda: TRAFFIC.write(run.traffic, report))
 
     def _make_plan(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Plan:
         world_size, asked = self._hosts.world_size, self._config.parallel.tower_size

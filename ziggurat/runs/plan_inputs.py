@@ -24,7 +24,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, MultiHot, Schema, table_of
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.run_folder import INPUTS, RunFolder
 
 _SAMPLE_ROWS = 16_384
 _USUAL_LENGTH = 10.0
@@ -102,7 +102,7 @@ def plan_inputs(
     prepared = prepared_data(config)
     if folder is not None and RunFolder(Path(folder)).inputs.exists():
         file = RunFolder(Path(folder)).inputs
-        inputs, notes = from_json(InputSpec, read_json(file), where=str(file)), []
+        inputs, notes = from_json(InputSpec, INPUTS.read(file), where=str(file)), []
     elif prepared is not None:
         inputs, notes = prepared.inputs, []
     else:

@@ -13,7 +13,6 @@ synthetic          a teacher whose best reachable metrics are known (`data/synth
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ziggurat.data.datasets import fetch, schema_for
 from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
+from ziggurat.files import replacing
 from ziggurat.models import DNNConfig
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 
@@ -94,10 +94,7 @@ def ratings_without_three(source: str = "") -> Path:
     """MovieLens-1M's ratings without those of 3, which say neither like nor dislike; written to the cache once."""
     path = cache_folder() / "movielens-1m-without-3" / "ratings.parquet"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".ratings.{os.getpid()}.parquet")
-        pl.read_parquet(fetch("movielens-1m", source=source or None)).filter(pl.col("rating") != 3).write_parquet(
-            temporary
-        )
-        os.replace(temporary, path)
+        ratings = pl.read_parquet(fetch("movielens-1m", source=source or None))
+        with replacing(path) as temporary:
+            ratings.filter(pl.col("rating") != 3).write_parquet(temporary)
     return path

@@ -7,12 +7,12 @@ training data (`data/datasets/frappe.py`).
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError
+from ziggurat.files import Format, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
@@ -101,13 +101,16 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
+COMPARISON = Format(name="ziggurat.comparison", what="the result of a comparison")
+
+
 def write_comparison(comparison: Comparison, stem: str | Path) -> list[Path]:
     """Write STEM.json, STEM.md, STEM.png and STEM.svg; returns the paths."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
-    paths[0].write_text(json.dumps(comparison.to_json(), indent=1) + "\n", encoding="utf-8")
-    paths[1].write_text(markdown(comparison), encoding="utf-8")
+    COMPARISON.write(paths[0], comparison.to_json())
+    write_text(paths[1], markdown(comparison))
     figure = plot(comparison)
     figure.savefig(paths[2], dpi=150)
     figure.savefig(paths[3])

@@ -12,7 +12,6 @@ its metrics are in the record.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import statistics
 import time
@@ -28,6 +27,8 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.prepare import PreparedData
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
+from ziggurat.files import Format, replacing
+from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import build_model, flops_per_sample, num_parameters
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.ops.lookup import KernelChoice
@@ -36,10 +37,11 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics import MetricAccumulator
 from ziggurat.training.progress import Progress
-from ziggurat.training.run_folder import RunFolder, read_json, write_json
+from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS, RunFolder
 from ziggurat.training.trainer import Trainer
 
 RECORD, SCORES, LABELS = "run.json", "test_scores.npy", "test_labels.npy"
+_RECORD = Format(name="ziggurat.compared_run", what="the record of a compared run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,7 @@ class RunRecord:
         """The record in a folder, or None."""
         if not (folder / RECORD).exists():
             return None
-        data = read_json(folder / RECORD)
+        data = _RECORD.read(folder / RECORD)
         return RunRecord(**{**data, "cost": RunCost(**data["cost"])})
 
 
@@ -138,7 +140,7 @@ def digest_of(config: RunConfig) -> str:
     model = dataclasses.replace(config.model, embedding=tables)
     parts = [config.dataset.name, config.dataset.rows, config.data.split, config.table_schema]
     parts += [config.teacher, model, config.training]
-    return hashlib.sha256(json.dumps(to_json(parts), sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of_data(to_json(parts))[:16]
 
 
 def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress) -> RunRecord:
@@ -162,8 +164,8 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     protocol = require_one_protocol([(request.model, request.config)])
     trainer, cost = _trainer(request, data=data, progress=progress)
     if not started:
-        write_json(trainer.folder.config, to_json(request.config))
-        write_json(trainer.folder.inputs, to_json(data.inputs))
+        CONFIG.write(trainer.folder.config, to_json(request.config))
+        INPUTS.write(trainer.folder.inputs, to_json(data.inputs))
     begin = time.perf_counter()
     fit = trainer.fit(resume=started)
     if record is None:
@@ -181,7 +183,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             train_s=time.perf_counter() - begin,
             cost=cost,
         )
-        write_json(request.folder / RECORD, record.to_json())
+        _RECORD.write(request.folder / RECORD, record.to_json())
     if read_test:
         record = _read_test(record, trainer, data=data, folder=request.folder)
     return record
@@ -228,15 +230,16 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, folde
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
         kept_labels.append(batch.labels[:, 0].numpy())
         kept_scores.append(scores[:, 0])
-    np.save(folder / LABELS, np.concatenate(kept_labels), allow_pickle=False)
-    np.save(folder / SCORES, np.concatenate(kept_scores), allow_pickle=False)
+    for name, kept in ((LABELS, kept_labels), (SCORES, kept_scores)):
+        with replacing(folder / name) as temporary, temporary.open("wb") as file:
+            np.save(file, np.concatenate(kept), allow_pickle=False)
     record = dataclasses.replace(record, test=accumulator.compute())
     evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
-    write_json(trainer.folder.evaluation("test"), evaluation.to_json())
-    write_json(folder / RECORD, record.to_json())
+    EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
+    _RECORD.write(folder / RECORD, record.to_json())
     return record
 
 
 def load_run_config(folder: Path) -> RunConfig:
     """The configuration that a run of a comparison was made with."""
-    return from_json(RunConfig, read_json(folder / "config.json"), where=str(folder / "config.json"))
+    return from_json(RunConfig, CONFIG.read(folder / "config.json"), where=str(folder / "config.json"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.studies.compare_report import short
 from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
+from ziggurat.files import Format, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,14 +57,17 @@ def markdown(scaled: Sequence[ScaledModel], config: ScaleConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
+SCALING = Format(name="ziggurat.scaling", what="the result of a study of scaling")
+
+
 def write_scaling(scaled: Sequence[ScaledModel], config: ScaleConfig, stem: str | Path) -> list[Path]:
     """Write STEM.json, STEM.md, STEM.png and STEM.svg; returns the paths."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
     data = {"data": config.data.value, "seeds": config.seeds, "models": [model.to_json() for model in scaled]}
-    paths[0].write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    paths[1].write_text(markdown(scaled, config), encoding="utf-8")
+    SCALING.write(paths[0], data)
+    write_text(paths[1], markdown(scaled, config))
     figure = plot(scaled, config)
     figure.savefig(paths[2], dpi=150)
     figure.savefig(paths[3])

@@ -16,7 +16,6 @@ that it had into its config.json, and goes on with it when it is resumed, here o
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import statistics
@@ -27,12 +26,14 @@ from pathlib import Path
 import torch
 
 from ziggurat.cache import cache_folder
+from ziggurat.files import Format
 from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
 
 MIN_BF16_SPEEDUP = 1.3
 _NEAR = (1.1, 1.5)
 _MEASUREMENTS, _MORE_MEASUREMENTS = 3, 5
+CHOICE = Format(name="ziggurat.precision_choice", what="a kept choice of precision")
 
 
 def resolve_precision(
@@ -85,8 +86,8 @@ def _keep_first(path: Path, answer: dict[str, str | float | int]) -> None:
     number, name = tempfile.mkstemp(prefix=f".{path.stem}.", dir=path.parent)
     temporary = Path(name)
     try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            json.dump(answer, file, indent=1)
+        with os.fdopen(number, "wb") as file:
+            file.write(CHOICE.encode(answer))
         if path.exists() and _kept(path) is None:
             temporary.replace(path)  # what is there cannot be read
             return
@@ -101,7 +102,7 @@ def _keep_first(path: Path, answer: dict[str, str | float | int]) -> None:
 def _kept(path: Path) -> tuple[Precision, str] | None:
     """The decision that was taken before, if it can be read."""
     try:
-        answer = json.loads(path.read_text(encoding="utf-8"))
+        answer = CHOICE.read(path)
         chosen = Precision(answer["precision"])
         reason = f"decided before for this machine: {_rates(answer)} ({path})"
     except (OSError, ValueError, KeyError, TypeError):

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from ziggurat.files import write_text
+
 
 class Records:
     """Appends to metrics.jsonl and TensorBoard.
@@ -83,6 +85,4 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def _cut(path: Path, *, last_step: int) -> None:
     kept = [record for record in read_records(path) if record["step"] <= last_step]
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))

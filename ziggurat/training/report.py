@@ -17,8 +17,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ziggurat.files import write_text
 from ziggurat.training.records import read_records
-from ziggurat.training.run_folder import RunFolder, read_json
+from ziggurat.training.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
 
 STYLE = """
 :root{color-scheme:light}
@@ -40,10 +41,10 @@ def write_report(folder: str | Path) -> Path:
     """Write `report.html` into a run's folder and return its path."""
     run = RunFolder(Path(folder))
     records = read_records(run.metrics)
-    evaluations = {path.stem: read_json(path) for path in sorted((run.path / "evaluations").glob("*.json"))}
-    config = read_json(run.config) if run.config.exists() else {}
-    startup = read_json(run.startup) if run.startup.exists() else {}
-    traffic = read_json(run.traffic) if run.traffic.exists() else {}
+    evaluations = {path.stem: EVALUATION.read(path) for path in sorted((run.path / "evaluations").glob("*.json"))}
+    config = CONFIG.read(run.config) if run.config.exists() else {}
+    startup = STARTUP.read(run.startup) if run.startup.exists() else {}
+    traffic = TRAFFIC.read(run.traffic) if run.traffic.exists() else {}
     parts = [
         f"<h1>{html.escape(run.path.name)}</h1>",
         f"<p class=quiet>{_summary(records)}</p>",
@@ -57,7 +58,7 @@ def write_report(folder: str | Path) -> Path:
         f"<h2>Configuration</h2><pre>{html.escape(json.dumps(config, indent=2, ensure_ascii=False))}</pre>",
     ]
     page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(run.path.name)}</title>"
-    run.report.write_text(f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n", encoding="utf-8")
+    write_text(run.report, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return run.report
 
 

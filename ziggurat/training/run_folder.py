@@ -19,19 +19,24 @@ runs/movielens_dlrm/
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ziggurat.errors import ConfigError, DataError, MissingFileError
+from ziggurat.errors import ConfigError
+from ziggurat.files import Format, Seal
 from ziggurat.training.checkpoint.retention import complete_steps
+
+_WAYS_OUT = ("name the folder of a run, such as runs/movielens_dlrm", "restore the file from a copy")
+CONFIG = Format(name="ziggurat.run_config", what="the configuration of a run", seal=Seal.EDITABLE, ways_out=_WAYS_OUT)
+INPUTS = Format(name="ziggurat.inputs", what="the inputs of a model", ways_out=_WAYS_OUT)
+STARTUP = Format(name="ziggurat.startup", what="a start-up report", ways_out=_WAYS_OUT)
+TRAFFIC = Format(name="ziggurat.traffic", what="the traffic of a run", ways_out=_WAYS_OUT)
+EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths inside a run's folder, and its small JSON files."""
+    """Paths inside a run's folder."""
 
     path: Path
 
@@ -118,30 +123,3 @@ class RunFolder:
     def evaluation(self, split: str) -> Path:
         """Result of the final evaluation of one split."""
         return self.path / "evaluations" / f"{split}.json"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that a crash leaves the old one or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def read_json(path: Path, *, ways_out: str = "name the folder of a run, such as runs/movielens_dlrm") -> Any:
-    """Read a JSON file.
-
-    Raises:
-        MissingFileError: there is none.
-        DataError: it is not JSON; names line and column.
-    """
-    if not path.is_file():
-        raise MissingFileError(expected=f"a file {path.name}", found="none", where=str(path), ways_out=ways_out)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(expected="valid JSON", found=str(error), where=str(path), ways_out=ways_out) from error

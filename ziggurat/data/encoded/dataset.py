@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import os
 import shutil
 import threading
 from collections import OrderedDict
@@ -40,12 +38,12 @@ from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.records import ROW_COLUMN, conform, encoded_schema, has_labels
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.files import Format, digest_of, publish, temporary_beside
 
 DEFAULT_ROWS_PER_GROUP = 65_536
 DEFAULT_ROWS_PER_FILE = 64 * DEFAULT_ROWS_PER_GROUP
 
 _MANIFEST = "manifest.json"
-_FORMAT = 1
 _MAX_OPEN_FILES = 16
 _REDO = "delete the folder and prepare the data again"
 
@@ -180,7 +178,6 @@ class EncodedWriter:
             self._close_file()
             unlabelled = encoded_schema(self._inputs, with_labels=False).names
             manifest = {
-                "format": _FORMAT,
                 "num_rows": self.num_rows,
                 "row_sum": f"{self._row_sum % 2**64:016x}",
                 "content": self._content.hexdigest(),
@@ -189,8 +186,7 @@ class EncodedWriter:
                 "files": self._files,
                 "extra": self._extra,
             }
-            manifest["sha256"] = _manifest_sha256(manifest)
-            (self._temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1))
+            MANIFEST.write(self._temporary / _MANIFEST, manifest)
             publish(self._temporary, self.folder)
         except BaseException:
             self.abort()
@@ -219,27 +215,6 @@ def _group_digest(group: pa.Table) -> bytes:
     return digest.digest()
 
 
-def temporary_beside(path: Path) -> Path:
-    """A name beside `path` that no other process uses."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-
-
-def publish(temporary: Path, folder: Path) -> None:
-    """Flush a temporary folder's files to the disk and rename it: after a power cut it is whole or absent."""
-    for path in (*temporary.rglob("*"), temporary):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    temporary.rename(folder)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _footer_sha256(path: Path) -> str:
     """SHA-256 of a Parquet file's footer: metadata, its length and the magic bytes at the end of the file."""
     size = path.stat().st_size
@@ -253,9 +228,22 @@ def _footer_sha256(path: Path) -> str:
         return hashlib.sha256(file.read(length)).hexdigest()
 
 
-def _manifest_sha256(manifest: Mapping[str, Any]) -> str:
+def _first_version(manifest: Any) -> Any:
+    """Version 0: `format` was the number 1, and the checksum covered it."""
     body = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    if manifest["sha256"] != digest_of(body) or body.pop("format") != 1:
+        raise ValueError("its sha256 differs")
+    # What was prepared before there was a digest of the values has its manifest's: sizes and footers.
+    return {"content": f"manifest {manifest['sha256']}", **body}
+
+
+MANIFEST = Format(
+    name="ziggurat.encoded",
+    what="a data set's manifest",
+    migrations={0: _first_version},
+    ways_out=(_REDO, "restore the file from a copy", "use the version of ziggurat that wrote it"),
+    max_bytes=1 << 30,
+)
 
 
 class EncodedDataset:
@@ -275,8 +263,7 @@ class EncodedDataset:
         self.inputs: InputSpec = from_json(InputSpec, manifest["inputs"], where=str(self.folder / _MANIFEST))
         self.num_rows: int = manifest["num_rows"]
         self.row_sum: int = int(manifest["row_sum"], 16)  # for the sample ledger
-        # Of all values in their order. What was prepared before there was one has its manifest's: sizes and footers.
-        self.digest: str = manifest.get("content") or f"manifest {manifest['sha256']}"
+        self.digest: str = manifest["content"]  # of all values in their order
         self.with_labels: bool = manifest["with_labels"]
         self.extra: dict[str, Any] = manifest["extra"]
         self._places: list[tuple[Path, int]] = []
@@ -323,21 +310,9 @@ class EncodedDataset:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads(path.read_bytes())
-        if not isinstance(manifest, dict) or manifest.get("sha256") != _manifest_sha256(manifest):
-            raise _damaged("a manifest that matches its checksum", "one that does not", str(path))
+        return MANIFEST.read(path)
     except FileNotFoundError as error:
         raise _absent(path) from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise _damaged("a manifest in JSON", str(error), str(path)) from error
-    if manifest["format"] != _FORMAT:
-        raise DataError(
-            expected=f"format {_FORMAT}",
-            found=f"format {manifest['format']}",
-            where=str(path),
-            ways_out=(_REDO, "use the version of ziggurat that wrote it"),
-        )
-    return manifest
 
 
 def _check_file(path: Path, entry: Mapping[str, Any]) -> None:

@@ -50,6 +50,7 @@ from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
 from ziggurat.features.schema import Schema
+from ziggurat.files import publish, temporary_beside
 from ziggurat.ops.text.kernel import text_kernel
 
 ProgressCallback = Callable[[str, int, int | None], None]

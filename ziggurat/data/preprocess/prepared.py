@@ -8,9 +8,6 @@ FOLDER/FINGERPRINT/
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,8 +18,22 @@ from ziggurat.data.preprocess.preprocessing import FeatureCounters, Preprocessin
 from ziggurat.data.preprocess.splits import SPLITS
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.files import Format, digest_of
 
 _MAIN_FILE = "prepared.json"
+_REDO = "delete the folder and prepare the data again"
+
+
+def _unwrapped(content: Any) -> Any:
+    """Version 0: the payload and its checksum side by side."""
+    if content["sha256"] != digest_of(content["payload"]):
+        raise ValueError("its sha256 differs")
+    return content["payload"]
+
+
+PREPARED = Format(
+    name="ziggurat.prepared", what="prepared data", migrations={0: _unwrapped}, ways_out=(_REDO,), max_bytes=1 << 30
+)
 _NOTABLE_SHARE = 0.005  # shares from here on are worth a line in the report
 
 
@@ -158,10 +169,7 @@ def write_prepared(folder: Path, *, fingerprint: str, preprocessing: Preprocessi
         "preprocessing": preprocessing.fingerprint,
         "summary": summary.to_json(),
     }
-    with (folder / _MAIN_FILE).open("w") as file:
-        json.dump({"sha256": _digest(payload), "payload": payload}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    PREPARED.write(folder / _MAIN_FILE, payload)
 
 
 def open_prepared(folder: Path, *, fingerprint: str, reused: bool, note: str = "") -> PreparedData:
@@ -171,14 +179,9 @@ def open_prepared(folder: Path, *, fingerprint: str, reused: bool, note: str = "
         DataError, MissingFileError, CheckpointError: something is damaged, absent or does not belong together.
     """
     path = folder / _MAIN_FILE
-    try:
-        content = json.loads(path.read_bytes())
-        payload = content["payload"]
-        intact = content["sha256"] == _digest(payload) and payload["fingerprint"] == fingerprint
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        intact, payload = False, {}
-    if not intact:
-        raise _damaged(path, "a main file that matches its checksum", "one that does not")
+    payload = PREPARED.read(path)
+    if payload.get("fingerprint") != fingerprint:
+        raise _damaged(path, f"data prepared with the fingerprint {fingerprint}", repr(payload.get("fingerprint")))
     preprocessing = Preprocessing.load(folder / "preprocessing")
     datasets = {split.value: EncodedDataset(folder / split.value) for split in SPLITS}
     summary = PreparedSummary.from_json(payload["summary"])
@@ -199,11 +202,5 @@ def open_prepared(folder: Path, *, fingerprint: str, reused: bool, note: str = "
     )
 
 
-def _digest(payload: Any) -> str:
-    return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
-
-
 def _damaged(path: Path, expected: str, found: str) -> DataError:
-    return DataError(
-        expected=expected, found=found, where=str(path), ways_out="delete the folder and prepare the data again"
-    )
+    return DataError(expected=expected, found=found, where=str(path), ways_out=_REDO)

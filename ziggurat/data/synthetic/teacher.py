@@ -30,7 +30,6 @@ seeded by (seed, block). Same NumPy and same processor, same bytes; elsewhere a 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +44,7 @@ from ziggurat.data.synthetic.best_metrics import BestMetrics, best_metrics
 from ziggurat.data.synthetic.rows import BLOCK_ROWS, Block, BlockMaker, SyntheticConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Categorical, Dense, Encoding, Feature, Label, MultiHot, Schema, Table
+from ziggurat.files import replacing
 
 __all__ = ["SyntheticConfig", "SyntheticTeacher", "criteo_shaped", "learnable"]
 
@@ -163,34 +163,20 @@ class SyntheticTeacher:
         Raises:
             DataError: the file cannot be written.
         """
-        path = Path(path)
-        handle, temporary = -1, ""
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-            empty = self._frame(self._maker.block(0), 0, 0).to_arrow()
-            options: dict[str, Any] = {
-                "compression": "zstd",
-                "compression_level": 1,
-                "write_page_checksum": True,
-                "use_dictionary": [field.name for field in empty.schema if not pa.types.is_floating(field.type)],
-            }
-            with pq.ParquetWriter(temporary, empty.schema, **options) as writer:
-                for frame in self.frames(rows):
-                    writer.write_table(frame.to_arrow())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except OSError as error:
-            raise DataError(
-                expected="a folder with room for the file",
-                found=str(error),
-                where=str(path),
-                ways_out=("create the folder, or free space", "choose another path"),
-            ) from error
-        finally:
-            if handle >= 0:
-                os.close(handle)
-                Path(temporary).unlink(missing_ok=True)
-        return path
+        empty = self._frame(self._maker.block(0), 0, 0).to_arrow()
+        options: dict[str, Any] = {
+            "compression": "zstd",
+            "compression_level": 1,
+            "write_page_checksum": True,
+            "use_dictionary": [field.name for field in empty.schema if not pa.types.is_floating(field.type)],
+        }
+        with (
+            replacing(path, error=DataError) as temporary,
+            pq.ParquetWriter(temporary, empty.schema, **options) as writer,
+        ):
+            for frame in self.frames(rows):
+                writer.write_table(frame.to_arrow())
+        return Path(path)
 
     # ------------------------------------------------------------------------------------------------------ the rows
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +28,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.cache import cache_folder
-from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.errors import ConfigError, FileError, MissingDependencyError
+from ziggurat.files import Format
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.ops.lookup.cpp_library import library_fingerprint
 from ziggurat.ops.lookup.fbgemm import FbgemmKernel
@@ -46,6 +46,7 @@ from ziggurat.ops.lookup.kernel import (
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.reference import TorchKernel
 
+CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
 _SMALL = 2**15
 _SCRATCH_NUMBERS = 2**22
 _REPEATS = 5
@@ -164,11 +165,11 @@ def _eligible(
 def _kept(path: Path, setting: KernelSetting) -> ChosenKernel | None:
     """The answer of an earlier measurement, if it is there and still possible."""
     try:
-        kept = json.loads(path.read_text())
+        kept = CHOICE.read(path)
         choice = KernelChoice(kept["kernel"])
         times, reasons = dict(kept["times_s"]), dict(kept["not_eligible"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return None  # measured again
     eligible, _ = _eligible(setting, tuple(maker for maker in _MAKERS if maker[0] is choice))
     if not eligible:
         return None
@@ -183,12 +184,9 @@ def _measured(path: Path, setting: KernelSetting, shape: BatchShape) -> ChosenKe
     answer = {"kernel": fastest.choice.value, "times_s": times, "not_eligible": reasons}
     reason = "fastest, measured just now"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{time.time_ns()}.tmp")
-        temporary.write_text(json.dumps(answer, indent=1))
-        temporary.replace(path)
-    except OSError as error:
-        reason += f"; the answer could not be kept ({error})"
+        CHOICE.write(path, answer)
+    except FileError as error:
+        reason += f"; the answer could not be kept ({error.found})"
     return ChosenKernel(kernel=fastest, reason=reason, times_s=times, not_eligible=reasons)
 
 

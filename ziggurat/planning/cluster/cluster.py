@@ -27,6 +27,7 @@ from typing import Any
 
 from ziggurat.config import to_json
 from ziggurat.errors import ConfigError
+from ziggurat.files import write_text
 
 
 class Origin(StrEnum):
@@ -254,7 +255,7 @@ class Cluster:
 
     def save(self, path: str | Path) -> None:
         """Write as TOML."""
-        Path(path).write_text(self.to_toml())
+        write_text(path, self.to_toml())
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -26,16 +26,17 @@ The figures are those of one machine and of one number of samples a step (`card.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.errors import ConfigError
+from ziggurat.files import Format, read_bytes, sha256_of, write_bytes
 from ziggurat.plan import Placement
 from ziggurat.planning.costs.shard_features import (
     NUM_CLASSES,
@@ -47,7 +48,6 @@ from ziggurat.planning.costs.shard_features import (
 )
 from ziggurat.planning.problem import ShardProfile
 
-FORMAT = 1
 NUM_HIDDEN = 32
 NUM_SIZES = 3  # of a call: Σa, rows, distinct numbers
 SMALL = 1e-4  # of a call: nothing
@@ -77,7 +77,6 @@ class ModelCard:
     """What a learned judge was trained on, and how good it is.
 
     Args:
-        format: of the files.
         machine: in words.
         versions: "name version".
         date: of the measurements.
@@ -94,7 +93,6 @@ class ModelCard:
         backward: of the backward exchange.
     """
 
-    format: int = FORMAT
     machine: str = ""
     versions: tuple[str, ...] = ()
     date: str = ""
@@ -192,12 +190,12 @@ class LearnedJudge:
         Args:
             path: with or without one of the two endings.
         """
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         stem = _stem(path)
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: np.ascontiguousarray(value) for name, value in self.weights.items()}, f"{stem}.safetensors")
-        Path(f"{stem}.json").write_text(json.dumps(to_json(self.card), indent=1) + "\n")
+        content = save({name: np.ascontiguousarray(value) for name, value in self.weights.items()})
+        write_bytes(f"{stem}.safetensors", content)
+        CARD.write(f"{stem}.json", to_json(self.card) | {"weights_sha256": sha256_of(content)})
 
     @staticmethod
     def load(path: str | Path) -> LearnedJudge:
@@ -208,24 +206,17 @@ class LearnedJudge:
             ConfigError: they are of another format, or damaged.
         """
         from safetensors import SafetensorError
-        from safetensors.numpy import load_file
+        from safetensors.numpy import load
 
         stem = _stem(path)
-        for name in (f"{stem}.json", f"{stem}.safetensors"):
-            if not Path(name).exists():
-                raise MissingFileError(
-                    expected="a learned cost model: NAME.json and NAME.safetensors",
-                    found=f"no {Path(name).name}",
-                    where=str(stem),
-                    ways_out="ziggurat cluster probe --out FILE writes both beside FILE",
-                )
+        data = CARD.read(f"{stem}.json")
+        content = read_bytes(f"{stem}.safetensors", what=CARD.what, error=ConfigError, ways_out=CARD.ways_out)
+        if data.pop("weights_sha256", None) not in (None, sha256_of(content)):
+            raise _damaged(stem, "weights that do not belong to the JSON file")
         try:
-            data = json.loads(Path(f"{stem}.json").read_text())
-            weights = load_file(f"{stem}.safetensors")
-        except (ValueError, SafetensorError) as error:
+            weights = load(content)
+        except (ValueError, KeyError, SafetensorError) as error:
             raise _damaged(stem, str(error)) from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise _damaged(stem, f"format {data.get('format') if isinstance(data, dict) else data!r}")
         return LearnedJudge(weights, from_json(ModelCard, data, where=f"{stem}.json"))
 
 
@@ -262,9 +253,23 @@ def _stem(path: str | Path) -> Path:
 
 
 def _damaged(path: Path, found: str) -> ConfigError:
-    return ConfigError(
-        expected=f"a learned cost model of format {FORMAT}",
-        found=found,
-        where=str(path),
-        ways_out="train it again: ziggurat cluster probe --out FILE goes on from its measurements",
-    )
+    return ConfigError(expected=CARD.what, found=found, where=str(path), ways_out=CARD.ways_out)
+
+
+def _without_number(content: Any) -> Any:
+    """Version 0: `format` was the number 1, and nothing was said of the weights."""
+    if (number := content.pop("format")) != 1:
+        raise ValueError(f"format {number!r}, and not 1")
+    return content
+
+
+CARD = Format(
+    name="ziggurat.learned_costs",
+    what="a learned cost model: NAME.json and NAME.safetensors",
+    migrations={0: _without_number},
+    error=ConfigError,
+    ways_out=(
+        "train it again: ziggurat cluster probe --out FILE goes on from its measurements, and writes both beside FILE",
+        "check the path",
+    ),
+)

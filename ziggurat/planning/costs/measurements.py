@@ -13,15 +13,14 @@ its last group.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.planning.costs.probe_tables import DrawConfig
-
-FORMAT = 1
+from ziggurat.files import Format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,6 @@ class Measurements:
     """Everything of one probe. See the module's docstring.
 
     Args:
-        format: of the file.
         machine: in words.
         versions: "name version" of what matters.
         date: of the start, ISO.
@@ -108,7 +106,6 @@ class Measurements:
         memory: None as long as it is not measured.
     """
 
-    format: int = FORMAT
     machine: str = ""
     versions: tuple[str, ...] = ()
     date: str = ""
@@ -125,11 +122,7 @@ class Measurements:
 
     def save(self, path: str | Path) -> None:
         """Write, so that a reader finds the old file or the new one."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(target.name + ".new")
-        temporary.write_text(json.dumps(to_json(self)) + "\n")
-        temporary.replace(target)
+        MEASUREMENTS.write(path, to_json(self))
 
     @staticmethod
     def load(path: str | Path) -> Measurements:
@@ -139,28 +132,21 @@ class Measurements:
             MissingFileError: there is no such file.
             ConfigError: it is of another format, or damaged.
         """
-        source = Path(path)
-        if not source.exists():
-            raise MissingFileError(
-                expected="a file of measurements",
-                found="none",
-                where=str(path),
-                ways_out="ziggurat cluster probe --out FILE",
-            )
-        try:
-            data = json.loads(source.read_text())
-        except ValueError as error:
-            raise _damaged(path, str(error)) from error
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise _damaged(path, f"format {found}")
-        return from_json(Measurements, data, where=str(path))
+        return from_json(Measurements, MEASUREMENTS.read(path), where=str(path))
 
 
-def _damaged(path: str | Path, found: str) -> ConfigError:
-    return ConfigError(
-        expected=f"measurements of format {FORMAT}",
-        found=found,
-        where=str(path),
-        ways_out=("measure again: ziggurat cluster probe", "name another file"),
-    )
+def _without_number(content: Any) -> Any:
+    """Version 0: `format` was the number 1."""
+    if (number := content.pop("format")) != 1:
+        raise ValueError(f"format {number!r}, and not 1")
+    return content
+
+
+MEASUREMENTS = Format(
+    name="ziggurat.measurements",
+    what="measurements",
+    migrations={0: _without_number},
+    error=ConfigError,
+    ways_out=("measure again: ziggurat cluster probe --out FILE", "name another file"),
+    max_bytes=1 << 30,
+)

@@ -1,0 +1,116 @@
+"""Files that older releases wrote are read, resumed and evaluated by today's code; see released/*/README.md."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ziggurat
+import ziggurat.data.encoded
+from ziggurat.cli.main import main
+from ziggurat.cluster_catalogue import load_cluster, named_cluster
+from ziggurat.data.datasets.fetch import is_complete
+from ziggurat.data.prepared import open_prepared
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.schema_io import read_schema, write_schema
+from ziggurat.files import sha256_of
+from ziggurat.planning.learned import LearnedJudge
+from ziggurat.planning.measurements import Measurements
+from ziggurat.recipes.compare_runs import RunRecord
+from ziggurat.recipes.execute import load_config
+
+RELEASED = Path(__file__).parent / "released"
+FIRST = RELEASED / "c0ca678"
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what c0ca678 wrote, as the working folder."""
+    shutil.copytree(FIRST, tmp_path / "first")
+    monkeypatch.chdir(tmp_path / "first")
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "first"
+
+
+def test_a_run_scores_as_it_did(first: Path) -> None:
+    assert main(["predict", "run", "data.csv", "--out", "again.parquet"]) == 0
+    before, now = (pl.read_parquet(first / name) for name in ("scores.parquet", "again.parquet"))
+    assert before["row"].equals(now["row"])
+    np.testing.assert_allclose(now["like"].to_numpy(), before["like"].to_numpy(), rtol=0, atol=1e-6)
+    assert main(["verify", "run"]) == 0
+    assert main(["report", "run"]) == 0
+
+
+def test_a_run_is_resumed_and_written_in_the_present_formats(first: Path) -> None:
+    assert main(["train", "run", "--resume", "--training.epochs", "3"]) == 0
+    for name in ("config", "inputs", "startup", "evaluations/test"):
+        data = json.loads((first / "run" / f"{name}.json").read_text())
+        assert data["format"].startswith("ziggurat."), name
+        assert data["version"] >= 1, name
+    assert load_config("run").training.epochs == 3
+
+
+def test_plain_files_are_read(first: Path) -> None:
+    towers = ziggurat.Towers.load("towers.json")
+    assert towers.towers == (("user",), ("item", "tags"))
+    plan = ziggurat.Plan.load("run/plan.json")
+    assert (plan.world_size, plan.towers) == (2, towers)
+    assert [feature.name for feature in read_schema("schema.toml").features] == ["user", "item", "tags", "age"]
+    assert load_config("run").table_schema == read_schema("schema.toml")
+    assert load_cluster("cluster.toml") == named_cluster("h100x8")
+    assert Measurements.load("measurements.json").lookups[0].total_ms == 1.5
+    assert LearnedJudge.load("learned").card.num_samples == 64
+    assert (record := RunRecord.load(Path("compared"))) is not None
+    assert record.cost.step_flops == 300
+    prepared = open_prepared(Path("prepared"), fingerprint=_fingerprint(first), reused=True)
+    assert prepared.train.num_rows == 320
+    assert prepared.train.read_group(0).num_rows == 320
+
+
+def test_what_is_loaded_is_saved_in_the_present_formats_and_loaded_again(first: Path) -> None:
+    plan = ziggurat.Plan.load("run/plan.json")
+    plan.save("plan.json")
+    assert ziggurat.Plan.load("plan.json") == plan
+    cost = LearnedJudge.load("learned")
+    cost.save("new/learned")
+    assert LearnedJudge.load("new/learned").card == cost.card
+    measured = Measurements.load("measurements.json")
+    measured.save("new/measurements.json")
+    assert Measurements.load("new/measurements.json") == measured
+    schema = read_schema("schema.toml")
+    assert read_schema(write_schema(schema, "new/schema.toml")) == schema
+    cluster = load_cluster("cluster.toml")
+    cluster.save("new/cluster.toml")
+    assert load_cluster("new/cluster.toml") == cluster
+
+
+def test_old_checksums_are_still_checked(first: Path) -> None:
+    for name, load in (
+        ("prepared/prepared.json", lambda: open_prepared(Path("prepared"), fingerprint="", reused=True)),
+        ("prepared/train/manifest.json", lambda: ziggurat.data.encoded.EncodedDataset(Path("prepared/train"))),
+    ):
+        text = Path(name).read_text()
+        Path(name).write_text(text.replace("320", "321", 1))
+        with pytest.raises(DataError, match="sha256 differs"):
+            load()
+    weights = Path("learned.safetensors")
+    LearnedJudge.load("learned").save("learned")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(ConfigError, match="do not belong"):
+        LearnedJudge.load("learned")
+
+
+def test_a_fetched_data_set_is_still_complete(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"rows")
+    manifest = {"version": 1, "origin": "", "members": {}, "files": {"part": {"sha256": sha256_of(b"rows"), "rows": 1}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert is_complete(tmp_path)
+
+
+def _fingerprint(folder: Path) -> str:
+    return json.loads((folder / "prepared" / "prepared.json").read_text())["payload"]["fingerprint"]

@@ -1,0 +1,274 @@
+"""Typed: plain data into dataclasses, and the one check of the values that stand in their fields.
+
+The annotations are the schema. What a person, a file or a caller gives for a field becomes what its annotation says, or
+an error in four parts names the field:
+
+    int, float, str, bool    as they are; a whole number is taken for a float, numpy's numbers for Python's, a path for
+                             text; no text for a number, no NaN, nothing beyond 64 bits
+    Count, Dim, Length, …    whole numbers with bounds (`Range`): what no machine holds is refused before it is tried
+    StrEnum                  a member, or its text
+    tuple[X, ...]            a tuple or a list of X;  dict[str, X], list[X] likewise
+    X | None                 None, or X
+    dataclass                one, or a dict with its fields; of a union the one whose `kind` is given
+
+`@checked`, below `@dataclass`, does this for every instance, whoever makes it; `Reader` does it for files, and
+`ziggurat.config` for the command line. Annotations that are none of these (arrays, functions, protocols) pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import functools
+import math
+import numbers
+import os
+import types
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+from ziggurat.errors import ConfigError, ZigguratError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Bounds of a number, both included; `reason` says where the upper one comes from."""
+
+    least: float
+    most: float
+    reason: str = ""
+
+
+# One list of what is sensible, from data, from memory and from sense. 0 stands for "the default" where the name says so.
+Dim = Annotated[int, Range(1, 1 << 20, "a wider row is no embedding")]
+DimOrDefault = Annotated[int, Range(0, 1 << 20, "a wider row is no embedding")]
+Rows = Annotated[int, Range(0, 1 << 40, "a table of more rows fits no cluster")]
+Count = Annotated[int, Range(1, 1 << 40, "more than can be counted through")]
+CountOrNone = Annotated[int, Range(0, 1 << 40, "more than can be counted through")]
+Length = Annotated[int, Range(1, 1 << 20, "longer lists than any sample has")]
+Buckets = Annotated[int, Range(2, 1 << 20, "more than quantiles can be told apart")]
+Ranks = Annotated[int, Range(1, 1 << 17, "the largest jobs have 100,000 ranks")]
+Rank = Annotated[int, Range(0, (1 << 17) - 1, "the largest jobs have 100,000 ranks")]
+_INT64 = Range(-(1 << 63), (1 << 63) - 1, "64 bits")
+_FLOAT32_MOST = 3.4028234663852886e38
+Float32 = Annotated[float, Range(-_FLOAT32_MOST, _FLOAT32_MOST, "what a float32 holds")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Plain data to typed values; every error is of the caller's kind and names the place.
+
+    Args:
+        where: opens the place: a file, or the class that is made.
+        noun: what a field is called: "setting", "key".
+        error: the kind of error.
+        ways_out: added to those of an unknown or impossible value.
+    """
+
+    where: str
+    noun: str = "setting"
+    error: type[ZigguratError] = ConfigError
+    ways_out: tuple[str, ...] = ()
+
+    def read(self, hint: Any, data: Any, path: str = "") -> Any:
+        """`data` as the annotation says; returns it unchanged where it already is."""
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is Annotated:
+            value = self.read(arguments[0], data, path)
+            for bounds in arguments[1:]:
+                if isinstance(bounds, Range):
+                    self._check_range(value, bounds, path)
+            return value
+        if origin in (Union, types.UnionType):
+            return self._union(arguments, data, path)
+        if origin is Literal:
+            if data in arguments:
+                return data
+            raise self.wrong(path, " or ".join(map(repr, arguments)), data)
+        if origin in (tuple, list):
+            return self._items(origin, arguments, data, path)
+        if origin is dict:
+            if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+                raise self.wrong(path, "a group of names with values", data)
+            return {name: self.read(arguments[1], item, f"{path}.{name}") for name, item in data.items()}
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return self._member(hint, data, path)
+        if dataclasses.is_dataclass(hint):
+            return data if isinstance(data, typing.cast(type, hint)) else self.build(hint, data, path)
+        if hint in (int, float, bool, str):
+            return self._plain(hint, data, path)
+        return data
+
+    def build(self, cls: Any, data: Any, path: str = "") -> Any:
+        """An instance of the dataclass `cls` from a dict."""
+        if not isinstance(data, dict):
+            raise self.wrong(path, f"a group of {self.noun}s ({cls.__name__})", data)
+        hints = hints_of(cls)
+        known = {entry.name: entry for entry in dataclasses.fields(cls) if entry.init}
+        for name in data:
+            if name not in known:
+                raise self.unknown(f"{path}.{name}".lstrip("."), str(name), list(known))
+        for name, entry in known.items():
+            if name not in data and entry.default is dataclasses.MISSING is entry.default_factory:
+                raise self.error(
+                    expected=f"a value for {name!r}",
+                    found=f"a block without {name!r}",
+                    where=self.place(path),
+                    ways_out=f"add {name} = " + ("64" if _base(hints[name]) in (int, float) else '"…"'),
+                )
+        values = {name: self.read(hints[name], item, f"{path}.{name}".lstrip(".")) for name, item in data.items()}
+        return self.construct(lambda: cls(**values), path or cls.__name__)
+
+    def construct(self, make: typing.Callable[[], Any], path: str) -> Any:
+        """`make()`; what Python raises because the values do not go together becomes an error with the place."""
+        try:
+            return make()
+        except ZigguratError:
+            raise
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as problem:
+            raise self.wrong(path, "values that go together", f"{type(problem).__name__}: {problem}") from problem
+
+    def place(self, path: str) -> str:
+        """Where a field is, for people."""
+        return f"{self.where}, {self.noun} {path!r}" if path else self.where
+
+    def wrong(self, path: str, expected: str, found: Any, *ways_out: str) -> ZigguratError:
+        """The error for a value that cannot be."""
+        shown = found if isinstance(found, str) and "Error: " in found else f"{quoted(found)} ({type(found).__name__})"
+        ways = (*ways_out, "correct the value", *self.ways_out)
+        return self.error(expected=expected, found=shown, where=self.place(path), ways_out=ways)
+
+    def unknown(self, path: str, name: str, known: list[str]) -> ZigguratError:
+        """The error for a name that is no field."""
+        return self.error(
+            expected=f"only these {self.noun}s: {', '.join(known)}",
+            found=f"unknown {self.noun} {name!r:.80}",
+            where=self.place(path),
+            ways_out=(*nearest(name, known, instead=f"remove {name!r:.80}"), *self.ways_out),
+        )
+
+    def _check_range(self, value: Any, bounds: Range, path: str) -> None:
+        if not bounds.least <= value <= bounds.most:
+            reason = f" ({bounds.reason})" if value > bounds.most and bounds.reason else ""
+            least, most = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (bounds.least, bounds.most))
+            raise self.error(
+                expected=f"a number from {least} to {most}{reason}",
+                found=quoted(value),
+                where=self.place(path),
+                ways_out="correct the number",
+            )
+
+    def _plain(self, hint: type, data: Any, path: str) -> Any:
+        words = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+        if hint is str:
+            if isinstance(data, str | os.PathLike):
+                return data if isinstance(data, str) else os.fsdecode(data)
+            if hasattr(data, "columns"):
+                way = 'write the frame to a file and name it: frame.write_parquet("data.parquet")'
+                raise self.error(
+                    expected="the name of a file",
+                    found=f"a {type(data).__name__} of {quoted(getattr(data, 'shape', '?'))}",
+                    where=self.place(path),
+                    ways_out=way,
+                )
+        elif hint is bool and isinstance(data, bool):
+            return data
+        elif hint is int and isinstance(data, numbers.Integral) and not isinstance(data, bool):
+            self._check_range(int(data), _INT64, path)
+            return int(data)
+        elif hint is float and isinstance(data, numbers.Real) and not isinstance(data, bool):
+            if isinstance(data, numbers.Integral):
+                self._check_range(int(data), _INT64, path)
+            if math.isnan(data):
+                raise self.wrong(path, "a number", data)
+            return data if isinstance(data, float) else float(data)
+        raise self.wrong(path, words[hint], data)
+
+    def _items(self, origin: type, arguments: tuple[Any, ...], data: Any, path: str) -> Any:
+        if not isinstance(data, list | tuple):
+            raise self.wrong(path, "a list", data)
+        if origin is list or arguments[-1] is Ellipsis:
+            hints = (arguments[0],) * len(data)
+        elif len(arguments) == len(data):
+            hints = arguments
+        else:
+            raise self.wrong(path, f"a list of {len(arguments)}", data)
+        items = [self.read(hint, item, f"{path}[{i}]") for i, (hint, item) in enumerate(zip(hints, data, strict=True))]
+        if type(data) is origin and all(new is old for new, old in zip(items, data, strict=True)):
+            return data
+        return origin(items)
+
+    def _member(self, hint: type[enum.Enum], data: Any, path: str) -> enum.Enum:
+        try:
+            return data if isinstance(data, hint) else hint(data)
+        except ValueError:
+            choices = [str(member.value) for member in hint]
+            near = nearest(str(data), choices, instead=f'use one of these words, in quotes: "{choices[0]}"')
+            raise self.error(
+                expected="one of " + ", ".join(choices), found=quoted(data), where=self.place(path), ways_out=near
+            ) from None
+
+    def _union(self, arguments: tuple[Any, ...], data: Any, path: str) -> Any:
+        if data is None and type(None) in arguments:
+            return None
+        members = [argument for argument in arguments if argument is not type(None)]
+        if len(members) == 1:
+            return self.read(members[0], data, path)
+        if not all(dataclasses.is_dataclass(member) for member in members):
+            return data
+        if dataclasses.is_dataclass(data) and not isinstance(data, type):
+            return data  # a member, or a config of the user's own
+        kinds = {member.__dataclass_fields__["kind"].default: member for member in members}
+        kind = data.get("kind") if isinstance(data, dict) else data
+        if not isinstance(kind, str) or kind not in kinds:
+            near = nearest(str(kind), list(kinds), instead="name the kind")
+            raise self.wrong(f"{path}.kind".lstrip("."), "one of " + ", ".join(sorted(kinds)), kind, *near)
+        return self.build(kinds[kind], data, path)
+
+
+def checked(cls: type[T]) -> type[T]:
+    """Class decorator, below `@dataclass`: check and convert every field of every instance before `__post_init__`."""
+    own = getattr(cls, "__post_init__", None)
+
+    def __post_init__(self: Any) -> None:
+        reader, hints = Reader(where=type(self).__name__), hints_of(type(self))
+        for entry in dataclasses.fields(self):
+            if entry.init:
+                value = getattr(self, entry.name)
+                read = reader.read(hints[entry.name], value, entry.name)
+                if read is not value:
+                    object.__setattr__(self, entry.name, read)
+        if own is not None:
+            own(self)
+
+    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    return cls
+
+
+@functools.cache
+def hints_of(cls: type) -> dict[str, Any]:
+    """The annotations of a dataclass, with their bounds."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def nearest(name: str, known: typing.Iterable[str], *, instead: str) -> tuple[str, ...]:
+    """Ways out: the nearest known name, and `instead`."""
+    close = difflib.get_close_matches(name[:100].lower(), list(known)[:10_000], n=1, cutoff=0.5)
+    return (f'did you mean "{close[0]}"?', instead) if close else (instead,)
+
+
+def quoted(value: object) -> str:
+    """A value for a message, in at most 80 characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, or endless nesting
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _base(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
