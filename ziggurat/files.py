@@ -63,6 +63,7 @@ def read_bytes(
     what: str = "a file",
     max_bytes: int = MAX_BYTES,
     error: type[ZigguratError] = DataError,
+    missing: type[ZigguratError] = MissingFileError,
     ways_out: str | tuple[str, ...] = _WAYS_OUT,
 ) -> bytes:
     """The bytes of a small regular file. Neither a pipe without a writer nor `/dev/zero` can hold it up.
@@ -71,11 +72,12 @@ def read_bytes(
         path: the file; symbolic links are followed.
         what: for people: "a plan in JSON".
         max_bytes: a larger file is refused before it is read.
-        error: the kind of error for all but a file that does not exist.
+        error: the kind of error.
+        missing: that for a file that does not exist.
         ways_out: of that error.
 
     Raises:
-        MissingFileError: there is no such file.
+        missing: there is no such file.
         error: it is a folder, pipe or device, too large, or cannot be read.
     """
     where = os.fspath(path)
@@ -86,7 +88,7 @@ def read_bytes(
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingFileError(expected=what, found="no such file", where=where, ways_out=ways_out) from None
+        raise missing(expected=what, found="no such file", where=where, ways_out=ways_out) from None
     except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
         raise refuse(f"{what}, readable", _text_of(problem)) from problem
     try:
@@ -172,7 +174,7 @@ def parse_toml(
 
 
 def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "max_bytes"}
+    return {name: value for name, value in options.items() if name not in ("max_bytes", "missing")}
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -374,6 +376,7 @@ class Format:
             without `format`; where migrations lack it, such a file is taken as version 1 (the layout was the same).
         seal: whether a checksum must be there.
         error: the kind of error for a file that cannot be used.
+        missing: the kind of error for one that does not exist.
         ways_out: of that error, the likeliest first.
         max_bytes: of a file.
     """
@@ -384,6 +387,7 @@ class Format:
     migrations: Mapping[int, Migration] = field(default_factory=dict)
     seal: Seal = Seal.REQUIRED
     error: type[ZigguratError] = DataError
+    missing: type[ZigguratError] = MissingFileError
     ways_out: tuple[str, ...] = _WAYS_OUT
     max_bytes: int = MAX_BYTES
 
@@ -398,7 +402,14 @@ class Format:
             MissingFileError: there is no such file.
             self.error: it is damaged, of another format, or of a newer version.
         """
-        text = read_bytes(path, what=self.what, max_bytes=self.max_bytes, error=self.error, ways_out=self.ways_out)
+        text = read_bytes(
+            path,
+            what=self.what,
+            max_bytes=self.max_bytes,
+            error=self.error,
+            missing=self.missing,
+            ways_out=self.ways_out,
+        )
         return self.decode(text, where=os.fspath(path))
 
     def encode(self, content: Any) -> bytes:

@@ -43,7 +43,7 @@ class Range:
     reason: str = ""
 
 
-# One list of what is sensible, from data, from memory and from sense. 0 stands for "the default" where the name says so.
+# One list of what is sensible, from data, from memory and from sense.
 Dim = Annotated[int, Range(1, 1 << 20, "a wider row is no embedding")]
 DimOrDefault = Annotated[int, Range(0, 1 << 20, "a wider row is no embedding")]
 Rows = Annotated[int, Range(0, 1 << 40, "a table of more rows fits no cluster")]
@@ -234,7 +234,7 @@ def checked(cls: type[T]) -> type[T]:
     """Class decorator, below `@dataclass`: check and convert every field of every instance before `__post_init__`."""
     own = getattr(cls, "__post_init__", None)
 
-    def __post_init__(self: Any) -> None:
+    def check_and_go_on(self: Any) -> None:
         reader, hints = Reader(where=type(self).__name__), hints_of(type(self))
         for entry in dataclasses.fields(self):
             if entry.init:
@@ -245,7 +245,7 @@ def checked(cls: type[T]) -> type[T]:
         if own is not None:
             own(self)
 
-    cls.__post_init__ = __post_init__  # type: ignore[attr-defined]
+    cls.__post_init__ = check_and_go_on  # type: ignore[attr-defined]
     return cls
 
 

@@ -11,18 +11,18 @@ import polars as pl
 import pytest
 
 import ziggurat
-import ziggurat.data.encoded
+import ziggurat.data.encoded.dataset
 from ziggurat.cli.main import main
-from ziggurat.cluster_catalogue import load_cluster, named_cluster
 from ziggurat.data.datasets.fetch import is_complete
-from ziggurat.data.prepared import open_prepared
+from ziggurat.data.preprocess.prepared import open_prepared
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema_io import read_schema, write_schema
 from ziggurat.files import sha256_of
-from ziggurat.planning.learned import LearnedJudge
-from ziggurat.planning.measurements import Measurements
-from ziggurat.recipes.compare_runs import RunRecord
-from ziggurat.recipes.execute import load_config
+from ziggurat.planning.cluster.catalogue import load_cluster, named_cluster
+from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.costs.measurements import Measurements
+from ziggurat.runs.execute import load_config
+from ziggurat.studies.compare_runs import RunRecord
 
 RELEASED = Path(__file__).parent / "released"
 FIRST = RELEASED / "c0ca678"
@@ -92,7 +92,7 @@ def test_what_is_loaded_is_saved_in_the_present_formats_and_loaded_again(first: 
 def test_old_checksums_are_still_checked(first: Path) -> None:
     for name, load in (
         ("prepared/prepared.json", lambda: open_prepared(Path("prepared"), fingerprint="", reused=True)),
-        ("prepared/train/manifest.json", lambda: ziggurat.data.encoded.EncodedDataset(Path("prepared/train"))),
+        ("prepared/train/manifest.json", lambda: ziggurat.data.encoded.dataset.EncodedDataset(Path("prepared/train"))),
     ):
         text = Path(name).read_text()
         Path(name).write_text(text.replace("320", "321", 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import stat
 import sys
@@ -16,7 +15,7 @@ from tests.ops.lookup_problems import kernel_or_skip, make_layout
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.ops import cpp_build
 from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, cpp_library
-from ziggurat.ops.lookup.choose import BatchShape, choose_kernel, kernel_diagnosis
+from ziggurat.ops.lookup.choose import CHOICE, BatchShape, choose_kernel, kernel_diagnosis
 
 LAYOUT = make_layout(
     dim=16, table_rows=[5000, 100, 40], fields=[(FieldKind.SINGLE, 0), (FieldKind.SINGLE, 1), (FieldKind.MEAN, 2)]
@@ -40,8 +39,7 @@ def test_auto_measures_every_exact_kernel_and_takes_the_fastest(tmp_path: Path) 
 def test_the_answer_is_kept(tmp_path: Path) -> None:
     choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path)
     (kept,) = tmp_path.glob("choice-*.json")
-    answer = json.loads(kept.read_text())
-    kept.write_text(json.dumps(answer | {"kernel": "torch"}))
+    CHOICE.write(kept, CHOICE.read(kept) | {"kernel": "torch"})
     again = choose_kernel(KernelChoice.AUTO, setting=SETTING, shape=SHAPE, folder=tmp_path)
     assert again.kernel.choice is KernelChoice.TORCH
     assert "measured before" in again.reason

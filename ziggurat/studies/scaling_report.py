@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ziggurat.files import Format, write_text
 from ziggurat.studies.compare_report import short
 from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
-from ziggurat.files import Format, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

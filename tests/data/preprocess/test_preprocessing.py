@@ -744,7 +744,7 @@ def test_frappe_log_equals_the_reference(tmp_path: Path):
 def test_saved_form_is_plain_json(tmp_path: Path):
     preprocessing, _ = _fitted_everything()
     preprocessing.save(tmp_path)
-    payload = json.loads((tmp_path / "preprocessing.json").read_text())["payload"]
+    payload = json.loads((tmp_path / "preprocessing.json").read_text())
     assert payload["version"] == 1
     assert math.isfinite(payload["numbers"]["std"]["mean"])
     frame = pq.read_table(tmp_path / payload["vocabularies"]["items"]["file"])

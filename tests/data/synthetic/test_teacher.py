@@ -260,8 +260,9 @@ def test_parquet_holds_the_rows_with_page_checksums_and_nothing_else_is_left(lis
 
 
 def test_mistakes_have_errors(lists: SyntheticTeacher, tmp_path):
-    with pytest.raises(DataError, match=r"none.rows\.parquet"):
-        lists.write_parquet(tmp_path / "none" / "rows.parquet", 10)
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(DataError, match=r"file.rows\.parquet"):
+        lists.write_parquet(tmp_path / "file" / "rows.parquet", 10)
     with pytest.raises(ConfigError, match="no step"):
         lists.frame(range(0, 10, 2))
     for wrong in (

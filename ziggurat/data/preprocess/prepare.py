@@ -33,7 +33,7 @@ import numpy as np
 
 from ziggurat.config import to_json
 from ziggurat.data.background import in_background
-from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP, EncodedWriter, publish, temporary_beside
+from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP, EncodedWriter
 from ziggurat.data.preprocess.draft import DraftWriter
 from ziggurat.data.preprocess.fitter import Fitted, Fitter
 from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk

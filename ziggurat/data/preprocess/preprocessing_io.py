@@ -43,6 +43,7 @@ MAIN = Format(
     what="a fitted preprocessing",
     migrations={0: _unwrapped},
     error=CheckpointError,
+    missing=CheckpointError,
     ways_out=_WAYS_OUT,
     max_bytes=1 << 30,
 )
@@ -68,7 +69,14 @@ def load_preprocessing(folder: Path) -> Preprocessing:
     vocabularies: dict[str, Vocabulary] = {}
     for table, entry in payload["vocabularies"].items():
         path = folder / entry["file"]
-        content = read_bytes(path, max_bytes=entry["bytes"], error=CheckpointError, ways_out=_WAYS_OUT)
+        content = read_bytes(
+            path,
+            what="a vocabulary",
+            max_bytes=entry["bytes"],
+            error=CheckpointError,
+            missing=CheckpointError,
+            ways_out=_WAYS_OUT,
+        )
         if len(content) != entry["bytes"] or sha256_of(content) != entry["sha256"]:
             raise _damaged(path, "its SHA-256 is not the one noted when it was saved")
         frame = pl.from_arrow(pq.read_table(io.BytesIO(content)))

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError, MissingFileError
-from ziggurat.planning.costs.probe_tables import DrawConfig
+from ziggurat.errors import ConfigError
 from ziggurat.files import Format
+from ziggurat.planning.costs.probe_tables import DrawConfig
 
 
 @dataclass(frozen=True, kw_only=True)
