@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from ziggurat.embeddings.config import EmbeddingConfig
-from ziggurat.embeddings.storage import advise_huge_pages
+from ziggurat.embeddings.storage.part import StoredRows, reader, table_tensor
+from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind, state_shapes
+from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
 from ziggurat.ops.lookup.gradient import every_sum_is_finite
 
 
@@ -54,17 +55,8 @@ class TableOptimizer:
         self._is_replaced = False
         self._num_summed: list[int] = []
         self._num_steps = 0
-        self._state: list[dict[str, Tensor]] = []
         for index in range(tables.tables.num_storages):
-            storage = tables.tables.storage(index)
-            shapes = state_shapes(self.config.optimizer, num_rows=storage.shape[0], dim=storage.shape[1])
-            state = {
-                name: torch.empty(shape, dtype=storage.dtype, device=storage.device) for name, shape in shapes.items()
-            }
-            for name, tensor in state.items():
-                advise_huge_pages(tensor)
-                tensor.fill_(self.config.initial_sum if name == "sum" else 0.0)
-            self._state.append(state)
+            tables.tables.storage(index).add_state(self.config.optimizer, initial_sum=self.config.initial_sum)
 
     def zero_grad(self) -> None:
         """Forget what was recorded."""
@@ -130,25 +122,38 @@ class TableOptimizer:
         step = Step(rule=self.config.rule, learning_rate=float(lr), scale=self._scale, number=self._num_steps)
         kernel = self._tables.kernel
         for index, parts in enumerate(self._tables.recorded):
-            weight, state = self._tables.tables.storage(index), self._state[index]
             if not parts:
                 continue
+            storage = self._tables.tables.storage(index)
             if self._summed is not None and self._num_summed[index] == len(parts):
                 summed = self._summed[index]
                 assert summed is not None
-                kernel.apply(weight, state=state, gradient=summed, step=step)
+                storage.apply(kernel, gradient=summed, step=step)
             else:
-                kernel.update(weight, state=state, parts=parts, step=step)
+                storage.update(kernel, parts=parts, step=step)
         self.zero_grad()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """State of every table (`<table>.sum`, or `.exp_avg` and `.exp_avg_sq`), sharing memory, and `step`."""
-        entries = {
-            f"{name}.{key}": tensor[place.rows]
-            for name, place in self._tables.tables.places.items()
-            for key, tensor in self._state[place.storage].items()
-        }
+        """State of every table (`<table>.sum`, or `.exp_avg` and `.exp_avg_sq`), sharing memory, and `step`.
+
+        State of tables that are not in memory is there as `TablePart`.
+        """
+        entries = {name: table_tensor(rows) for name, rows in self.state_rows().items()}
         return {**entries, "step": torch.tensor(self._num_steps)}
+
+    def state_rows(self) -> dict[str, StoredRows]:
+        """State of every table, by the names of `state_dict`."""
+        weights, keys = self._tables.tables, state_keys(self.config.optimizer)
+        return {f"{name}.{key}": weights.rows(name, key=key) for name in weights.places for key in keys}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return self._num_steps
+
+    @num_steps.setter
+    def num_steps(self, num_steps: int) -> None:
+        self._num_steps = num_steps
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy the state of every table.
@@ -156,9 +161,10 @@ class TableOptimizer:
         Raises:
             CheckpointError: an entry is missing, unknown or of another shape; nothing has changed then.
         """
-        mine = self.state_dict()
+        mine: dict[str, tuple[int, ...]] = {name: rows.shape for name, rows in self.state_rows().items()}
+        mine["step"] = ()
         missing, unknown = sorted(mine.keys() - state.keys()), sorted(state.keys() - mine.keys())
-        wrong = [key for key in mine.keys() & state.keys() if mine[key].shape != state[key].shape]
+        wrong = [key for key in mine.keys() & state.keys() if mine[key] != tuple(state[key].shape)]
         if missing or unknown or wrong:
             raise CheckpointError(
                 expected=f"the state of {self.config.optimizer.value!r} for {len(self._tables.tables.places)} tables",
@@ -166,7 +172,8 @@ class TableOptimizer:
                 where="TableOptimizer.load_state_dict",
                 ways_out="load the state of a run with the same tables and the same table optimizer",
             )
-        for key, tensor in mine.items():
-            if key != "step":
-                tensor.copy_(state[key])
+        for key, rows in self.state_rows().items():
+            read = reader(state[key])
+            for first, count in rows.chunks():
+                rows.write(first, read(first, count))
         self._num_steps = int(state["step"])

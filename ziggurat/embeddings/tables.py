@@ -27,7 +27,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings.config import EmbeddingConfig
-from ziggurat.embeddings.storage import TableWeights
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
+from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
@@ -53,15 +54,23 @@ class EmbeddingTables(nn.Module):
     Args:
         inputs: fields, tables and their sizes.
         config: dims, rule, kernel, initial weights.
-        seed: of the initial weights; each table's depend on (seed, its name) alone. None draws none and touches no
-            memory: for models whose tables a parallel run spreads over ranks.
+        seed: of the initial weights; each table's depend on (seed, its name) alone. None draws none and takes no
+            memory: for tables that are loaded, spread over ranks, or moved to a device first (`tables.draw`).
+        make_storage: makes what holds the rows of one dim; the memory of the device by default.
     """
 
-    def __init__(self, inputs: InputSpec, config: EmbeddingConfig, *, seed: int | None = 0) -> None:
+    def __init__(
+        self,
+        inputs: InputSpec,
+        config: EmbeddingConfig,
+        *,
+        seed: int | None = 0,
+        make_storage: MakeStorage = MemoryStorage,
+    ) -> None:
         super().__init__()
         self.inputs = inputs
         self.config = config
-        self.tables = TableWeights(inputs.tables, config=config, seed=seed)
+        self.tables = TableWeights(inputs.tables, config=config, seed=seed, make_storage=make_storage)
         self.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         self.output_dim = sum(self.field_dims)
         self._layouts = _layouts(inputs, self.tables)
@@ -213,10 +222,10 @@ class EmbeddingTables(nn.Module):
             "num_weights": self.num_weights,
             "storages": [
                 {
-                    "dim": self.tables.storage(index).shape[1],
-                    "num_rows": self.tables.storage(index).shape[0],
+                    "dim": self.tables.storage(index).dim,
+                    "num_rows": self.tables.storage(index).num_rows,
                     "num_tables": sum(place.storage == index for place in self.tables.places.values()),
-                    "huge_pages": self.tables.huge_pages[index],
+                    **self.tables.storage(index).describe(),
                 }
                 for index in range(self.tables.num_storages)
             ],
@@ -234,10 +243,11 @@ class EmbeddingTables(nn.Module):
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
         out_dtype = first.dtype if dtype == torch.float32 else dtype
         kernel = self.kernel
+        self.tables.check_filled()
         out = torch.empty(lookups.batch_size, width, dtype=out_dtype, device=first.device)
         for index, layout in enumerate(layouts):
             if layout.slots:
-                kernel.lookup(self.tables.storage(index), layout=layout, lookups=lookups, out=out)
+                self.tables.storage(index).lookup(kernel, layout=layout, lookups=lookups, out=out)
         return out
 
     def _parts(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> list[GradientPart | None]:
@@ -294,7 +304,8 @@ class _DenseLookup(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tables, lookups, layouts = ctx.saved
         weights: TableWeights = tables.tables
-        dense = [torch.zeros_like(weights.storage(index)) for index in range(weights.num_storages)]
+        whole = [weights.storage(index).tensor() for index in range(weights.num_storages)]
+        dense = [torch.zeros_like(tensor) for tensor in whole if tensor is not None]  # all are in memory
         for index, part in enumerate(tables._parts(grad, lookups, layouts)):
             if part is not None:
                 summed = tables.kernel.sum_gradients([part])
@@ -311,7 +322,7 @@ def _layouts(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]:
         index = position if position < len(inputs.single) else position - len(inputs.single)
         slots[tables.places[spec.table].storage].append(_slot(spec, index=index, column=column, tables=tables))
         column += tables.places[spec.table].dim
-    dims = [tables.storage(index).shape[1] for index in range(tables.num_storages)]
+    dims = [tables.storage(index).dim for index in range(tables.num_storages)]
     return [LookupLayout(dim=dim, width=column, slots=tuple(mine)) for dim, mine in zip(dims, slots, strict=True)]
 
 

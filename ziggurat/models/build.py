@@ -56,8 +56,8 @@ def build_model(
         inputs: what a batch contains; must have at least one label and one feature.
         seed: the same seed gives the same weights, on every machine with the same torch.
         towers: groups of features, each behind a module as `config.tower_module` says; None for a flat model.
-        draw_tables: False leaves the tables open and touches none of their memory; `parallelize(…, seed=seed)` then
-            draws on each rank the part that it holds.
+        draw_tables: False leaves the tables open and takes no memory for them: they are loaded next, or spread over
+            ranks (`parallelize(…, seed=seed)` draws on each rank the part that it holds).
 
     Raises:
         SchemaError: no label, or no feature.

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
-from ziggurat.ops.lookup import Step, TableOptimizerKind
-from ziggurat.ops.lookup.cut_rows import CutRows, apply_cut, cut_rows, in_order
+from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
+from ziggurat.ops.lookup.cut_rows import PLAIN_STEP, CutRows, cut_rows, in_order, plain_gradient
 from ziggurat.parallel.collectives import all_to_all
 from ziggurat.parallel.copies import sum_over_ranks
 from ziggurat.parallel.embeddings import ShardedEmbeddings
@@ -97,22 +97,20 @@ class ShardedTableOptimizer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """State by table, as parts of whole tables, and `step`."""
-        entries: dict[str, Tensor] = {"step": self._rows.state_dict()["step"]}
+        entries: dict[str, Tensor] = {"step": torch.tensor(self._rows.num_steps)}
+        alone = self._topology.world_size == 1
         for optimizer, group in zip(self._all, self._tables.mine.groups, strict=True):
-            own = optimizer.state_dict()
-            for shard in group.shards:
-                for name, state in own.items():
-                    table, _, key = name.rpartition(".")
-                    if table == shard.table:
-                        alone = self._topology.world_size == 1 and shard.is_whole
-                        entries[f"{table}.{key}"] = state if alone else self._tables.state_shard(shard, state)
+            shards = {shard.table: shard for shard in group.shards}
+            for name, rows in optimizer.state_rows().items():
+                shard = shards[name.rpartition(".")[0]]
+                whole = rows.tensor() if alone and shard.is_whole else None
+                entries[name] = self._tables.state_shard(shard, rows) if whole is None else whole
         return entries
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Set the step count; parts share memory with what a checkpoint was loaded into."""
         for optimizer in self._all:
-            own = optimizer.state_dict()
-            optimizer.load_state_dict({**own, "step": state["step"]})
+            optimizer.num_steps = int(state["step"])
 
     def _sum_copies(self) -> None:
         """Sum the gradients of copied tables over the ranks that have them, once for what is recorded; collective."""
@@ -130,17 +128,14 @@ class ShardedTableOptimizer:
         tables = self._tables.local[1]
         cuts = self._cuts(tables)
         totals = self._add_up(cuts)
-        state = self._columns.state_dict()
         step = Step(rule=self.config.rule, learning_rate=lr)
         for cut, total in zip(cuts, totals, strict=True):
-            apply_cut(
-                tables.kernel,
-                cut.part,
-                weight=tables.tables.view(cut.shard.table),
-                accumulator=state[f"{cut.shard.table}.sum"],
-                mean_square=total / cut.shard.table_columns,
-                step=step,
-            )
+            place = tables.tables.places[cut.shard.table]
+            storage, rows = tables.tables.storage(place.storage), cut.part.rows + place.first_row
+            accumulated = storage.gather(rows, key="sum") + total / cut.shard.table_columns
+            storage.scatter(rows, accumulated, key="sum")
+            gradient = plain_gradient(cut.part, accumulated=accumulated, step=step)
+            storage.apply(tables.kernel, gradient=SummedGradient(rows=rows, sums=gradient.sums), step=PLAIN_STEP)
         for recorded in tables.recorded:
             recorded.clear()
 
@@ -155,10 +150,11 @@ class ShardedTableOptimizer:
             if gradient is not None:
                 part = cut_rows(
                     gradient,
-                    tables.tables.view(shard.table),
                     first_row=place.first_row,
+                    num_rows=place.num_rows,
                     scale=self._scale,
                     weight_decay=self.config.weight_decay,
+                    gather=tables.tables.storage(place.storage).gather,
                 )
                 cuts.append(_Cut(shard, part))
         return cuts

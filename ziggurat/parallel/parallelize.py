@@ -91,7 +91,8 @@ def parallelize(
         plan: the same on every rank. `plan.tower_size` must be the topology's.
         topology: the live ranks.
         config: dense parallelism, wire formats.
-        seed: of open tables.
+        seed: of open tables; None leaves them open, to be loaded (`embeddings.tables.mark_filled`) or drawn
+            (`embeddings.tables.draw`) later. A lookup in open tables raises.
 
     Returns:
         What the trainer needs to know. The model then computes the logits of this rank's batch.
@@ -106,18 +107,17 @@ def parallelize(
     check_dense(model)
     traffic, flow = Traffic(topology), Flow()
     whole = model.embeddings
-    is_drawn = whole.tables.is_drawn
-    if not is_drawn and seed is None:
-        raise PlanError(
-            expected="a seed for tables that are not drawn yet",
-            found="none",
-            where="parallelize",
-            ways_out="parallelize(…, seed=config.seed)",
-        )
-    tables = ShardedTables(whole.inputs, whole.config, plan=plan, topology=topology, seed=None if is_drawn else seed)
-    if is_drawn:
-        for name in whole.tables.places:
-            tables.load_whole(name, whole.tables.view(name))
+    is_open = whole.tables.is_open
+    tables = ShardedTables(
+        whole.inputs,
+        whole.config,
+        plan=plan,
+        topology=topology,
+        seed=seed if is_open else None,
+        make_storage=whole.tables.make_storage,
+    )
+    if not is_open:
+        tables.load_from(whole.tables)
     field_dims = {spec.name: dim for spec, dim in zip(model.inputs.fields, whole.field_dims, strict=True)}
     embeddings = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
     layer = model.towers

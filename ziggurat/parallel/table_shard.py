@@ -12,6 +12,9 @@ together, whatever the number of ranks and the placements at saving and at loadi
 
 Two ranks may hold the same part (row-wise optimizer state of a table that is cut by columns): one of them saves it.
 
+A part in memory is one chunk, read and filled in place. Rows in another storage are several, each read when it is
+written and written when it was read (`write`), so that no more than one is in memory.
+
 The three methods with double underscores are torch's protocol for such tensors (`torch.distributed._checkpointable`).
 """
 
@@ -24,62 +27,70 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
+from ziggurat.embeddings.storage import StoredRows, TablePart
 
-class TableShard(Tensor):
-    """Shares memory with the part; its shape is the whole table's. For checkpoints only: it takes no operations.
 
-    Attributes:
-        part: the numbers that this rank holds.
-        offsets: where the part's first number lies in the table.
-    """
+class TableShard(TablePart):
+    """A part of a table by its place; its shape is the whole table's. For checkpoints only: it takes no operations."""
 
-    part: Tensor
-    offsets: tuple[int, ...]
+    @property
+    def is_in_place(self) -> bool:
+        """True if the part is one tensor that a load may fill in place."""
+        return self.rows.tensor() is not None
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """Shape and place."""
-        del tensor_contents
-        return f"TableShard({tuple(self.part.shape)} at {self.offsets} of {tuple(self.shape)})"
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Only `detach` has a meaning."""
-        del types, kwargs
-        if func is torch.ops.aten.detach.default:
-            return args[0]
-        raise TypeError(f"a TableShard is for checkpoints only; use its `part` for {func}")
+    def write(self, offsets: tuple[int, ...], values: Tensor) -> None:
+        """Replace a box of the table that lies in this part, at `offsets` of the whole table."""
+        first, *columns = (offset - own for offset, own in zip(offsets, self.offsets, strict=True))
+        if tuple(values.shape[1:]) != self.rows.shape[1:]:  # some columns only
+            rows = self.rows.read(first, len(values)).clone()
+            rows[:, columns[0] : columns[0] + values.shape[1]] = values
+            values = rows
+        self.rows.write(first, values)
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
         """What a save writes."""
         del object
-        if self.part.numel() == 0:
-            return []
-        data = TensorWriteData(chunk=self._chunk, properties=TensorProperties(dtype=self.part.dtype), size=self.shape)
-        return [WriteItem(index=MetadataIndex(fqn, self._chunk.offsets), type=WriteItemType.SHARD, tensor_data=data)]
+        properties = TensorProperties(dtype=self.dtype)
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """What a load fills."""
-        return [self._chunk] if self.part.numel() else []
+        first, *others = self.offsets
+        tail = self.rows.shape[1:]
+        if 0 in tail:
+            return []
+        return [
+            ChunkStorageMetadata(offsets=torch.Size((first + row, *others)), sizes=torch.Size((count, *tail)))
+            for row, count in self.rows.chunks()
+        ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        """The numbers."""
-        del index
-        return self.part
-
-    @property
-    def _chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(offsets=torch.Size(self.offsets), sizes=self.part.shape)
+        """The numbers of a chunk."""
+        assert index.offset is not None
+        row = index.offset[0] - self.offsets[0]
+        return self.rows.read(row, dict(self.rows.chunks())[row])
 
 
-def table_shard(part: Tensor, *, offsets: tuple[int, ...], shape: tuple[int, ...]) -> TableShard:
+def table_shard(rows: StoredRows, *, offsets: tuple[int, ...], shape: tuple[int, ...]) -> TableShard:
     """Wrap a part of a table.
 
     Args:
-        part: the numbers of this rank.
-        offsets: where they begin in the table.
+        rows: the part of this rank.
+        offsets: where it begins in the table.
         shape: of the table.
     """
-    assert all(o + n <= whole for o, n, whole in zip(offsets, part.shape, shape, strict=True)), (offsets, shape)
-    shard = Tensor._make_wrapper_subclass(TableShard, shape, dtype=part.dtype, device=part.device)  # type: ignore[attr-defined]
-    shard.part, shard.offsets = part, offsets
-    return shard
+    return TableShard.of(rows, offsets=offsets, shape=shape)
+
+
+def as_shard(tensor: Tensor) -> Tensor:
+    """What torch.distributed.checkpoint can save and load: a `TablePart` as a shard, everything else as it is."""
+    if isinstance(tensor, TablePart) and not isinstance(tensor, TableShard):
+        return table_shard(tensor.rows, offsets=tensor.offsets, shape=tuple(tensor.shape))
+    return tensor

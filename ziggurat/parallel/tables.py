@@ -2,12 +2,13 @@
 
 The local tables are ordinary `EmbeddingTables` (every kernel, exact updates); what a placement changes is described in
 `shards.py`. Their weights are those that one device would draw, and their names in checkpoints those of one device:
-a table that is cut is saved and loaded as parts of the whole one (`table_shard.py`).
+a table that is cut is saved and loaded as parts of the whole one (`table_shard.py`). A rank draws the rows that it
+holds and no others (`ziggurat/embeddings/initial_rows.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
-from ziggurat.embeddings.storage import initialise
+from ziggurat.embeddings.initial_rows import initial_rows
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows
+from ziggurat.embeddings.storage.part import reader
+from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import PADDING_ROW
@@ -36,6 +40,7 @@ class ShardedTables(nn.Module):
         plan: placements.
         topology: the ranks.
         seed: of the initial weights, which are those that one device would draw; None leaves them open.
+        make_storage: makes what holds the rows of one dim.
 
     Attributes:
         shares: what every rank looks up, by rank.
@@ -44,7 +49,14 @@ class ShardedTables(nn.Module):
     """
 
     def __init__(
-        self, inputs: InputSpec, config: EmbeddingConfig, *, plan: Plan, topology: Topology, seed: int | None
+        self,
+        inputs: InputSpec,
+        config: EmbeddingConfig,
+        *,
+        plan: Plan,
+        topology: Topology,
+        seed: int | None,
+        make_storage: MakeStorage = MemoryStorage,
     ) -> None:
         super().__init__()
         if config.optimizer is TableOptimizerKind.ADAM_DENSE:
@@ -62,13 +74,42 @@ class ShardedTables(nn.Module):
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
         # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
-        self.local = tuple(EmbeddingTables(group.inputs, config, seed=None) for group in self.mine.groups)
+        self.local = tuple(
+            EmbeddingTables(group.inputs, config, seed=None, make_storage=make_storage) for group in self.mine.groups
+        )
         self._topology = topology
         for tables, group in zip(self.local, self.mine.groups, strict=True):
             for shard in group.shards:
-                tables.tables.view(shard.table)[PADDING_ROW] = 0.0
+                rows = tables.tables.rows(shard.table)
+                rows.write(PADDING_ROW, torch.zeros(1, *rows.shape[1:]))
         if seed is not None:
-            self._draw(seed)
+            self.draw(seed)
+
+    @property
+    def is_open(self) -> bool:
+        """True until the tables of this rank have been drawn or loaded."""
+        return any(tables.tables.is_open for tables in self.local)
+
+    def mark_filled(self) -> None:
+        """The tables have been drawn or loaded: lookups may begin."""
+        for tables in self.local:
+            tables.tables.mark_filled()
+
+    @torch.no_grad()
+    def draw(self, seed: int) -> None:
+        """Draw the rows and columns of this rank: the numbers that one device would have there."""
+        for shard in self._all_shards():
+            rows = self._rows(shard)
+            for first, values in initial_rows(
+                shard.table,
+                shape=(shard.table_rows, shard.table_columns),
+                config=self.config,
+                seed=seed,
+                rows=range(shard.first_row, shard.first_row + shard.num_rows),
+                columns=shard.columns,
+            ):
+                rows.write(first - shard.first_row, values)
+        self.mark_filled()
 
     def lookup(self, ids: LocalIds, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "R C"]:
         """This rank's columns for the samples of all ranks, in peer order."""
@@ -98,23 +139,21 @@ class ShardedTables(nn.Module):
         wanted = [index for index, share in enumerate(group.lists) if share.is_partial_mean]
         return lengths_JR[wanted].t().float()
 
-    def load_whole(self, name: str, weight: Float[Tensor, "rows D"]) -> None:
-        """Copy this rank's part of a whole table."""
-        shard = self._shard(name)
-        if shard is not None:
-            with torch.no_grad():
-                self.part(shard).copy_(weight[shard.rows, shard.columns])
+    @torch.no_grad()
+    def load_from(self, whole: TableWeights) -> None:
+        """Copy this rank's parts of whole tables."""
+        for shard in self._all_shards():
+            self._load(shard, whole.rows(shard.table).read)
+        self.mark_filled()
 
     def part(self, shard: Shard) -> Float[Tensor, "rows columns"]:
-        """The weights of one of this rank's shards, without padding in front."""
-        return self._group(shard).tables.view(shard.table)[shard.num_padding :]
+        """The weights of one of this rank's shards, without padding in front; shares memory if it is in memory."""
+        rows = self._rows(shard)
+        return rows.read(0, rows.num_rows)
 
-    def state_shard(self, shard: Shard, state: Tensor) -> TableShard:
+    def state_shard(self, shard: Shard, rows: StoredRows) -> TableShard:
         """Optimizer state of a shard (one number a row, or one a weight) as a part of the table's."""
-        part = state[shard.num_padding :]
-        if state.dim() == 1:
-            return table_shard(part, offsets=(shard.first_row,), shape=(shard.table_rows,))
-        return self._table_shard(shard, part)
+        return self._table_shard(shard, rows.without(shard.num_padding))
 
     def report(self) -> dict[str, Any]:
         """What the start-up report says about this rank's tables."""
@@ -134,39 +173,40 @@ class ShardedTables(nn.Module):
             tables._apply(fn, recurse)
         return self
 
-    def _draw(self, seed: int) -> None:
-        """The rows and columns that one device would have; a cut table is drawn whole, one at a time."""
-        for tables, group in zip(self.local, self.mine.groups, strict=True):
-            for shard in group.shards:
-                view = tables.tables.view(shard.table)
-                if shard.is_whole:
-                    initialise(view, name=shard.table, config=self.config, seed=seed)
-                    continue
-                whole = torch.empty(shard.table_rows, shard.table_columns)
-                initialise(whole, name=shard.table, config=self.config, seed=seed)
-                self.load_whole(shard.table, whole)
-
     def _shard(self, name: str) -> Shard | None:
         return next((shard for shard in self.shards[name] if shard.rank == self._topology.rank), None)
 
     def _group(self, shard: Shard) -> EmbeddingTables:
         return self.local[next(i for i, group in enumerate(self.mine.groups) if shard in group.shards)]
 
-    def _table_shard(self, shard: Shard, part: Tensor) -> TableShard:
+    def _all_shards(self) -> Iterator[Shard]:
+        for group in self.mine.groups:
+            yield from group.shards
+
+    def _rows(self, shard: Shard) -> StoredRows:
+        """The rows of a shard, without padding in front."""
+        return self._group(shard).tables.rows(shard.table).without(shard.num_padding)
+
+    def _load(self, shard: Shard, read: Callable[[int, int], Tensor]) -> None:
+        """Copy a shard out of a whole table, chunk by chunk."""
+        rows = self._rows(shard)
+        for first, count in rows.chunks():
+            rows.write(first, read(shard.first_row + first, count)[:, shard.columns])
+
+    def _table_shard(self, shard: Shard, rows: StoredRows) -> TableShard:
+        dims = len(rows.shape)
         return table_shard(
-            part,
-            offsets=(shard.first_row, shard.first_column),
-            shape=(shard.table_rows, shard.table_columns),
+            rows,
+            offsets=(shard.first_row, shard.first_column)[:dims],
+            shape=(shard.table_rows, shard.table_columns)[:dims],
         )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         del keep_vars
-        for group in self.mine.groups:
-            for shard in group.shards:
-                name = f"{prefix}{shard.table}.weight"
-                whole = shard.is_whole and self._topology.world_size == 1
-                part = self.part(shard).detach()
-                destination[name] = part if whole else self._table_shard(shard, part)
+        for shard in self._all_shards():
+            rows = self._rows(shard)
+            whole = rows.tensor() if shard.is_whole and self._topology.world_size == 1 else None
+            destination[f"{prefix}{shard.table}.weight"] = self._table_shard(shard, rows) if whole is None else whole
 
     def _load_from_state_dict(
         self,
@@ -179,15 +219,26 @@ class ShardedTables(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Take whole tables, as one device saves them, or this rank's own parts."""
-        for group in self.mine.groups:
-            for shard in group.shards:
-                key = f"{prefix}{shard.table}.weight"
-                given = state_dict.get(key)
-                if given is None:
-                    missing_keys.append(key)
-                elif tuple(given.shape) != (shard.table_rows, shard.table_columns):
-                    error_msgs.append(f"table {shard.table!r}: expected the whole table, found {tuple(given.shape)}")
-                elif isinstance(given, TableShard):
-                    self.part(shard).copy_(given.part)
-                else:
-                    self.load_whole(shard.table, given)
+        num_wrong = len(missing_keys) + len(error_msgs)
+        for shard in self._all_shards():
+            key = f"{prefix}{shard.table}.weight"
+            given = state_dict.get(key)
+            if given is None:
+                missing_keys.append(key)
+            elif tuple(given.shape) != (shard.table_rows, shard.table_columns):
+                error_msgs.append(f"table {shard.table!r}: expected the whole table, found {tuple(given.shape)}")
+            elif isinstance(given, TableShard):
+                rows = self._rows(shard)
+                for first, count in rows.chunks():
+                    rows.write(first, given.rows.read(first, count))
+            else:
+                self._load(shard, reader(given))
+        if len(missing_keys) + len(error_msgs) == num_wrong:
+            self.mark_filled()
+
+
+def tables_of(model: nn.Module) -> Iterator[TableWeights | ShardedTables]:
+    """All tables of a model, on one device or spread: to be drawn (`draw`), or said to be loaded (`mark_filled`)."""
+    for module in model.modules():
+        if isinstance(module, TableWeights | ShardedTables):
+            yield module

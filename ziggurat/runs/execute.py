@@ -24,10 +24,12 @@ from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
 from ziggurat.models import build_model
+from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.plan import Plan
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
@@ -147,10 +149,13 @@ def train_run(
             prepared.inputs,
             seed=config.training.seed,
             towers=config.towers,
-            draw_tables=not ranks.are_many,
+            draw_tables=False,
         )
         facts = ModelFacts.of(model)
         parallel = ranks.parallelize(model, run=run, resume=resume)
+        if not (resume and ranks.on_first(lambda: complete_steps(run.checkpoints))):
+            for tables in tables_of(model):
+                tables.draw(config.training.seed)
         if parallel is None:
             model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
         else:

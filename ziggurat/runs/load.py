@@ -28,6 +28,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
 from ziggurat.models import RankingModel, build_model
+from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.runs.execute import load_config
 from ziggurat.runs.many_ranks import Ranks
@@ -164,8 +165,9 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
     config = load_config(run.path)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = Preprocessing.load(run.preprocessing)
-    seed, are_many = config.training.seed, ranks is not None and ranks.are_many
-    model = build_model(config.model, inputs, seed=seed, towers=config.towers, draw_tables=not are_many)
+    model = build_model(
+        config.model, inputs, seed=config.training.seed, towers=config.towers, draw_tables=False
+    )  # the checkpoint has the tables
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     if not store.steps():
         raise MissingFileError(
@@ -178,6 +180,8 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     into = {f"model.{name}": value for name, value in model.state_dict().items()}
     store.load(chosen, into=into, match=Match.SUBSET)
+    for tables in tables_of(model):
+        tables.mark_filled()
     model.eval()
     return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=chosen, team=team)
 

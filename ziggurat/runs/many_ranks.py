@@ -82,7 +82,7 @@ class Ranks:
         """Plan on rank 0, and make the model parallel on all; None on one device.
 
         Args:
-            model: built the same way on every rank.
+            model: built the same way on every rank. Open tables stay open: they are drawn or loaded next.
             run: its folder.
             resume: take the plan that is kept there, if it fits.
         """
@@ -92,8 +92,7 @@ class Ranks:
         plan = from_json(Plan, made, where="plan of rank 0")
         config = self._config
         topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=config.parallel.ranks_a_host)
-        parallel = parallelize(model, plan, topology, config=config.parallel.parallel, seed=config.training.seed)
-        return parallel
+        return parallelize(model, plan, topology, config=config.parallel.parallel)
 
     def keep_plan(self, parallel: Parallel, *, run: RunFolder) -> None:
         """Write the plan into the run's folder."""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ziggurat.parallel.tables import tables_of
 from ziggurat.training.checkpoint import rng_state, set_rng_state
 from ziggurat.training.step import TrainStep
 
@@ -111,6 +112,8 @@ def restore_state(step: TrainStep, into: Mapping[str, Tensor]) -> None:
         prefix = "table_optimizer."
         own = {name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)}
         step.table_optimizer.load_state_dict(own)
+    for tables in tables_of(step.model):
+        tables.mark_filled()
     prefix = rng_prefix(step)
     set_rng_state({name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)})
 

@@ -13,6 +13,7 @@ own Σ g² and D its own columns it is the rule itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from ziggurat.ops.lookup.kernel import LookupKernel, Step, SummedGradient, TableOptimizerKind, UpdateRule
 
-_PLAIN = Step(rule=UpdateRule(kind=TableOptimizerKind.SGD), learning_rate=1.0)
+PLAIN_STEP = Step(rule=UpdateRule(kind=TableOptimizerKind.SGD), learning_rate=1.0)
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,31 @@ def in_order(gradient: SummedGradient) -> SummedGradient:
 
 def cut_rows(
     gradient: SummedGradient,
-    weight: Float[Tensor, "R D"],
     *,
     first_row: int,
+    num_rows: int,
     scale: float = 1.0,
     weight_decay: float = 0.0,
+    gather: Callable[[Tensor], Tensor] | None = None,
 ) -> CutRows:
     """The part of a storage's gradient that belongs to one table.
 
     Args:
         gradient: of the storage, rows increasing (`in_order`).
-        weight: of the table, R of the storage's rows from `first_row` on.
         first_row: of the table in its storage.
+        num_rows: of the table.
         scale: of the gradient.
         weight_decay: λ.
+        gather: weights of rows of the storage; needed with weight decay.
     """
-    bounds = torch.tensor([first_row, first_row + len(weight)], device=gradient.rows.device)
+    bounds = torch.tensor([first_row, first_row + num_rows], device=gradient.rows.device)
     first, last = torch.searchsorted(gradient.rows, bounds).tolist()
     rows, grad = gradient.rows[first:last] - first_row, gradient.sums[first:last]
     if scale != 1.0:
         grad = grad * scale
     if weight_decay:
-        grad = grad + weight_decay * weight[rows]
+        assert gather is not None
+        grad = grad + weight_decay * gather(rows + first_row)
     return CutRows(rows, grad, grad.square().sum(dim=1))
 
 
@@ -96,7 +100,10 @@ def apply_cut(
     """
     accumulated = accumulator[cut.rows] + mean_square
     accumulator.index_copy_(0, cut.rows, accumulated)
+    kernel.apply(weight, state={}, gradient=plain_gradient(cut, accumulated=accumulated, step=step), step=PLAIN_STEP)
+
+
+def plain_gradient(cut: CutRows, *, accumulated: Float[Tensor, "U"], step: Step) -> SummedGradient:
+    """η g / (√a + ε) for every row: what a plain gradient step with learning rate 1 (`PLAIN_STEP`) then applies."""
     factor = step.learning_rate / (accumulated.sqrt() + step.rule.eps)
-    kernel.apply(
-        weight, state={}, gradient=SummedGradient(rows=cut.rows, sums=cut.grad * factor.unsqueeze(1)), step=_PLAIN
-    )
+    return SummedGradient(rows=cut.rows, sums=cut.grad * factor.unsqueeze(1))

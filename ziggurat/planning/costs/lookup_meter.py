@@ -112,7 +112,7 @@ class LookupMeter:
         gradient = in_order(self._kernel.sum_gradients([recorded]))
         for slot in part.layout.slots:
             rows = slice(slot.first_row, slot.first_row + slot.num_rows)
-            cut = cut_rows(gradient, part.weight[rows], first_row=slot.first_row)
+            cut = cut_rows(gradient, first_row=slot.first_row, num_rows=slot.num_rows)
             apply_cut(
                 self._kernel,
                 cut,

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import ReadItem
 
 from ziggurat.errors import CheckpointError
+from ziggurat.parallel.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
 from ziggurat.training.checkpoint.storage import CheckpointReader
 
@@ -81,6 +83,26 @@ def check_into(
             )
 
 
+class _LoadPlanner(DefaultLoadPlanner):
+    """Torch's planner; rows of tables that no tensor can share are read into a piece of memory and written from it."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """What the bytes are read into."""
+        shard = self.state_dict[read_item.dest_index.fqn]
+        if isinstance(shard, TableShard) and not shard.is_in_place:
+            return torch.empty(read_item.lengths, dtype=shard.dtype)
+        return super().resolve_tensor(read_item)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """They have been read."""
+        shard = self.state_dict[read_item.dest_index.fqn]
+        if isinstance(shard, TableShard) and not shard.is_in_place:
+            chunk = read_item.dest_index.offset or shard.offsets
+            shard.write(tuple(map(sum, zip(chunk, read_item.dest_offsets, strict=True))), tensor)
+            return
+        super().commit_tensor(read_item, tensor)
+
+
 def fresh_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
     """Uninitialised tensors on the host for all that is stored."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in stored.items()}
@@ -88,9 +110,9 @@ def fresh_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
 
 def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor]) -> None:
     """Fill `tensors` in place; names, types and shapes were compared before."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     metadata = reader.read_metadata()
-    planner.set_up_planner(dict(tensors), metadata, is_coordinator=False)
+    planner.set_up_planner({name: as_shard(tensor) for name, tensor in tensors.items()}, metadata, is_coordinator=False)
     reader.set_up_storage_reader(metadata, False)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
 

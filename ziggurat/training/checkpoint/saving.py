@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
+from ziggurat.parallel.table_shard import as_shard
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
 from ziggurat.training.checkpoint.rank_group import RankGroup
@@ -88,7 +89,8 @@ class Saving:
     def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> JSON:
         check_tensors(tensors)
         self._writer = CheckpointWriter(self._final, step=self.step, state=state)
-        self._planner.set_up_planner(dict(tensors), is_coordinator=self._ranks.is_coordinator)
+        shards = {name: as_shard(tensor) for name, tensor in tensors.items()}
+        self._planner.set_up_planner(shards, is_coordinator=self._ranks.is_coordinator)
         plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
         if self._ranks.is_coordinator:
             guard()

@@ -1,0 +1,17 @@
+"""Where the rows of embedding tables lie: one door (`TableStorage`), and what stands behind it."""
+
+from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
+from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
+from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage
+
+__all__ = [
+    "WEIGHT",
+    "MakeStorage",
+    "MemoryStorage",
+    "StoredRows",
+    "TablePart",
+    "TableStorage",
+    "advise_huge_pages",
+    "reader",
+    "table_tensor",
+]

@@ -1,0 +1,220 @@
+"""TableWeights: the weights of all tables, one storage for each embedding dim, named one by one.
+
+Kernels want few large tables; users and checkpoints want one tensor a table. Both get it: tables of equal dim lie
+in one `TableStorage` of (R, D), and each table is a range of its rows. `state_dict` speaks of tables alone
+(`<table>.weight`), so a checkpoint does not depend on the grouping, on the storage or on the kernel.
+
+Tables begin *open*, without numbers, if no seed is given. They are then drawn (`draw`) or loaded (`mark_filled` says
+so) before the first lookup: nothing is drawn that a checkpoint overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.initial_rows import initial_rows
+from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage
+from ziggurat.embeddings.storage.part import reader, table_tensor
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import TableSpec
+from ziggurat.features.schema import PADDING_ROW
+from ziggurat.ops.lookup import TableOptimizerKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePlace:
+    """Where a table lies: rows first_row … first_row + num_rows - 1 of storage number `storage`."""
+
+    storage: int
+    first_row: int
+    num_rows: int
+    dim: int
+
+    @property
+    def rows(self) -> slice:
+        """The table's rows in its storage."""
+        return slice(self.first_row, self.first_row + self.num_rows)
+
+
+def group_tables(tables: tuple[TableSpec, ...], *, dim: int) -> dict[str, TablePlace]:
+    """Group tables by dim, dims in order of first appearance, tables in the order given."""
+    dims = list(dict.fromkeys(table.embedding_dim or dim for table in tables))
+    next_row = [0] * len(dims)
+    places = {}
+    for table in tables:
+        storage = dims.index(table.embedding_dim or dim)
+        places[table.name] = TablePlace(
+            storage=storage, first_row=next_row[storage], num_rows=table.num_rows, dim=dims[storage]
+        )
+        next_row[storage] += table.num_rows
+    return places
+
+
+class TableWeights(nn.Module):
+    """Weights of all tables, grouped by dim.
+
+    Args:
+        tables: names, rows and dims.
+        config: dims, initial distribution, and whether tables are parameters (`adam_dense`).
+        seed: of the initial weights; None leaves the tables open.
+        make_storage: makes what holds the rows of one dim.
+
+    Raises:
+        ConfigError: tables that are parameters, in a storage that is not one tensor.
+    """
+
+    def __init__(
+        self,
+        tables: tuple[TableSpec, ...],
+        *,
+        config: EmbeddingConfig,
+        seed: int | None,
+        make_storage: MakeStorage = MemoryStorage,
+    ) -> None:
+        super().__init__()
+        self.config, self.make_storage = config, make_storage
+        self.places = group_tables(tables, dim=config.dim)
+        self._are_parameters = config.optimizer is TableOptimizerKind.ADAM_DENSE
+        # Not buffers: what walks over buffers (snapshots, broadcasts) would take them for small state of the network.
+        self._storages: list[TableStorage] = []
+        for index, dim in enumerate(dict.fromkeys(place.dim for place in self.places.values())):
+            num_rows = sum(place.num_rows for place in self.places.values() if place.storage == index)
+            self._storages.append(make_storage(num_rows, dim))
+        self.is_open = True
+        self._tie_parameters()
+        if seed is not None:
+            self.draw(seed)
+
+    @property
+    def num_storages(self) -> int:
+        """Number of different dims."""
+        return len(self._storages)
+
+    def storage(self, index: int) -> TableStorage:
+        """All tables of one dim, one after the other."""
+        return self._storages[index]
+
+    def rows(self, name: str, *, key: str = WEIGHT) -> StoredRows:
+        """The rows of one table, to read and write in chunks."""
+        place = self.places[name]
+        return StoredRows(
+            storage=self.storage(place.storage), first_row=place.first_row, num_rows=place.num_rows, key=key
+        )
+
+    def view(self, name: str) -> Float[Tensor, "rows D"]:
+        """The rows of one table: sharing memory with a storage in memory, else a copy."""
+        rows = self.rows(name)
+        tensor = rows.tensor()
+        return rows.read(0, rows.num_rows) if tensor is None else tensor
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """The table as a parameter; only with `adam_dense`."""
+        parameter = self._parameters[f"{name}.weight"]
+        assert parameter is not None
+        return parameter
+
+    @torch.no_grad()
+    def draw(self, seed: int) -> None:
+        """Draw all tables, by seed and name (`initial_rows.py`)."""
+        for name, place in self.places.items():
+            rows = self.rows(name)
+            for first, values in initial_rows(name, shape=(place.num_rows, place.dim), config=self.config, seed=seed):
+                rows.write(first, values)
+        self.mark_filled()
+
+    def mark_filled(self) -> None:
+        """The tables have been drawn or loaded: lookups may begin."""
+        self.is_open = False
+
+    def check_filled(self) -> None:
+        """Refuse to read tables that were neither drawn nor loaded.
+
+        Raises:
+            ConfigError: they are open.
+        """
+        if self.is_open:
+            raise ConfigError(
+                expected="tables that were drawn or loaded",
+                found="open ones, whose memory holds nothing",
+                where="EmbeddingTables",
+                ways_out=(
+                    "model.embeddings.tables.draw(seed)",
+                    "load a checkpoint, then model.embeddings.tables.mark_filled()",
+                    "build the model with a seed and without draw_tables=False",
+                ),
+            )
+
+    def _tie_parameters(self) -> None:
+        if not self._are_parameters:
+            return
+        for name in self.places:
+            key = f"{name}.weight"
+            known = self._parameters.get(key)
+            tensor = self.rows(name).tensor()
+            if tensor is None:
+                raise ConfigError(
+                    expected="tables in memory for dense gradients",
+                    found=type(self.storage(self.places[name].storage)).__name__,
+                    where="EmbeddingConfig.optimizer = adam_dense",
+                    ways_out="choose an optimizer of touched rows: rowwise_adagrad, sgd or sparse_adam",
+                )
+            if known is None:
+                # Not register_parameter: it refuses names with dots, which column names may have.
+                self._parameters[key] = nn.Parameter(tensor)
+            else:
+                known.data = tensor
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableWeights:
+        super()._apply(fn, recurse)
+        for storage in self._storages:
+            storage.move(fn)
+        self._tie_parameters()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._tie_parameters()  # copy.deepcopy copies parameters apart from the storages
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for name in self.places:
+            weight = self.parameter(name) if self._are_parameters else table_tensor(self.rows(name))
+            destination[f"{prefix}{name}.weight"] = weight if keep_vars else weight.detach()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        expected = {f"{prefix}{name}.weight": name for name in self.places}
+        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in expected]
+        num_filled = 0
+        for key, name in expected.items():
+            if key not in state_dict:
+                missing_keys.append(key)
+                continue
+            given, mine = state_dict[key], self.rows(name)
+            if tuple(given.shape) != mine.shape:
+                error_msgs.append(f"table {name!r}: expected shape {mine.shape}, found {tuple(given.shape)}")
+                continue
+            read = reader(given)
+            if bool(read(PADDING_ROW, 1).any()):
+                error_msgs.append(f"table {name!r}: expected zeros in row {PADDING_ROW} (padding), found other numbers")
+                continue
+            with torch.no_grad():
+                for first, count in mine.chunks():
+                    mine.write(first, read(first, count))
+            num_filled += 1
+        if num_filled == len(expected):
+            self.mark_filled()
