@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ziggurat.errors import MissingFileError, SchemaError
 from ziggurat.features.schema import (
+    MISSING_TEXTS,
     Categorical,
     Dense,
     Encoding,
@@ -30,6 +31,11 @@ from ziggurat.features.schema_io import read_schema, schema_from_toml, schema_to
 texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 maybe = st.one_of(st.just(""), texts)
 finite = st.floats(allow_nan=False)
+
+label_values = st.one_of(
+    st.fixed_dictionaries({"task": st.sampled_from(Task), "positive_from": st.none() | finite}),
+    st.lists(texts, min_size=2, max_size=2, unique=True).map(lambda two: {"positive": two[0], "negative": two[1]}),
+)
 
 
 @st.composite
@@ -73,13 +79,13 @@ def schemas(draw: st.DrawFn) -> Schema:
         Label(
             name=name,
             column=draw(maybe),
-            task=draw(st.sampled_from(Task)),
-            positive_from=draw(st.none() | finite),
+            **draw(label_values),
         )
         for name in draw(st.lists(texts, max_size=3, unique=True))
     ]
-    roles = {role: draw(maybe) for role in ("weight", "group", "session", "time")}
-    return Schema(features=tuple(features), labels=tuple(labels), tables=tuple(tables), **roles)
+    roles = {role: draw(maybe) for role in ("weight", "group", "time")}
+    missing = draw(st.one_of(st.just(MISSING_TEXTS), st.lists(texts, max_size=3).map(tuple)))
+    return Schema(features=tuple(features), labels=tuple(labels), tables=tuple(tables), missing_texts=missing, **roles)
 
 
 @settings(deadline=None, max_examples=60)
@@ -98,7 +104,7 @@ def test_defaults_are_left_out_and_comments_stand_above_their_block(tmp_path):
     comments = {"": "Guessed.", "user": "6,040 distinct ids", "when": "epoch seconds", "junk": "left out: constant"}
     path = write_schema(schema, tmp_path / "my.toml", comments=comments)
     assert path.read_text() == (
-        "# Guessed.\n\n"
+        "# Guessed.\nmissing = []\n\n"
         '# 6,040 distinct ids\n[[feature]]\nname = "user"\nkind = "categorical"\n\n'
         '[[feature]]\nname = "age"\nkind = "dense"\ntransform = "standardise"\n\n'
         '[[label]]\nname = "like"\ncolumn = "rating"\npositive_from = 4\n\n'
@@ -126,6 +132,8 @@ GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
         ('[feature]\nname = "u"', ["[feature], in single brackets", "write [[feature]]"]),
         ("feature = 3", ["feature = 3", "write [[feature]]"]),
         (GOOD + '[[features]]\nname = "v"', ["unknown block 'features'", 'did you mean "feature"?']),
+        (GOOD + '[roles]\nsession = "s"', ["my.toml, [roles]", "no session", "take the line out"]),
+        ('missing = "NULL"\n' + GOOD, ["missing = 'NULL'", "a list of texts", 'missing = ["NULL", "?"]']),
         (GOOD + '[roles]\ntimes = "t"', ["my.toml, [roles]", "unknown role 'times'", 'did you mean "time"?']),
         (GOOD + '[[roles]]\ntime = "t"', ["[roles]", "in single brackets"]),
         (GOOD + "[roles]\ntime = 3", ["[roles], key 'time'", "text in quotes", "3 (int)"]),

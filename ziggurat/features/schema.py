@@ -18,9 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
+from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
+
+# Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
+# say otherwise (`missing = [...]`); a Schema made in Python names its own.
+MISSING_TEXTS = ("NULL", "null", "N/A", "n/a", "NA", "NaN", "nan", "None", "\\N", "-")
 
 PADDING_ROW = 0
 UNKNOWN_ROW = 1
@@ -194,14 +199,37 @@ class Label:
     Args:
         name: unique among labels.
         column: the column; defaults to the name.
-        task: binary (0/1 or false/true after `positive_from`) or regression.
+        task: binary (0/1 or false/true after `positive_from` or `positive`) or regression.
         positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
+        positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another.
+        negative: if set, only this text is 0 ("no"), and every third one is a bad row. Needs `positive`.
     """
 
     name: str
     column: str = ""
     task: Task = Task.BINARY
     positive_from: float | None = None
+    positive: str = ""
+    negative: str = ""
+
+    def __post_init__(self) -> None:
+        where = f"label {self.name!r}"
+        numbers_and_texts = self.positive_from is not None and self.positive
+        if self.positive and self.task is not Task.BINARY:
+            raise SchemaError(
+                expected='positive with task = "binary" only',
+                found=f"task = {self.task.value!r}",
+                where=where,
+                ways_out=('take task = "regression" out', "take positive out"),
+            )
+        if numbers_and_texts or (self.negative and not self.positive) or (self.positive == self.negative != ""):
+            raise SchemaError(
+                expected="positive_from alone, or positive alone, or positive and another text as negative",
+                found=f"positive_from = {self.positive_from}, positive = {self.positive!r}, "
+                f"negative = {self.negative!r}",
+                where=where,
+                ways_out=('texts: positive = "yes", negative = "no"', "numbers: positive_from = 4.0"),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +245,11 @@ class Schema:
         tables: those that differ from the defaults, or are shared.
         weight: column of sample weights (>= 0), or "".
         group: column that groups samples for GAUC (usually the user), or "".
-        session: column that groups samples of one request or session, or "".
+        session: column that groups samples of one request or session, or "". Nothing reads it yet: preparing data
+            with it is an error.
         time: column with the order of events (integer, float, date or datetime), or "".
+        missing_texts: whole cells of these texts are null, in every column that the schema reads. `missing` in TOML,
+            where the default is `MISSING_TEXTS`.
     """
 
     features: tuple[Feature, ...]
@@ -228,6 +259,7 @@ class Schema:
     group: str = ""
     session: str = ""
     time: str = ""
+    missing_texts: tuple[str, ...] = ()
     _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -272,6 +304,17 @@ class Schema:
         roles = [self.weight, self.group, self.session, self.time]
         named = [column_of(item) for item in (*self.features, *self.labels)] + [role for role in roles if role]
         return tuple(dict.fromkeys(named))
+
+    def to_state(self) -> dict[str, Any]:
+        """Plain data that fingerprints are made of: settings younger than the first release count only when used."""
+        state = to_json(self)
+        if not self.missing_texts:
+            del state["missing_texts"]
+        for label in state["labels"]:
+            for name in ("positive", "negative"):
+                if not label[name]:
+                    del label[name]
+        return state
 
 
 def column_of(item: Feature | Label) -> str:

@@ -21,6 +21,9 @@ left out, so a file says only what was decided:
     group = "user_id"
     time = "timestamp"
 
+Above the first block, `missing = ["NULL", "?"]` says which texts mean that there is no value; left out, those of
+`schema.MISSING_TEXTS` do, and `missing = []` takes every text as it is.
+
 Every key is checked against the dataclasses of `schema.py`: an unknown key, a value of the wrong type or an unknown
 choice is an error that names the file, the block and the nearest valid name. `schema_from_toml(schema_to_toml(s)) == s`
 for every schema. Needs neither torch nor polars.
@@ -44,6 +47,7 @@ from tomlkit.items import AoT, Item
 
 from ziggurat.errors import DataError, MissingFileError, SchemaError, ZigguratError
 from ziggurat.features.schema import (
+    MISSING_TEXTS,
     Categorical,
     Dense,
     Feature,
@@ -65,7 +69,7 @@ KINDS: dict[str, type[Feature]] = {
     "vector": Vector,
 }
 ROLES = ("weight", "group", "session", "time")
-BLOCKS = ("feature", "label", "table", "roles")
+BLOCKS = ("missing", "feature", "label", "table", "roles")
 _COMMENT_WIDTH = 116
 
 
@@ -122,7 +126,7 @@ def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None)
             that the schema does not read are listed at the end; the one under "" opens the file.
     """
     pending = dict(comments or {})
-    lines = [_comment(pending.pop("", ""))]
+    lines = [_comment(pending.pop("", "")) + _missing_text(schema.missing_texts)]
     blocks: list[tuple[str, Feature | Label | Table]] = [("feature", feature) for feature in schema.features]
     blocks += [("label", label) for label in schema.labels]
     blocks += [("table", table) for table in schema.tables]
@@ -158,7 +162,10 @@ def schema_from_toml(text: str, where: str) -> Schema:
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
-    return _located(where, lambda: Schema(features=features, labels=labels, tables=tables, **_read_roles(data, where)))
+    missing, roles = _read_missing(data, where), _read_roles(data, where)
+    return _located(
+        where, lambda: Schema(features=features, labels=labels, tables=tables, missing_texts=missing, **roles)
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -177,6 +184,11 @@ def _block_text(name: str, item: Feature | Label | Table) -> str:
     document = tomlkit.document()
     document.append(name, AoT([table]))
     return document.as_string().strip()
+
+
+def _missing_text(texts: tuple[str, ...]) -> str:
+    """The line `missing = [...]`, where it is not the default."""
+    return "" if texts == MISSING_TEXTS else f"missing = {tomlkit.item(list(texts)).as_string()}\n"
 
 
 def _roles_text(roles: Mapping[str, str], notes: Mapping[str, str]) -> str:
@@ -247,6 +259,22 @@ def _read_item(cls: type[_ItemT], entry: dict[str, object], where: str) -> _Item
     return _located(where.split(", ")[0], lambda: cls(**values))
 
 
+def _read_missing(data: Mapping[str, object], where: str) -> tuple[str, ...]:
+    texts = data.get("missing", list(MISSING_TEXTS))
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return tuple(texts)
+    raise SchemaError(
+        expected="a list of texts that mean no value",
+        found=f"missing = {_quoted(texts)}",
+        where=where,
+        ways_out=(
+            'missing = ["NULL", "?"]',
+            "missing = []",
+            "leave it out: " + ", ".join(MISSING_TEXTS) + " are missing",
+        ),
+    )
+
+
 def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
     roles = data.get("roles", {})
     place = f"{where}, [roles]"
@@ -258,6 +286,13 @@ def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
             ways_out='write [roles], in single brackets, and below it lines like time = "timestamp"',
         )
     _refuse_unknown(roles, ROLES, where=place, what="role")
+    if roles.get("session"):
+        raise SchemaError(
+            expected="no session under [roles]: no model and no sampler reads it yet",
+            found=f"session = {_quoted(roles['session'])}",
+            where=place,
+            ways_out=("take the line out", "to rank within a session, name it as the group: group = ..."),
+        )
     return {role: str(_read_value(value, str, f"{place}, key {role!r}")) for role, value in roles.items()}
 
 

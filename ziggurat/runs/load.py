@@ -118,7 +118,7 @@ class Run:
                 self.folder if self.team.is_first else Path(elsewhere)
             )  # all ranks find the same bad rows; one keeps them
             with BadRows(bad_rows, folder=folder) as collector:
-                source = RawSource(data, format=self.file_format, bad_rows=collector)
+                source = RawSource(data, format=self.file_format, bad_rows=collector, text=self.config.data.text)
                 chunks = source.frames(
                     columns=schema.columns if with_labels else features,
                     numbers=numeric_columns(schema, with_labels=with_labels),

@@ -18,15 +18,18 @@ text are missing, infinities and numbers beyond ±3.4e38 (32-bit floats) are fau
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
+from ziggurat.data.preprocess.vocabulary import hash_series
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import SchemaError
 
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
@@ -104,7 +107,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str) -> np.ndarray:
     if isinstance(dtype, pl.Categorical | pl.Enum):
         series, dtype = series.cast(pl.String), pl.String()
     if dtype == pl.String:
-        numbers = _numbers_in_text(series, faults)
+        numbers = _numbers_in_text(series, faults, decimal=faults.chunk.decimal)
     elif dtype.is_numeric() or dtype == pl.Boolean:
         numbers = series.cast(pl.Float64).to_numpy()  # null becomes NaN
     else:
@@ -124,13 +127,42 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str) -> np.ndarray:
     return numbers
 
 
-def _numbers_in_text(series: pl.Series, faults: Faults) -> np.ndarray:
+def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
+    """The chunk with null where a whole cell is one of `texts`: missing values that somebody wrote out.
+
+    Cells of text alone are looked at; numbers, lists and elements of lists stay as they are.
+    """
+    if not texts:
+        return chunk
+    frame, spans = chunk.frame, chunk.spans
+    names = [name for name, dtype in frame.schema.items() if isinstance(dtype, pl.String | pl.Categorical | pl.Enum)]
+    if names and frame.height:
+        wanted = pl.Series(list(texts), dtype=pl.String).implode()
+        found = frame.select(pl.col(name).cast(pl.String).is_in(wanted).any() for name in names).row(0, named=True)
+        nulls = [
+            pl.when(pl.col(name).cast(pl.String).is_in(wanted).not_()).then(pl.col(name)).alias(name)
+            for name, is_found in found.items()
+            if is_found
+        ]
+        frame = frame.with_columns(nulls) if nulls else frame
+    if spans:
+        hashes = hash_series(pl.Series(list(texts), dtype=pl.String))
+        longest = max(len(text.encode()) for text in texts)
+        spans = {name: column.without(hashes, longest=longest) for name, column in spans.items()}
+    return replace(chunk, frame=frame, spans=spans)
+
+
+def _numbers_in_text(series: pl.Series, faults: Faults, *, decimal: DecimalMark) -> np.ndarray:
+    if decimal is DecimalMark.COMMA:
+        original, series = series, _with_points(series)
+    else:
+        original = series
     numbers = series.cast(pl.Float64, strict=False)
     open_cells = (numbers.is_null() & series.is_not_null()).to_numpy()
     values = numbers.fill_null(float("nan")).to_numpy()
     if not open_cells.any():
         return values
-    values = values.copy()
+    values, comma = values.copy(), decimal is DecimalMark.COMMA
     for index in np.flatnonzero(open_cells).tolist():
         text = series[index].strip()
         parsed = pl.Series([text]).cast(pl.Float64, strict=False)[0]
@@ -143,11 +175,29 @@ def _numbers_in_text(series: pl.Series, faults: Faults) -> np.ndarray:
                 index,
                 column=series.name,
                 reason=BadReason.NOT_A_NUMBER,
-                expected="a number, or nothing",
-                found=series[index],
-                ways_out=("if this text means a missing value, name it in TextOptions(null_values=…)",),
+                expected="a number, or nothing" + (", with a comma before the fraction" if comma else ""),
+                found=original[index],
+                ways_out=_ways_to_a_number(original[index], comma=comma),
             )
     return values
+
+
+def _with_points(series: pl.Series) -> pl.Series:
+    """Numbers with a decimal comma as numbers with a point; those that have a point already become no number."""
+    text = pl.col(series.name)
+    pointed = pl.when(text.str.contains(".", literal=True)).then(pl.lit("a point, ") + text)
+    return series.to_frame().select(pointed.otherwise(text.str.replace(",", ".", literal=True)).alias(series.name))[
+        series.name
+    ]
+
+
+def _ways_to_a_number(text: str, *, comma: bool) -> tuple[str, ...]:
+    ways = [f"if this text means that there is no value, add it to `missing` in the schema: missing = [{text!r}]"]
+    if not comma and re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text.strip()):
+        ways.insert(0, "if the comma stands before the fraction: --data.decimal comma")
+    elif comma and "." in text:
+        ways.insert(0, "if the point stands before the fraction: leave --data.decimal comma out")
+    return tuple(ways)
 
 
 def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, pl.Series]:

@@ -20,10 +20,13 @@ from ziggurat.data.preprocess.cells import (
     Faults,
     IdLists,
     canonical_strings,
+    canonical_text,
     read_id_lists,
     read_ids,
     read_numbers,
     read_vectors,
+    with_nulls,
+    wrong_type,
 )
 from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
@@ -48,6 +51,11 @@ from ziggurat.features.schema import (
     table_of,
 )
 
+_BINARY_WAYS = (
+    'a label of texts: positive = "yes", negative = "no"',
+    "a label of numbers: positive_from = 4.0",
+    'a number to predict: task = "regression"',
+)
 _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 
@@ -110,6 +118,7 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
         DataError: a bad row (policy ERROR).
         BoundsError: an id outside an identity table (policy ERROR).
     """
+    chunk = with_nulls(chunk, schema.missing_texts)
     faults = Faults(chunk=chunk)
     parsed = _parse(schema, chunk, faults, with_labels=with_labels)
     if not faults.found:
@@ -258,6 +267,8 @@ def identity_rows(
 
 
 def _parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
+    if label.positive:
+        return _parse_label_of_texts(label, series, faults)
     values = read_numbers(series, faults=faults, role=f"label {label.name!r}")
     known = np.isfinite(values)
     if label.task is Task.BINARY and label.positive_from is not None:
@@ -275,9 +286,31 @@ def _parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
             reason=BadReason.BAD_LABEL,
             expected=f"{expected}, for {label.task.value} label {label.name!r}",
             found="nothing" if series[index] is None else series[index],
-            ways_out=('set positive_from, or task = "regression"',) if label.task is Task.BINARY else (),
+            ways_out=_BINARY_WAYS if label.task is Task.BINARY else (),
         )
     return np.nan_to_num(labels).astype(np.float32)
+
+
+def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
+    """1 where the canonical text is `positive`, 0 elsewhere; a third text is a fault if `negative` is set."""
+    texts = canonical_text(series)
+    if texts is None:
+        raise wrong_type(series, faults.chunk, role=f"label {label.name!r}", expected="texts, numbers or booleans")
+    texts = texts.str.strip_chars()
+    positive = (texts == label.positive).fill_null(False).to_numpy()
+    wrong = texts.is_null().to_numpy()
+    if label.negative:
+        wrong = wrong | ~(positive | (texts == label.negative).fill_null(False).to_numpy())
+    for index in np.flatnonzero(wrong).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.BAD_LABEL,
+            expected=f"{label.positive!r} or {label.negative or 'another text'!r}, for label {label.name!r}",
+            found="nothing" if texts[index] is None else texts[index],
+            ways_out=("take `negative` out of the label: then every other text is 0",) if label.negative else (),
+        )
+    return positive.astype(np.float32)
 
 
 def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:

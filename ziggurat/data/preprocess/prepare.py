@@ -46,8 +46,8 @@ from ziggurat.data.preprocess.prepared import (
 )
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig, Splitter, fit_splitter, split_column
-from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
+from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish, temporary_beside
@@ -68,6 +68,9 @@ class DataConfig:
         valid: validation files, for FILES.
         test: test files, for FILES.
         format: of the raw files.
+        separator: what divides the fields of text files: one character, or comma, semicolon, tab, pipe or space; "" for
+            the format's own (comma for CSV, tab for TSV).
+        decimal: what stands before the fraction of numbers in text files.
         split: which rows are for what.
         bad_rows: what happens to rows that cannot be used.
         bad_row_budget: most rows to quarantine; 0 for no limit.
@@ -78,12 +81,15 @@ class DataConfig:
     valid: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
     format: FileFormat = FileFormat.AUTO
+    separator: str = ""
+    decimal: DecimalMark = DecimalMark.POINT
     split: SplitConfig = field(default_factory=SplitConfig)
     bad_rows: BadRowPolicy = BadRowPolicy.ERROR
     bad_row_budget: int = 0
     rows_per_group: int = DEFAULT_ROWS_PER_GROUP
 
     def __post_init__(self) -> None:
+        self.text  # noqa: B018  refuses an impossible separator
         if (self.valid or self.test) and self.split.by is not SplitBy.FILES:
             raise ConfigError(
                 expected="validation and test files with split.by = files only",
@@ -98,6 +104,11 @@ class DataConfig:
                 where="data settings",
                 ways_out="correct the number",
             )
+
+    @property
+    def text(self) -> TextOptions:
+        """How text files are read."""
+        return TextOptions(delimiter=self.separator, decimal=self.decimal)
 
 
 def prepare(
@@ -160,7 +171,7 @@ def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> 
 def _fingerprint(config: DataConfig, schema: Schema, paths: Sequence[Path]) -> str:
     """16 hex digits that change with the settings, the schema and the raw files."""
     files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    state = {"format": _FORMAT, "config": to_json(config), "schema": to_json(schema), "files": files}
+    state = {"format": _FORMAT, "config": to_json(config), "schema": schema.to_state(), "files": files}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -200,8 +211,10 @@ class _Sources:
 
     def open(self, bad_rows: BadRows) -> list[RawSource | None]:
         """The sources in the order of the splits; None for a split without files."""
-        form = self._config.format
-        return [RawSource(paths, format=form, bad_rows=bad_rows) if paths else None for paths in self._expanded]
+        form, text = self._config.format, self._config.text
+        return [
+            RawSource(paths, format=form, bad_rows=bad_rows, text=text) if paths else None for paths in self._expanded
+        ]
 
 
 class _SharedBadRows(BadRows):

@@ -89,8 +89,9 @@ def numeric_columns(schema: Schema, *, with_labels: bool = True) -> tuple[str, .
     """Columns that the schema reads as numbers and as nothing else: what `RawSource.frames(numbers=…)` wants."""
     dense = {column_of(item) for item in schema.features if isinstance(item, Dense)}
     if with_labels:
-        dense |= {column_of(label) for label in schema.labels} | ({schema.weight} - {""})
+        dense |= {column_of(label) for label in schema.labels if not label.positive} | ({schema.weight} - {""})
     others = {column_of(item) for item in schema.features if not isinstance(item, Dense)}
+    others |= {column_of(label) for label in schema.labels if label.positive}
     return tuple(sorted(dense - others - {schema.group, schema.session, schema.time}))
 
 
@@ -216,7 +217,7 @@ class Preprocessing:
         """32 hex digits that change with the schema or anything fitted, and with nothing else."""
         if not self._fingerprint:
             state = {
-                "schema": to_json(self.schema),
+                "schema": self.schema.to_state(),
                 "numbers": {name: to_json(state) for name, state in sorted(self.numbers.items())},
                 "vocabularies": {name: item.digest() for name, item in sorted(self.vocabularies.items())},
             }

@@ -22,8 +22,26 @@ def nearest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
     return tuple(lowered[item] for item in close)
 
 
-def missing_column(path: Path, name: str, known: Sequence[str]) -> SchemaError:
-    """The error for a column that a file has not, with the nearest names it has."""
+def missing_column(path: Path, name: str, known: Sequence[str], *, separator: str = "") -> SchemaError:
+    """The error for a column that a file has not, with the nearest names it has.
+
+    Args:
+        path: the file.
+        name: the column that was asked for.
+        known: the columns that the file has.
+        separator: what divides the fields of a text file; a first line that another one divides better is said.
+    """
+    other = guess_separator(separator.join(known)) if separator else ""
+    if other and other != separator:
+        return SchemaError(
+            expected=f"a column {name!r} in a first line divided by {separator!r}",
+            found=f"a first line that {other!r} divides: {separator.join(known)[:100]}",
+            where=str(path),
+            ways_out=(
+                f"set the separator: --data.separator {name_of_separator(other)}",
+                "let it be guessed: ziggurat data inspect FILE prints the command",
+            ),
+        )
     near = nearest_names(name, known)
     listed = ", ".join(known[:30]) + (", …" if len(known) > 30 else "")
     hint = (f"rename it, or set column = {near[0]!r} in the schema: that is the nearest name",) if near else ()
@@ -33,6 +51,22 @@ def missing_column(path: Path, name: str, known: Sequence[str]) -> SchemaError:
         where=str(path),
         ways_out=(*hint, "add the column to the file", "take the feature out of the schema"),
     )
+
+
+def guess_separator(header: str) -> str:
+    """What divides the names in the first line of a text file: the one of `,` `;` tab and `|` that occurs most.
+
+    Commas win a tie. "" where none occurs. Names in quotes may hold separators, which are not counted.
+    """
+    outside = re.sub(r'"[^"]*"', "", header)
+    counts = {separator: outside.count(separator) for separator in (",", ";", "\t", "|")}
+    best = max(counts, key=lambda separator: counts[separator])
+    return best if counts[best] else ""
+
+
+def name_of_separator(separator: str) -> str:
+    """How to write a separator on a command line: by name where a shell would take the character away."""
+    return {";": "semicolon", "\t": "tab", "|": "pipe", " ": "space"}.get(separator, separator)
 
 
 def expand_path(path: Path, *, suffixes: Iterable[str]) -> list[Path]:

@@ -29,7 +29,7 @@ from ziggurat.data.raw.bad_rows import BadRows, place
 from ziggurat.data.raw.names import expand_path, missing_column
 from ziggurat.data.raw.parquet_source import ParquetFile
 from ziggurat.data.raw.spans import TextSpans
-from ziggurat.data.raw.text_blocks import ByteStream, TextOptions
+from ziggurat.data.raw.text_blocks import ByteStream, DecimalMark, TextOptions
 from ziggurat.data.raw.text_source import TextFile, TextPiece, open_text, read_text
 from ziggurat.errors import ConfigError, MissingFileError
 
@@ -62,6 +62,7 @@ class RawChunk:
         rows: (N,) 0-based file row of each row where some were left out, or None when they are consecutive.
         lines: (N,) 1-based line of each row in a text file, or None.
         spans: columns of ids that were left as bytes of a text file (`ids` of `RawSource.frames`); not in `frame`.
+        decimal: what stands before the fraction of numbers in columns of text.
     """
 
     frame: pl.DataFrame
@@ -71,6 +72,7 @@ class RawChunk:
     rows: np.ndarray | None = field(default=None, repr=False)
     lines: np.ndarray | None = field(default=None, repr=False)
     spans: Mapping[str, TextSpans] = field(default_factory=dict, repr=False)
+    decimal: DecimalMark = DecimalMark.POINT
 
     @staticmethod
     def of(frame: pl.DataFrame, *, name: str = "frame", start: int = 0) -> RawChunk:
@@ -247,10 +249,12 @@ class RawSource:
         start: int,
     ) -> Iterator[RawChunk]:
         file = self._open_text(path)
-        wanted = _check_columns(path, file.columns, columns)
-        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows)
+        wanted = _check_columns(path, file.columns, columns, separator=file.layout.delimiter.decode())
+        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, decimal=self.text.decimal)
         num_rows = 0
         numbers, ids = hints
+        if self.text.decimal is DecimalMark.COMMA:
+            numbers = frozenset()  # polars would read "1.234" as well, as one or the other
         for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows):
             num_rows = piece.next_row
             if piece.spans:
@@ -294,6 +298,7 @@ class _Gather:
     path: Path
     start: int
     chunk_rows: int
+    decimal: DecimalMark = DecimalMark.POINT
     frames: list[pl.DataFrame] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
     lines: list[np.ndarray] = field(default_factory=list)
@@ -329,6 +334,7 @@ class _Gather:
                 start=self.start + first_row,
                 lines=piece.lines[part],
                 spans={name: column.take(part) for name, column in piece.spans.items()},
+                decimal=self.decimal,
             )
 
     def rest(self) -> Iterator[RawChunk]:
@@ -345,15 +351,18 @@ class _Gather:
             start=self.start + first_row,
             rows=None if consecutive else rows,
             lines=np.concatenate(self.lines) if self.lines else None,
+            decimal=self.decimal,
         )
         self.frames, self.rows, self.lines, self.num_rows = [], [], [], 0
         yield chunk
 
 
-def _check_columns(path: Path, known: tuple[str, ...], wanted: Sequence[str] | None) -> tuple[str, ...]:
+def _check_columns(
+    path: Path, known: tuple[str, ...], wanted: Sequence[str] | None, *, separator: str = ""
+) -> tuple[str, ...]:
     if wanted is None:
         return known
     for name in wanted:
         if name not in known:
-            raise missing_column(path, name, known)
+            raise missing_column(path, name, known, separator=separator)
     return tuple(dict.fromkeys(wanted))

@@ -34,7 +34,7 @@ class TextSpans:
         data: the block.
         kernel: copies texts.
         starts: (N,) int32 first byte of each field.
-        lengths: (N,) int32 bytes of each field; 0 where it is empty, that is, missing.
+        lengths: (N,) int32 bytes of each field; 0 where it is empty, that is, missing. `without` makes others so.
         hashes: (N,) uint64 stable hashes of the texts.
     """
 
@@ -55,6 +55,19 @@ class TextSpans:
         """(N,) mask of empty fields, or None if there are none."""
         empty = self.lengths == 0
         return empty if empty.any() else None
+
+    def without(self, hashes: np.ndarray, *, longest: int) -> TextSpans:
+        """The same with fields made empty whose hash is one of `hashes`, of texts of at most `longest` bytes.
+
+        Costs a look at the lengths where all fields are longer.
+        """
+        short = np.flatnonzero(self.lengths <= longest)
+        found = short[np.isin(self.hashes[short], hashes)] if len(short) else short
+        if not len(found):
+            return self
+        lengths = self.lengths.copy()
+        lengths[found] = 0
+        return replace(self, lengths=lengths)
 
     def series(self, name: str = "") -> pl.Series:
         """The texts, null where empty."""

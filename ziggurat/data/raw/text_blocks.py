@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,16 +31,28 @@ _GZIP_READ_BYTES = 1 << 20
 _MAX_TRAILING_BLANK_BYTES = 1 << 16
 
 
+# Separators that a shell makes hard to type, by name.
+SEPARATOR_NAMES = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " ", "\\t": "\t"}
+
+
+class DecimalMark(StrEnum):
+    """What stands before the fraction of a number in text."""
+
+    POINT = "point"  # 3.5
+    COMMA = "comma"  # 3,5; a point in a number is then a fault, as nobody can say what it divides
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How to read CSV and TSV.
 
     Args:
-        delimiter: one ASCII character, or "" for the format's own (comma, tab).
+        delimiter: one ASCII character, a name of `SEPARATOR_NAMES`, or "" for the format's own (comma, tab).
         quote: one ASCII character that encloses fields with delimiters or line feeds in them, or "" for none.
             A quote is special at the start of a field only; inside quotes it is doubled. Criteo files have none.
         max_record_bytes: longer records are bad rows.
         null_values: texts that mean "no value", besides the empty text.
+        decimal: what stands before the fraction of numbers.
         block_bytes: bytes read and parsed at once; what is read does not depend on it.
     """
 
@@ -48,15 +61,18 @@ class TextOptions:
     max_record_bytes: int = 1 << 20
     null_values: tuple[str, ...] = ()
     block_bytes: int = 8 << 20
+    decimal: DecimalMark = DecimalMark.POINT
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "delimiter", SEPARATOR_NAMES.get(self.delimiter, self.delimiter))
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
             if len(value) > 1 or not value.isascii() or value in ("\n", "\r", "\0"):
                 raise ConfigError(
-                    expected="one ASCII character or an empty text",
+                    expected="one ASCII character or an empty text"
+                    + (f", or one of {', '.join(SEPARATOR_NAMES)}" if name == "delimiter" else ""),
                     found=repr(value),
                     where=f"text options, {name}",
-                    ways_out="rewrite the file with a single-character delimiter, or as Parquet",
+                    ways_out="rewrite the file with a single-character separator, or as Parquet",
                 )
         if not 0 < self.max_record_bytes <= self.block_bytes <= 1 << 29:
             raise ConfigError(
