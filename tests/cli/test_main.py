@@ -21,7 +21,7 @@ FROZEN = {
     },
     "evaluate": {"--bad-rows", "--step", "--json"},
     "predict": {"--bad-rows", "--step", "--out"},
-    "data inspect": {"--write-schema"},
+    "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {
         "--towers",

@@ -137,6 +137,10 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     inspect = actions.add_parser("inspect", help="guess the schema of a file, and explain each guess")
     inspect.add_argument("file", help="Parquet, CSV or TSV (also .gz)")
+    inspect.add_argument("--label", metavar="COLUMN", default="", help="the column to predict (default: guessed)")
+    inspect.add_argument(
+        "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
+    )
     inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
     fetch = actions.add_parser("fetch", help="get a public data set into the cache, checked by checksum")
     fetch.add_argument("name", help="movielens-1m, frappe, criteo-kaggle, criteo-1tb, criteo-x4")

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import math
 import runpy
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -132,7 +133,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 
-    inspection = inspect_file(options.file)
+    inspection = inspect_file(options.file, label=options.label, separator=options.separator)
     head, *lines = inspection.table()
     table = Table(*head, box=box.SIMPLE)
     for line in lines:
@@ -143,9 +144,10 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     if options.write_schema:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
         console.print(f"schema written to {options.write_schema}; read it, correct it, then:", soft_wrap=True)
-        console.print(
-            f"  ziggurat train table_dlrm --data.train {options.file} --schema {options.write_schema}", soft_wrap=True
-        )
+        command = ["train", "table_dlrm", "--data.train", options.file, "--schema", options.write_schema]
+        console.print(f"  ziggurat {shlex.join([*command, *inspection.settings()])}", soft_wrap=True)
+    elif inspection.settings():
+        console.print(f"to read the file: {' '.join(inspection.settings())}", soft_wrap=True, highlight=False)
     return 0
 
 

@@ -91,7 +91,7 @@ EXPECTED: dict[str, tuple[Feature | str, str]] = {
     "item_id": (Categorical(name="item_id"), "the name says id"),
     "click": ("label", "the name says so"),
     "event_time": ("time", "seconds since 1970"),
-    "session_id": ("session", "hardly come back"),
+    "session_id": ("left out", "hardly come back"),
     "sample_weight": ("weight", "of the sample, by the name"),
     "price": (Dense(name="price", transform=NumericTransform.LOG1P_STANDARDISE), "the extremes are far out"),
     "temperature": (Dense(name="temperature", transform=NumericTransform.STANDARDISE), "numbers with fractions"),
@@ -133,7 +133,7 @@ def test_zoo(inspection: Inspection, column: str):
 def test_zoo_roles_warnings_and_table(inspection: Inspection, path: Path):
     schema = inspection.schema
     assert schema.labels == (Label(name="click"),)
-    assert (schema.group, schema.time, schema.session) == ("user_id", "event_time", "session_id")
+    assert (schema.group, schema.time, schema.session) == ("user_id", "event_time", "")
     assert schema.weight == "sample_weight"
     assert [warning for warning in inspection.warnings if warning.startswith("'will_buy_code' was left out")]
     table = inspection.table()
@@ -209,7 +209,12 @@ def test_other_labels(tmp_path: Path):
     assert labels(target=RNG.normal(size=ROWS)) == (Label(name="target", task=Task.REGRESSION),)
     assert labels(is_churned=CLICKS) == (Label(name="is_churned"),)  # the only 0/1 column
     assert labels(a=CLICKS, b=1 - CLICKS) == ()
-    assert labels(label=["yes" if click else "no" for click in CLICKS]) == ()
+    answers = ["yes" if click else "no" for click in CLICKS]
+    assert labels(label=answers) == (Label(name="label", positive="yes", negative="no"),)
+    assert labels(is_mobile=1 - CLICKS, **{"Bought?": answers}) == (
+        Label(name="Bought?", positive="yes", negative="no"),
+    )
+    assert labels(is_mobile=1 - CLICKS, clue=answers) == (Label(name="clue", positive="yes", negative="no"),)
 
 
 def test_without_label_a_warning_says_so(tmp_path: Path):
@@ -263,7 +268,7 @@ def test_text_that_is_almost_numbers(tmp_path: Path):
     frame.write_csv(tmp_path / "t.csv")
     found = inspect_file(tmp_path / "t.csv")
     assert found.schema.feature("speed").kind == "dense"
-    assert any("'NULL' are no numbers" in warning for warning in found.warnings)
+    assert "also written 'NULL'" in found.explanations["speed"]
     assert [_becomes(found, name) for name in ("plz", "big", "seen")] == ["categorical"] * 3
     assert "00000" in found.explanations["plz"]
     assert str(2**60) in found.explanations["big"]
@@ -389,7 +394,7 @@ def test_criteo_without_header():
 def test_trivago_has_lists_in_text_a_session_and_a_time():
     found = inspect_file(shared_data("trivago_sessions") / "trivago_val_100k.parquet")
     schema = found.schema
-    assert (schema.group, schema.session, schema.time) == ("user_id", "session_id", "timestamp")
+    assert (schema.group, schema.session, schema.time) == ("user_id", "", "timestamp")
     assert schema.feature("impressions") == MultiHot(name="impressions", separator="|")
     assert schema.feature("city").kind == "categorical"  # "Marseille, France" is one city
     assert found.warnings[0].startswith("no label found")

@@ -16,8 +16,13 @@ from functools import cached_property
 import polars as pl
 from polars.exceptions import PolarsError
 
-NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-")
+from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.features.schema import MISSING_TEXTS
+
+NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-", "#n/a", "unknown", "missing", "")
 _ISO_DATE = re.compile(r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?$")
+_COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
+_POINT_NUMBER = r"^[+-]?\d*(\.\d+)?$"
 _LEADING_ZERO = r"^[+-]?0\d"
 
 
@@ -48,7 +53,7 @@ class ColumnFacts:
         exact: whether distinct and null counts are those of the whole file.
         null_share: share of nulls.
         num_rows: rows of the whole file; estimated for text files.
-        odd_cells: texts in a column of numbers that are no numbers, at most five.
+        missing_texts: texts of the sample that mean that there is no value ("NULL"); they count as nulls.
     """
 
     name: str
@@ -59,7 +64,7 @@ class ColumnFacts:
     exact: bool
     null_share: float
     num_rows: int
-    odd_cells: tuple[str, ...] = ()
+    missing_texts: tuple[str, ...] = ()
 
     @property
     def num_sampled(self) -> int:
@@ -115,6 +120,8 @@ class ColumnFacts:
             return f"no value {self.scope}"
         what = f"{self.num_distinct:,} distinct {self.kind.value}" if self.num_distinct else f"{self.kind.value}"
         nulls = "no nulls" if self.null_share == 0 else f"{percent(self.null_share)} null"
+        if self.missing_texts:
+            nulls += f" (also written {', '.join(map(repr, self.missing_texts))})"
         return f"{what} {self.scope}, {nulls}, e.g. {', '.join(self.examples)}"
 
 
@@ -131,7 +138,14 @@ def percent(share: float) -> str:
     return {"0.000%": "<0.001%", "100.000%": ">99.999%"}.get(text, text)
 
 
-def measure(series: pl.Series, *, from_text: bool, num_rows: int, exact: tuple[int, int] | None = None) -> ColumnFacts:
+def measure(
+    series: pl.Series,
+    *,
+    from_text: bool,
+    num_rows: int,
+    exact: tuple[int, int] | None = None,
+    decimal: DecimalMark = DecimalMark.POINT,
+) -> ColumnFacts:
     """The facts of one column.
 
     Args:
@@ -139,15 +153,21 @@ def measure(series: pl.Series, *, from_text: bool, num_rows: int, exact: tuple[i
         from_text: the column comes from a text file, so its type is to be found out.
         num_rows: rows of the whole file.
         exact: (distinct values without null, nulls) of the whole file, where they were counted.
+        decimal: what stands before the fraction of numbers in text.
     """
     dtype = "text" if from_text else str(series.dtype)
-    odd: tuple[str, ...] = ()
-    if series.dtype == pl.String:
-        series = series.set(series == "", None)
+    written: tuple[str, ...] = ()
     if isinstance(series.dtype, pl.Categorical | pl.Enum):
         series = series.cast(pl.String)
+    if series.dtype == pl.String:
+        series = series.set(series == "", None)
+        marks = series.is_in(pl.Series(MISSING_TEXTS).implode()).fill_null(False)
+        written = tuple(series.filter(marks).unique().sort().to_list())
+        series = series.set(marks, None) if written else series
+        exact = None if written else exact  # it counted them as values
     if from_text:
-        series, odd = _typed(series)
+        series, more = _typed(series, decimal=decimal)
+        written = (*written, *more)
     elif series.dtype == pl.String and _is_dates(series):
         series = _to_dates(series)
     kind, series = _kind(series)
@@ -169,8 +189,20 @@ def measure(series: pl.Series, *, from_text: bool, num_rows: int, exact: tuple[i
         exact=whole and (exact is None or distinct == exact[0]),
         null_share=nulls / max(rows, 1),
         num_rows=num_rows,
-        odd_cells=odd,
+        missing_texts=written,
     )
+
+
+def find_decimal(frame: pl.DataFrame) -> DecimalMark:
+    """COMMA if a column of text holds numbers with a comma before the fraction, and none holds any with a point."""
+    commas = points = 0
+    for name in frame.columns:
+        present = frame[name].drop_nulls()
+        present = present.filter(~present.is_in(pl.Series([*MISSING_TEXTS, ""]).implode()))
+        if len(present):
+            commas += bool(present.str.contains(_COMMA_NUMBER).all() and present.str.contains(",", literal=True).any())
+            points += bool(present.str.contains(_POINT_NUMBER).all() and present.str.contains(".", literal=True).any())
+    return DecimalMark.COMMA if commas and not points else DecimalMark.POINT
 
 
 def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
@@ -203,8 +235,8 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
     return Values.OTHER, series
 
 
-def _typed(series: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
-    """Text as numbers, truth values or dates if (nearly) every cell reads as such; and the cells that do not."""
+def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple[str, ...]]:
+    """Text as numbers, truth values or dates if (nearly) every cell reads as such; and marks of nothing among them."""
     present = series.drop_nulls()
     if present.is_empty():
         return series, ()
@@ -215,13 +247,16 @@ def _typed(series: pl.Series) -> tuple[pl.Series, tuple[str, ...]]:
         return _to_dates(series), ()
     if present.str.contains(_LEADING_ZERO).any() and not present.str.contains(r"[.eE]").any():
         return series, ()
+    original = series
+    if decimal is DecimalMark.COMMA and number(present.str.contains(_COMMA_NUMBER).mean()) > 0.5:
+        series = series.str.replace(",", ".", literal=True)
     numbers = series.cast(pl.Float64, strict=False)
     odd = series.filter(numbers.is_null() & series.is_not_null()).unique()
     if len(odd) == 0 or (len(odd) <= 5 and set(odd.str.strip_chars().str.to_lowercase()) <= set(NULL_MARKERS)):
         integers = series.cast(pl.Int64, strict=False)
         exact_integers = integers.null_count() == numbers.null_count()  # beyond 2^53 a float would lose digits
         return (integers if exact_integers else numbers), tuple(sorted(odd.to_list()))
-    return series, ()
+    return original, ()
 
 
 def _is_dates(series: pl.Series) -> bool:

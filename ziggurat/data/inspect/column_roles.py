@@ -1,7 +1,8 @@
 """Guessing labels, time, group, session and weight among the columns of a table, and what gives the label away.
 
 - *label*: a column named like an outcome (label, click, conversion …) with two values; failing that a rating with
-  few values (liked from three quarters of the scale on); failing that the only 0/1 column.
+  few values (liked from three quarters of the scale on); failing that the only column of 0/1 or yes/no, where
+  those called is_… or has_… count last.
 - *time*: dates, or numbers within the range of epoch seconds (to nanoseconds) of 1990 to 2100, named like a time.
 - *group*: the user, by name; GAUC is computed within it. *session*, *weight*: by name alone.
 - *leaks*: a column whose values alone order the label almost perfectly was probably written after the fact. Measured by
@@ -12,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -20,6 +21,7 @@ import polars as pl
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
 from ziggurat.data.synthetic.best_metrics import pair_share
+from ziggurat.errors import DataError
 from ziggurat.features.schema import Label, Task
 
 LEAK_AUC = 0.99
@@ -28,6 +30,7 @@ _LABEL_WORDS = (
     ("label", "target", "outcome", "y"),
     ("click", "clicked", "clk", "isclick"),
     ("conversion", "converted", "conv", "purchase", "purchased", "bought", "buy", "install", "installed", "order"),
+    ("churn", "churned", "subscribed", "responded", "response", "sold", "fraud", "survived"),
     ("like", "liked", "favorite", "favourite", "upvote", "follow", "share", "finish", "finished"),
 )
 _RATING_WORDS = frozenset(["rating", "ratings", "stars", "star"])
@@ -37,6 +40,9 @@ _PAST_WORDS = frozenset({
     "rate", "ctr", "ever", "total", "time", "date", "ts", "at", "id",
 })
 # fmt: on
+# Pairs of texts that answer yes or no; of other pairs nobody can say which is the positive.
+_YES_WORDS = frozenset(["yes", "y", "true", "t", "1", "ja", "oui", "si", "positive", "pos", "clicked", "bought"])
+_FLAG_WORDS = frozenset(["is", "has", "was", "can"])
 _TIME_WORDS = frozenset(["time", "timestamp", "ts", "date", "datetime", "when", "at", "epoch", "unixtime"])
 _USER_WORDS = ("user", "uid", "userid", "member", "customer", "visitor", "account", "profile", "reviewer", "client")
 _EPOCH_1990, _EPOCH_2100 = 631_152_000, 4_102_444_800
@@ -49,6 +55,33 @@ class RoleGuess:
     column: str
     reason: str
     label: Label | None = None
+    warning: str = ""
+
+
+def label_of(facts: ColumnFacts) -> RoleGuess:
+    """The label that a column makes which somebody named as such.
+
+    Raises:
+        DataError: it has one value, or is neither numbers nor two texts.
+    """
+    guess = _two_values(facts)
+    if guess is None and set(words(facts.name)) & _RATING_WORDS and _is_rating(facts):
+        guess = _rating(facts)
+    if guess is None and facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.num_distinct > 2:
+        guess = RoleGuess(
+            facts.name, "for regression: more than two values", Label(name=facts.name, task=Task.REGRESSION)
+        )
+    if guess is not None:
+        return replace(guess, reason=f"named as the label; {guess.reason}")
+    raise DataError(
+        expected="a label of two values, or of numbers",
+        found=facts.evidence,
+        where=f"column {facts.name!r}",
+        ways_out=(
+            "name another column: --label COLUMN",
+            'say in the schema which text is the positive: positive = "won"',
+        ),
+    )
 
 
 def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
@@ -64,16 +97,14 @@ def find_labels(columns: Sequence[ColumnFacts]) -> list[RoleGuess]:
     ratings = [facts for facts in columns if set(words(facts.name)) & _RATING_WORDS and _is_rating(facts)]
     if ratings:
         return [_rating(ratings[0])]
-    binary = [facts for facts in columns if _is_binary(facts)]
-    if len(binary) == 1:
-        return [
-            RoleGuess(
-                binary[0].name,
-                f"the only column of zeros and ones, though its name does not say so; {_rate(binary[0])}",
-                Label(name=binary[0].name),
-            )
-        ]
-    return []
+    answers = [(facts, guess) for facts in columns if (guess := _two_values(facts)) and not guess.warning]
+    likely = [pair for pair in answers if words(pair[0].name)[:1] not in ([word] for word in _FLAG_WORDS)] or answers
+    if len(likely) != 1:
+        return []
+    facts, guess = likely[0]
+    why = f"the only column that answers yes or no, though its name does not say so; {guess.reason}"
+    warning = f"{facts.name!r} is taken for the label though its name does not say so: name yours with --label COLUMN"
+    return [replace(guess, reason=why, warning=warning)]
 
 
 def is_outcome(facts: ColumnFacts) -> bool:
@@ -89,16 +120,36 @@ def _label_rank(name: str) -> int | None:
 
 
 def _named_label(facts: ColumnFacts) -> RoleGuess | None:
-    why = f"the name says so; {_rate(facts)}"
-    if _is_binary(facts):
-        return RoleGuess(facts.name, why, Label(name=facts.name))
-    if facts.kind is Values.WHOLE and facts.num_distinct == 2:
-        why = f"two values, 1 from {facts.maximum:g} on"
-        return RoleGuess(facts.name, why, Label(name=facts.name, positive_from=facts.maximum))
+    guess = _two_values(facts)
+    if guess is not None:
+        return replace(guess, reason=f"the name says so; {guess.reason}")
     if facts.kind in (Values.WHOLE, Values.NUMBERS) and set(words(facts.name)) & {"label", "target", "y"}:
         why = "for regression: more than two values"
         return RoleGuess(facts.name, why, Label(name=facts.name, task=Task.REGRESSION))
     return None
+
+
+def _two_values(facts: ColumnFacts) -> RoleGuess | None:
+    """The label of a column with two values; None if it has not two, or they are lists or dates."""
+    if facts.num_distinct != 2:
+        return None
+    if _is_binary(facts):
+        return RoleGuess(facts.name, _rate(facts), Label(name=facts.name))
+    if facts.kind in (Values.WHOLE, Values.NUMBERS):
+        why = f"two values, 1 from {facts.maximum:g} on"
+        return RoleGuess(facts.name, why, Label(name=facts.name, positive_from=facts.maximum))
+    if facts.kind is not Values.TEXT:
+        return None
+    counts = facts.present.value_counts().sort("count", facts.name)
+    rarer, other = (str(text) for text in counts[facts.name].to_list())
+    said = [text for text in (rarer, other) if text.strip().lower() in _YES_WORDS]
+    positive = said[0] if len(said) == 1 else rarer
+    negative = other if positive == rarer else rarer
+    share = number((facts.present == positive).mean())
+    why = f"{positive!r} is positive, {share:.2%} of the rows"
+    warning = "" if len(said) == 1 else f"{facts.name!r}: {positive!r} is taken for the positive, being the rarer one"
+    label = Label(name=facts.name, positive=positive.strip(), negative=negative.strip())
+    return RoleGuess(facts.name, why, label, warning)
 
 
 def _is_binary(facts: ColumnFacts) -> bool:
@@ -171,7 +222,7 @@ def find_session(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
     for facts in columns:
         ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.distinct_share < 0.9
         if "session" in words(facts.name) and words(facts.name)[-1] in ("id", "session", "key") and ids:
-            return RoleGuess(facts.name, "no feature: sessions hardly come back")
+            return RoleGuess(facts.name, "sessions hardly come back, and nothing is made of them yet")
     return None
 
 
@@ -187,6 +238,9 @@ def find_weight(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
 
 def label_values(facts: ColumnFacts, label: Label) -> np.ndarray:
     """(N,) 0/1 values of a binary label in the sample, NaN where missing."""
+    if label.positive:
+        texts = facts.values.cast(pl.String).str.strip_chars()
+        return (texts == label.positive).cast(pl.Float64).fill_null(float("nan")).to_numpy()
     values = facts.values.cast(pl.Float64).fill_null(float("nan")).to_numpy()
     if label.positive_from is None:
         return values

@@ -204,11 +204,10 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
     named = words(facts.name)
     last = next((word for word in reversed(named) if word in _ID_WORDS or word in _NUMBER_WORDS), "")
     categorical = Categorical(name=facts.name)
-    warnings = _odd_cells(facts)
     if facts.num_distinct <= 2:
-        return FeatureGuess(categorical, "two values", warnings)
+        return FeatureGuess(categorical, "two values")
     if last in _ID_WORDS:
-        return FeatureGuess(categorical, f"ids, the name says {last}", warnings)
+        return FeatureGuess(categorical, f"ids, the name says {last}")
     if last in _NUMBER_WORDS and facts.num_distinct > 20:
         return _dense(facts, f"a quantity, the name says {last}")
     if facts.minimum < 0 and facts.num_distinct > 10:
@@ -216,9 +215,9 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
     if _counts(facts.present):
         return _dense(facts, "whole numbers whose small values are the frequent ones, as counts are")
     if facts.num_distinct <= _FEW:
-        return FeatureGuess(categorical, "few whole numbers", warnings)
+        return FeatureGuess(categorical, "few whole numbers")
     why = 'whole numbers without the shape of counts, so ids; say kind = "dense" if they measure something'
-    return FeatureGuess(categorical, why, warnings)
+    return FeatureGuess(categorical, why)
 
 
 def _counts(values: pl.Series) -> bool:
@@ -241,18 +240,10 @@ def _dense(facts: ColumnFacts, why: str) -> FeatureGuess:
     shape = f"from {facts.minimum:g} to {facts.maximum:g}, half below {middle:g}"
     step = "log1p, as the extremes are far out" if skewed else "no log, as no value is far out"
     filled = "" if facts.null_share == 0 else f"; missing ones count as {missing:g}"
-    warnings = _odd_cells(facts)
-    if len(values) < len(facts.present):
-        warnings = (*warnings, f"{facts.name!r}: infinite values are bad rows")
+    infinite = len(values) < len(facts.present)
+    warnings = (f"{facts.name!r}: infinite values are bad rows",) if infinite else ()
     return FeatureGuess(
         Dense(name=facts.name, transform=transform, missing=missing),
         f"{why}, {shape}; {step}{filled}",
         warnings,
     )
-
-
-def _odd_cells(facts: ColumnFacts) -> tuple[str, ...]:
-    if not facts.odd_cells:
-        return ()
-    cells = ", ".join(repr(cell) for cell in facts.odd_cells)
-    return (f"{facts.name!r}: {cells} are no numbers: leave such cells empty, or their rows are bad rows",)

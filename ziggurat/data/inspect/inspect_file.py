@@ -25,7 +25,7 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
-from ziggurat.data.inspect.column_facts import ColumnFacts, Values, measure, number, percent
+from ziggurat.data.inspect.column_facts import ColumnFacts, Values, find_decimal, measure, number, percent
 from ziggurat.data.inspect.column_roles import (
     LEAK_AUC,
     SUSPECT_AUC,
@@ -36,13 +36,16 @@ from ziggurat.data.inspect.column_roles import (
     find_time,
     find_weight,
     is_outcome,
+    label_of,
     label_values,
     single_column_auc,
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature, words
+from ziggurat.data.raw.names import missing_column, name_of_separator
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import DataError
-from ziggurat.features.schema import Categorical, Feature, Label, MultiHot, Schema, Task
+from ziggurat.features.schema import MISSING_TEXTS, Categorical, Feature, Label, MultiHot, Schema, Task
 from ziggurat.features.schema import Sequence as SequenceFeature
 
 _EXACT_ROWS = 5_000_000
@@ -80,6 +83,8 @@ class Inspection:
         warnings: what should be looked at before training.
         num_rows: rows of the file; estimated for text files.
         num_sampled: rows that were read.
+        separator: what divides the fields of a text file, if it is not the one that its name says; else "".
+        decimal: what stands before the fraction of its numbers.
     """
 
     schema: Schema
@@ -88,6 +93,14 @@ class Inspection:
     warnings: tuple[str, ...]
     num_rows: int
     num_sampled: int
+    separator: str = ""
+    decimal: DecimalMark = DecimalMark.POINT
+
+    def settings(self) -> tuple[str, ...]:
+        """What must be given on a command line, besides the schema, to read the file."""
+        separator = ("--data.separator", name_of_separator(self.separator)) if self.separator else ()
+        decimal = ("--data.decimal", self.decimal.value) if self.decimal is not DecimalMark.POINT else ()
+        return (*separator, *decimal)
 
     def table(self) -> list[tuple[str, ...]]:
         """Header and lines of text, one line a column, for printing."""
@@ -100,39 +113,53 @@ class Inspection:
         return lines
 
 
-def inspect_file(path: str | os.PathLike[str], *, sample_rows: int = 100_000) -> Inspection:
+def inspect_file(
+    path: str | os.PathLike[str], *, label: str = "", separator: str = "", sample_rows: int = 100_000
+) -> Inspection:
     """Guess the schema of a Parquet, CSV or TSV file (gzip too).
 
     Args:
         path: the file; of a folder or glob the first file is read.
+        label: the column to predict; "" guesses.
+        separator: of a text file, as in `TextOptions`; "" guesses it from the first line.
         sample_rows: rows to decide on.
 
     Raises:
         MissingFileError: no such file.
         ConfigError: a suffix that says no format.
-        DataError: the file is damaged, has no rows or no header, or no column of it can be a feature.
+        SchemaError: no such label.
+        DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
+            that cannot be a label.
     """
-    source = RawSource(os.fspath(path))
-    file = source.paths[0]
-    from_text = not file.name.lower().endswith((".parquet", ".pq"))
+    file = RawSource(os.fspath(path)).paths[0]
+    text = TextOptions(delimiter=separator or RawSource(file).better_separator())
+    source = RawSource(file, text=text)
     dtypes = source.columns()
+    from_text = source.is_text(file)
     if from_text:
         _require_header(file, list(dtypes))
-    num_rows, sample, exact = _read(file, list(dtypes), from_text=from_text, sample_rows=sample_rows)
-    columns = [measure(sample[name], from_text=from_text, num_rows=num_rows, exact=exact.get(name)) for name in dtypes]
-    return _guess(columns, file=file, num_sampled=sample.height, estimated=from_text and sample.height < num_rows)
+    if label and label not in dtypes:
+        raise missing_column(file, label, list(dtypes))
+    num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
+    decimal = find_decimal(sample) if from_text and source.separator_of(file) != "," else DecimalMark.POINT
+    columns = [
+        measure(sample[name], from_text=from_text, num_rows=num_rows, exact=exact.get(name), decimal=decimal)
+        for name in dtypes
+    ]
+    estimated = from_text and sample.height < num_rows
+    found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, label=label)
+    return replace(found, separator=text.delimiter, decimal=decimal)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
 def _read(
-    file: Path, names: Sequence[str], *, from_text: bool, sample_rows: int
+    source: RawSource, names: Sequence[str], *, sample_rows: int
 ) -> tuple[int, pl.DataFrame, Mapping[str, tuple[int, int]]]:
     """Rows of the file, a sample, and exact (distinct, nulls) of columns where that is cheap."""
-    source = RawSource(file)
-    hint = source.num_rows_hint()
-    if from_text or (hint is not None and hint <= sample_rows):
+    file, hint = source.paths[0], source.num_rows_hint()
+    if source.is_text(file) or (hint is not None and hint <= sample_rows):
         parts, height = [], 0
         for chunk in source.frames(chunk_rows=sample_rows + 1):
             parts.append(chunk.frame)
@@ -195,17 +222,19 @@ def _no_rows(file: Path) -> DataError:
 # ---------------------------------------------------------------------------------------------------------- guessing
 
 
-def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimated: bool) -> Inspection:
+def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimated: bool, label: str) -> Inspection:
     """Roles first, then features among the rest, then what gives the label away, then shared tables."""
     if not columns or not columns[0].num_rows:
         raise _no_rows(file)
     by_name = {facts.name: facts for facts in columns}
-    roles = _find_roles(columns)
+    roles = _find_roles([facts for facts in columns if facts.name != label])
     rest = [facts for facts in columns if facts.name not in {role.column for role in roles.values()}]
-    labels, group = find_labels(rest), find_group(rest)
+    labels = [label_of(by_name[label])] if label else find_labels(rest)
+    group = find_group([facts for facts in rest if facts.name != label])
     outcomes = {label.column for label in labels}
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
-    warnings = [] if labels else ["no label found: add a [[label]] block with its name and column"]
+    warnings = [guess.warning for guess in labels if guess.warning]
+    warnings += [] if labels else ["no label found: name it with --label COLUMN, or add a [[label]] block"]
     warnings += _refuse_leaks(guesses, by_name, labels)
     warnings += [warning for guess in guesses.values() for warning in guess.warnings]
     _share_tables(guesses, by_name)
@@ -218,9 +247,9 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
         features=features,
         labels=tuple(guess.label for guess in labels if guess.label is not None),
         group=group.column if group else "",
-        session=role_columns.get("session", ""),
         time=role_columns.get("time", ""),
         weight=role_columns.get("weight", ""),
+        missing_texts=_missing_texts(columns),
     )
     num_rows = columns[0].num_rows
     head = (
@@ -255,6 +284,7 @@ def _line(
         becomes, reason = feature.feature.kind if feature.feature else "left out", feature.reason
     else:
         named = [*roles.items(), *(("label", label) for label in labels)]
+        named = [("left out" if role == "session" else role, guess) for role, guess in named]
         becomes, reason = next((role, guess.reason) for role, guess in named if guess.column == facts.name)
     if group is not None and group.column == facts.name:
         becomes, reason = f"{becomes}, group", f"{reason}; {group.reason}"
@@ -268,6 +298,12 @@ def _line(
         reason=reason,
         evidence=(feature.evidence if feature else "") or facts.evidence,
     )
+
+
+def _missing_texts(columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
+    """The texts that mean no value: the usual ones, and others that stand among numbers."""
+    found = [text for facts in columns for text in facts.missing_texts]
+    return tuple(dict.fromkeys([*MISSING_TEXTS, *sorted(found)]))
 
 
 def _refuse_leaks(

@@ -90,13 +90,14 @@ class IdLists:
     lengths: np.ndarray
 
 
-def read_numbers(series: pl.Series, *, faults: Faults, role: str) -> np.ndarray:
+def read_numbers(series: pl.Series, *, faults: Faults, role: str, ways_out: tuple[str, ...] = ()) -> np.ndarray:
     """(N,) float64 numbers of a column; NaN where missing.
 
     Args:
         series: the raw column.
         faults: takes the cells that are not finite 32-bit numbers; they come out as NaN.
         role: what the column is for, in errors ("dense feature 'price'").
+        ways_out: of a text that is no number, if not the usual ones.
 
     Raises:
         SchemaError: a column of lists, dates or other things that are not numbers.
@@ -107,7 +108,7 @@ def read_numbers(series: pl.Series, *, faults: Faults, role: str) -> np.ndarray:
     if isinstance(dtype, pl.Categorical | pl.Enum):
         series, dtype = series.cast(pl.String), pl.String()
     if dtype == pl.String:
-        numbers = _numbers_in_text(series, faults, decimal=faults.chunk.decimal)
+        numbers = _numbers_in_text(series, faults, decimal=faults.chunk.decimal, ways_out=ways_out)
     elif dtype.is_numeric() or dtype == pl.Boolean:
         numbers = series.cast(pl.Float64).to_numpy()  # null becomes NaN
     else:
@@ -152,7 +153,9 @@ def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
     return replace(chunk, frame=frame, spans=spans)
 
 
-def _numbers_in_text(series: pl.Series, faults: Faults, *, decimal: DecimalMark) -> np.ndarray:
+def _numbers_in_text(
+    series: pl.Series, faults: Faults, *, decimal: DecimalMark, ways_out: tuple[str, ...]
+) -> np.ndarray:
     if decimal is DecimalMark.COMMA:
         original, series = series, _with_points(series)
     else:
@@ -177,7 +180,7 @@ def _numbers_in_text(series: pl.Series, faults: Faults, *, decimal: DecimalMark)
                 reason=BadReason.NOT_A_NUMBER,
                 expected="a number, or nothing" + (", with a comma before the fraction" if comma else ""),
                 found=original[index],
-                ways_out=_ways_to_a_number(original[index], comma=comma),
+                ways_out=ways_out or _ways_to_a_number(original[index], comma=comma),
             )
     return values
 
@@ -192,12 +195,11 @@ def _with_points(series: pl.Series) -> pl.Series:
 
 
 def _ways_to_a_number(text: str, *, comma: bool) -> tuple[str, ...]:
-    ways = [f"if this text means that there is no value, add it to `missing` in the schema: missing = [{text!r}]"]
     if not comma and re.fullmatch(r"[+-]?[0-9]+,[0-9]+", text.strip()):
-        ways.insert(0, "if the comma stands before the fraction: --data.decimal comma")
-    elif comma and "." in text:
-        ways.insert(0, "if the point stands before the fraction: leave --data.decimal comma out")
-    return tuple(ways)
+        return ("if the comma stands before the fraction: --data.decimal comma",)
+    if comma and re.fullmatch(r"[+-]?[0-9]*\.[0-9]+", text.strip()):
+        return ("if the point stands before the fraction: leave --data.decimal comma out",)
+    return (f"if this text means that there is no value, add it to `missing` in the schema: missing = [{text!r}]",)
 
 
 def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, pl.Series]:

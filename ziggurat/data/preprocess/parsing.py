@@ -269,7 +269,8 @@ def identity_rows(
 def _parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
     if label.positive:
         return _parse_label_of_texts(label, series, faults)
-    values = read_numbers(series, faults=faults, role=f"label {label.name!r}")
+    ways = _BINARY_WAYS if label.task is Task.BINARY else ()
+    values = read_numbers(series, faults=faults, role=f"label {label.name!r}", ways_out=ways)
     known = np.isfinite(values)
     if label.task is Task.BINARY and label.positive_from is not None:
         labels, right = (values >= label.positive_from).astype(np.float32), known
@@ -286,7 +287,7 @@ def _parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
             reason=BadReason.BAD_LABEL,
             expected=f"{expected}, for {label.task.value} label {label.name!r}",
             found="nothing" if series[index] is None else series[index],
-            ways_out=_BINARY_WAYS if label.task is Task.BINARY else (),
+            ways_out=ways,
         )
     return np.nan_to_num(labels).astype(np.float32)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from ziggurat.errors import MissingFileError, SchemaError
 
+_DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
+
 
 def nearest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
     """Up to three known names that look like `name`, nearest first; upper and lower case count as alike."""
@@ -74,7 +76,7 @@ def expand_path(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
 
     Args:
         path: a file, a folder, or a glob.
-        suffixes: a folder stands for the files in it with one of these; hidden ones are left out.
+        suffixes: a folder stands for the files in it with one of these; hidden ones and documents are left out.
 
     Raises:
         MissingFileError: nothing there.
@@ -82,7 +84,7 @@ def expand_path(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
     known = set(suffixes)
     if path.is_dir():
         inside = [file for file in path.iterdir() if file.is_file() and known & set(file.suffixes)]
-        found = [file for file in inside if not file.name.startswith((".", "_"))]
+        found = [file for file in inside if not file.name.startswith((".", "_")) and not _is_document(file)]
     elif path.exists():
         return [path]
     else:
@@ -95,6 +97,17 @@ def expand_path(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
             ways_out=("correct the path", "look at it with ls"),
         )
     return sorted(found, key=_natural)
+
+
+def documents_in(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
+    """Files that `expand_path` leaves out of a folder because their names are those of documents (README.txt)."""
+    known = set(suffixes)
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    return [file for file in inside if file.is_file() and known & set(file.suffixes) and _is_document(file)]
+
+
+def _is_document(file: Path) -> bool:
+    return file.suffix.lower() == ".txt" and bool(_DOCUMENTS & set(re.split(r"[^a-z]+", file.stem.lower())))
 
 
 def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:

@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.raw.bad_rows import BadRows, place
-from ziggurat.data.raw.names import expand_path, missing_column
+from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column
 from ziggurat.data.raw.parquet_source import ParquetFile
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import ByteStream, DecimalMark, TextOptions
@@ -37,6 +37,7 @@ DEFAULT_CHUNK_ROWS = 131_072
 _DELIMITERS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"}
 _CRITEO_LINE = re.compile(rb"([01]?\t)?(-?[0-9]*\t){13}([0-9a-f]{8}|)(\t([0-9a-f]{8}|)){25}\r?(\n|$)")
+_PARQUET_MAGIC = b"PAR1"
 _HINT_BYTES = 1 << 20
 
 
@@ -133,7 +134,8 @@ class RawSource:
     """Raw files as a stream of chunks.
 
     Args:
-        paths: files, globs, or folders (all files of a known suffix in them), in the order of the rows.
+        paths: files, globs, or folders (all files of a known suffix in them but README.txt and the like, which are in
+            `left_out`), in the order of the rows.
         format: what they are; AUTO decides for each file.
         bad_rows: where faulty rows go; by default the first one is an error.
         text: how to read CSV and TSV.
@@ -154,6 +156,7 @@ class RawSource:
         named = [paths] if isinstance(paths, str | Path) else list(paths)
         files = [expand_path(Path(path), suffixes=_SUFFIXES) for path in named]
         self.paths: tuple[Path, ...] = tuple(file for found in files for file in found)
+        self.left_out = tuple(file for path in named for file in documents_in(Path(path), suffixes=_SUFFIXES))
         self.format = format
         self.bad_rows = bad_rows or BadRows()
         self.text = text or TextOptions()
@@ -176,6 +179,24 @@ class RawSource:
             finally:
                 file.close()
         return {name: pl.String() for name in self._open_text(path).columns}
+
+    def is_text(self, path: Path) -> bool:
+        """Whether a file is text, and not Parquet."""
+        return self._format_of(path) is not FileFormat.PARQUET
+
+    def separator_of(self, path: Path) -> str:
+        """What divides the fields of a text file, as it is read."""
+        return self.text.delimiter or _DELIMITERS[self._format_of(path).value]
+
+    def better_separator(self) -> str:
+        """What divides the header of the first file, if that is not what its name says; else ""."""
+        path = self.paths[0]
+        if self._format_of(path) in (FileFormat.PARQUET, FileFormat.CRITEO):
+            return ""
+        with ByteStream(path) as stream:
+            line = stream.read(self.text.max_record_bytes).split(b"\n", 1)[0].decode(errors="replace")
+        guess = guess_separator(line)
+        return "" if guess == self.separator_of(path) else guess
 
     def num_rows_hint(self) -> int | None:
         """Number of rows: exact for Parquet, estimated for plain text, None with gzip files (nobody can know)."""
@@ -279,14 +300,20 @@ class RawSource:
         if known is FileFormat.PARQUET or known is FileFormat.CSV:
             return known
         with ByteStream(path) as stream:
-            if _CRITEO_LINE.match(stream.read(4096)):
-                return FileFormat.CRITEO
+            start = stream.read(4096)
+        if _CRITEO_LINE.match(start):
+            return FileFormat.CRITEO
+        if known is None and start[:4] == _PARQUET_MAGIC:
+            return FileFormat.PARQUET
         if known is None:
             raise ConfigError(
                 expected="a file name that ends in .parquet, .csv, .tsv or .txt (with .gz behind it or not)",
                 found=path.name,
                 where=str(path),
-                ways_out=[f"set format = {option.value}" for option in FileFormat if option is not FileFormat.AUTO],
+                ways_out=(
+                    "rename the file, or make a link to it with such a name",
+                    "to train on it: --data.format csv (or tsv, parquet, criteo)",
+                ),
             )
         return known
 
