@@ -46,6 +46,7 @@ from ziggurat.data.preprocess.prepared import (
 )
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig, Splitter, fit_splitter, split_column
+from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
