@@ -17,7 +17,12 @@ class ZigguratError(Exception):
         found: what it got instead; quote the value.
         where: file, row, column, feature, table, key or step: as exact as is known.
         ways_out: one sentence each, most likely first; shown numbered.
+
+    Attributes:
+        left_job: it ended this process's part in a job of many ranks; the process must end without waiting for them.
     """
+
+    left_job: bool = False
 
     def __init__(self, *, expected: str, found: str, where: str, ways_out: str | Sequence[str]) -> None:
         self.expected = expected

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ziggurat.errors import PlanError, TopologyError, ZigguratError
 from ziggurat.parallel.agreement import Agreement
-from ziggurat.parallel.collectives import communicating
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.testing.ranks import RankFailure, run_ranks
 
 

@@ -208,6 +208,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _handler(options.verb)(options, rest)
     except ZigguratError as error:
         sys.stderr.write(f"{type(error).__name__}\n{error}\n")
+        if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
+            from ziggurat.parallel.lost_ranks import end_process
+
+            end_process(2)
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; a run goes on from its last checkpoint with --resume\n")

@@ -2,19 +2,25 @@
 
     prepared = agreement.on_first(lambda: prepare(…))        rank 0 works, the others wait; its result goes to all
     agreement.everywhere(lambda: open(prepared))             all work; an error of one is raised by all
+    require_equal({"training.seed": "3", …}, where=…)        all have the same, or all raise what differs and where
 
 Reading and planning happen once, on one rank. If that rank fails, the others must not wait for it: they raise the same
 error, with its four parts, and name the rank that it came from. Messages are JSON over a gloo group of its own, whose
 patience is long (preparing data takes hours); a rank that dies is noticed at once, by its connection.
+
+Ranks that differ in a setting train to the end in silence, with a result that belongs to nobody's settings, or wait for
+each other for ever. So everything that must be equal is compared before it is used. 32 bytes a rank travel where all is
+equal; only where it is not, the names and values of what differs, at most a few.
 
 Without torch.distributed, and for one rank, everything is a plain call.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,26 +29,32 @@ import torch.distributed as dist
 
 from ziggurat import errors
 from ziggurat.config import JSON
-from ziggurat.errors import TopologyError, ZigguratError
-from ziggurat.parallel.collectives import communicating
+from ziggurat.errors import ConfigError, TopologyError, ZigguratError
+from ziggurat.parallel.lost_ranks import communicating
 
-_PATIENCE = timedelta(days=7)
+PATIENCE_S = 4 * 3600.0
+_MAX_DIFFERENCES = 12
+_MAX_VALUE = 160
 
 
 class Agreement:
     """All ranks of the job, or this process alone; see the module's docstring. Constructing is collective.
+
+    Args:
+        patience_s: how long a rank waits for one that still works.
 
     Attributes:
         rank: of this process.
         world_size: number of ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self.rank, self.world_size = 0, 1
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-            group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+            with communicating("meeting of all ranks"):
+                group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
             assert isinstance(group, dist.ProcessGroup)
             self._group = group
 
@@ -99,6 +111,65 @@ class Agreement:
             dist.all_gather(texts, padded, group=self._group)
         pairs = zip(texts, lengths, strict=True)
         return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in pairs]
+
+
+def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratError] = ConfigError) -> None:
+    """Compare `facts` over all ranks; collective. Without other ranks nothing happens.
+
+    Args:
+        facts: name to value, as `ziggurat.config.flattened` makes them of a config.
+        where: what compares, for the message.
+        kind: what to raise.
+
+    Raises:
+        ConfigError: (or `kind`) they are not equal, on every rank; names what differs, the ranks and their values.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    text = json.dumps(dict(facts), sort_keys=True).encode()
+    digest = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
+    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    gathered = [torch.empty_like(digest, device=device) for _ in range(dist.get_world_size())]
+    with communicating(f"comparison of all ranks, {where}"):
+        dist.all_gather(gathered, digest.to(device))
+    if all(torch.equal(other, gathered[0]) for other in gathered):
+        return
+    agreement = Agreement(patience_s=60.0)
+    first = agreement.on_first(lambda: {name: value[:_MAX_VALUE] for name, value in facts.items()})
+    mine = {name: value[:_MAX_VALUE] for name, value in facts.items()}
+    names = [name for name in dict.fromkeys([*first, *mine]) if first.get(name) != mine.get(name)]
+    replies = agreement.gather([len(names), {name: mine.get(name) for name in names[:_MAX_DIFFERENCES]}])
+    raise _differing(first, replies, where=where, kind=kind)
+
+
+def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: type[ZigguratError]) -> ZigguratError:
+    """The error for what ranks said of how they differ from rank 0."""
+    named = dict.fromkeys(name for _, values in replies for name in values)
+    lines: list[str] = []
+    for name in list(named)[:_MAX_DIFFERENCES]:
+        ranks: dict[str | None, list[int]] = {}
+        for rank, (_, values) in enumerate(replies):
+            ranks.setdefault(values.get(name, first.get(name)), []).append(rank)
+        shown = [f"{'absent' if value is None else value} on {_ranks(those)}" for value, those in ranks.items()]
+        lines.append(f"{name}: {'; '.join(shown)}")
+    most = max(number for number, _ in replies)
+    if most > len(lines):
+        lines.append(f"and {most - len(lines)} more")
+    odd = [rank for rank, (number, _) in enumerate(replies) if number]
+    return kind(
+        expected="the same settings, inputs, data and versions on every rank",
+        found="\n          ".join(lines) or "values that differ after their first characters",
+        where=f"{_ranks(odd)} of {len(replies)} (unlike rank 0), {where}",
+        ways_out=(
+            "start every rank with the same command, on the same files",
+            "install the same versions on every host",
+        ),
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"
 
 
 def _error_to_json(error: BaseException) -> dict[str, Any]:

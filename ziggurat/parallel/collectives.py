@@ -4,21 +4,19 @@
 
 A group of one, and a job without torch.distributed, copies nothing: what was sent is what was received.
 
-When a rank ends, the others notice by its connection, at once; when it hangs, by the time limit of the job. They then
-ask each other who is still there, and raise a `TopologyError` that names the exchange and the ranks that are silent.
+When a rank ends, the others notice by its connection, at once; when it hangs, by the time limit of the job
+(`lost_ranks.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ziggurat.errors import TopologyError
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.topology import RankGroup
 from ziggurat.parallel.traffic import Traffic
 
@@ -75,60 +73,3 @@ def all_to_all(
             buffer, send, list(received), list(sent), group=group.process_group, async_op=True
         )
     return Pending(buffer, work=work, sent=send, where=purpose)
-
-
-@contextlib.contextmanager
-def communicating(what: str) -> Iterator[None]:
-    """Turn what torch raises when another rank is gone into a `TopologyError`; other errors pass.
-
-    Args:
-        what: the exchange, for the message.
-    """
-    try:
-        yield
-    except TopologyError:
-        raise
-    except RuntimeError as error:
-        text = str(error)
-        if not isinstance(error, dist.DistError) and not any(sign in text for sign in _SIGNS):
-            raise
-        raise lost_rank(error, where=what) from error
-
-
-def lost_rank(error: RuntimeError, *, where: str) -> TopologyError:
-    """What to raise when a collective fails: another rank is gone, or hangs."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    silent = _silent_ranks()
-    found = (str(error).splitlines() or [type(error).__name__])[0]
-    return TopologyError(
-        expected="all ranks to take part in every exchange",
-        found=f"no answer from rank {', '.join(map(str, silent))}: {found}" if silent else found,
-        where=f"rank {rank}, {where}",
-        ways_out=(
-            "look in the log of the rank that ended first: it says why",
-            "torchrun --max-restarts 3 restarts the job; with --resume it goes on from the last checkpoint",
-        ),
-    )
-
-
-# How the errors of gloo's connections read; torch has no type for them.
-_SIGNS = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "Timed out waiting", "Socket Timeout")
-_PATIENCE_S = 1.0
-
-
-def _silent_ranks() -> list[int]:
-    """Ranks that do not report within a second that they have noticed, too; none where nobody can be asked."""
-    if not dist.is_initialized():
-        return []
-    try:
-        store = dist.distributed_c10d._get_default_store()
-        key = "ziggurat/noticed/{}".format
-        store.set(key(dist.get_rank()), "yes")
-        silent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-        deadline = time.monotonic() + _PATIENCE_S
-        while silent and time.monotonic() < deadline:
-            silent = [rank for rank in silent if not store.check([key(rank)])]
-            time.sleep(0.01)
-    except RuntimeError:  # the store has gone with its host
-        return []
-    return silent

@@ -3,7 +3,7 @@
     plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group
                  ─► dense network replicated or sharded over all ranks
 
-The same plan must come from every rank (compared before anything is built), and a plan that does not fit the model or
+The same model, plan and settings must come from every rank (compared before anything is built), and a plan that does not fit the model or
 the job is refused on all ranks. On one rank every exchange is a local copy.
 
 The result is the same model object with other parts inside: names of weights, and so checkpoints, are those of one
@@ -13,12 +13,7 @@ device. A step on it is a step on the global batch if each rank divides its loss
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass, field
-
-import torch
-import torch.distributed as dist
 
 from ziggurat.config import to_json
 from ziggurat.errors import PlanError
@@ -27,6 +22,7 @@ from ziggurat.models import RankingModel
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
 from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.same_model import require_same_model
 from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import TowerTransform
@@ -99,9 +95,10 @@ def parallelize(
 
     Raises:
         PlanError: the plan does not fit the model or the job, or ranks have different plans.
+        ConfigError: ranks have different models, settings or seeds; names what differs.
     """
     config = config or ParallelConfig()
-    _check_same_plan(plan, topology)
+    require_same_model(model, plan, settings=to_json(config), seed=seed)
     check_plan(plan, model.inputs, topology)
     _check_towers(model, plan)
     check_dense(model)
@@ -190,22 +187,3 @@ def _check_towers(model: RankingModel, plan: Plan) -> None:
         where="plan, towers",
         ways_out=("plan with the towers of the run (config.json, towers)", "build the model with the plan's towers"),
     )
-
-
-def _check_same_plan(plan: Plan, topology: Topology) -> None:
-    """Refuse plans that differ from rank to rank, on all ranks."""
-    if topology.world.process_group is None:
-        return
-    digest = hashlib.sha256(json.dumps(to_json(plan), sort_keys=True).encode()).digest()
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    mine = torch.tensor([int.from_bytes(digest[:7], "little")]).to(device)
-    gathered = [torch.empty_like(mine) for _ in range(topology.world_size)]
-    dist.all_gather(gathered, mine)
-    different = [rank for rank, other in enumerate(gathered) if int(other) != int(gathered[0])]
-    if different:
-        raise PlanError(
-            expected="the same plan on every rank",
-            found=f"ranks {different} have another plan than rank 0",
-            where="parallelize",
-            ways_out=("save the plan on one rank and load it on all", "make the plan from the same seed everywhere"),
-        )

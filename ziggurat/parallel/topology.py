@@ -27,7 +27,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ziggurat.errors import TopologyError
+from ziggurat.errors import TopologyError, ZigguratError
+from ziggurat.parallel.lost_ranks import communicating, end_process_if_uncaught, is_lost_rank
 
 
 @dataclass(frozen=True)
@@ -160,20 +161,39 @@ def join_job(*, backend: str = "", timeout_s: float = 300.0) -> bool:
     Args:
         backend: "gloo" or "nccl"; "" takes NCCL where there are GPUs.
         timeout_s: how long a rank waits for the others in any exchange before it gives up with an error.
+
+    Raises:
+        TopologyError: the ranks did not all come within `timeout_s`.
     """
     if dist.is_initialized():
         return True
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
     chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
-    dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
+    try:
+        dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        raise TopologyError(
+            expected=f"all {world_size} ranks to join the job within {timeout_s:g} s",
+            found=(str(error).splitlines() or [type(error).__name__])[0],
+            where=f"rank {rank}, joining the job at {os.environ.get('MASTER_ADDR', '')}",
+            ways_out=(
+                "look in the log of the rank that ended first: it says why",
+                "start the job again; on slow hosts with more time: --parallel.timeout-s 900",
+                "check that every host reaches MASTER_ADDR and MASTER_PORT",
+            ),
+        ) from error
     return True
 
 
 def leave_job() -> None:
     """Leave it again; nobody leaves while another still communicates."""
     if dist.is_initialized():
-        dist.barrier()
+        with communicating("end of the job"):
+            dist.barrier()
         dist.destroy_process_group()
 
 
@@ -181,16 +201,25 @@ def leave_job() -> None:
 def job(*, timeout_s: float = 300.0) -> Iterator[None]:
     """Take part in the job that torchrun started, if there is one; leave it at the end, unless it was joined before.
 
-    After an error it is not left: the others may have gone, and this process is about to end.
+    After an error it is not left: the others may have gone, and this process is about to end. It then ends for certain
+    (`lost_ranks.py`): the error is marked (`left_job`), and if nobody catches it the process ends once it was shown.
 
     Args:
         timeout_s: see `join_job`.
     """
     was_in_it = dist.is_available() and dist.is_initialized()
     joined = join_job(timeout_s=timeout_s)
-    yield
-    if joined and not was_in_it:
+    if was_in_it or not joined:
+        yield
+        return
+    try:
+        yield
         leave_job()
+    except BaseException as error:
+        if isinstance(error, ZigguratError):
+            error.left_job = True
+        end_process_if_uncaught(wait_s=timeout_s)
+        raise
 
 
 def _join(groups: Sequence[range], rank: int) -> RankGroup:
@@ -200,7 +229,8 @@ def _join(groups: Sequence[range], rank: int) -> RankGroup:
         if len(ranks) == dist.get_world_size():
             group = dist.group.WORLD
         else:
-            group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+            with communicating("meeting of ranks that hold towers together, or lie on one host"):
+                group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
         if rank in ranks:
             known = group if isinstance(group, dist.ProcessGroup) else None
             mine = RankGroup(tuple(ranks), list(ranks).index(rank), known)
@@ -213,7 +243,8 @@ def _check(rank: int, world_size: int, *, ranks_a_host: int, tower_size: int) ->
     device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
     mine = torch.tensor([ranks_a_host, int(os.environ.get("LOCAL_RANK", rank % ranks_a_host)), tower_size]).to(device)
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(gathered, mine)
+    with communicating("first exchange of all ranks"):
+        dist.all_gather(gathered, mine)
     hosts, local_ranks, sizes = torch.stack(gathered).t().tolist()
     even = len(set(hosts)) == 1 and world_size % hosts[0] == 0
     if not even:

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import ziggurat
 from ziggurat.config import flattened
+from ziggurat.data.encoded import dataset_facts
 from ziggurat.features.inputs import InputSpec
 from ziggurat.training.startup import version_lines
 
@@ -63,14 +65,12 @@ def fingerprint(
     found = flattened(config)
     if inputs is not None:
         found |= flattened(inputs, prefix="inputs")
-    for name, dataset in (datasets or {}).items():
-        found[f"data {name} rows"] = "0" if dataset is None else str(dataset.num_rows)
-        if dataset is not None:
-            found[f"data {name} content"] = str(getattr(dataset, "digest", "unknown"))
+    found |= dataset_facts(datasets or {})
     if vocabulary:
         found["vocabulary"] = vocabulary
     if versions:
         found |= {f"version {name}": version for name, version in version_lines().items()}
+        found["version ziggurat"] = ziggurat.__version__
     return found
 
 

@@ -1,5 +1,6 @@
 """A run on the ranks that torchrun started: who prepares, who plans, and what happens if that fails.
 
+    all          compare settings, versions, command line; then, once it is there, the data
     rank 0       prepare data ─► plan ─┐ verdict to all ─► every rank: open the data, build the model, parallelize
     the others   wait ─────────────────┘ (the same error on all ranks if rank 0 failed)
 
@@ -10,17 +11,19 @@ does not depend on it, and a finished run is scored on any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ziggurat.config import from_json, to_json
+from ziggurat.config import flattened, from_json, to_json
+from ziggurat.data.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.models import RankingModel
-from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan, possible_tower_sizes
 from ziggurat.planning.placement import place_tables
+from ziggurat.recipes.fingerprint import fingerprint
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.rank_report import traffic_report
@@ -35,16 +38,21 @@ class Ranks:
     Args:
         config: of the run.
         plan: where tables go; None makes a plan.
+        given: what else the command line says, by flag: it must be the same on every rank, too.
 
     Raises:
         TopologyError: hosts have different numbers of ranks; on every rank.
-        ConfigError: a plan without ranks to execute it.
+        ConfigError: a plan without ranks to execute it, or ranks that were started with different settings.
     """
 
-    def __init__(self, config: RunConfig, *, plan: Plan | None) -> None:
+    def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
         self._config, self._plan = config, plan
         self._hosts = Topology.create(ranks_a_host=config.parallel.ranks_a_host)
         self._agreement = Agreement()
+        if self.are_many:
+            stated = {f"--{name}": str(value) for name, value in (given or {}).items()}
+            settled = fingerprint(config) | ({} if plan is None else flattened(plan, prefix="plan"))
+            require_equal(settled | stated, where="settings, before anything is read")
         if plan is not None and not self.are_many:
             raise ConfigError(
                 expected="several ranks to execute a plan",
@@ -77,6 +85,18 @@ class Ranks:
         self._agreement.on_first(lambda: run(progress))
         self._agreement.everywhere(lambda: None if self.is_first else run(NoProgress()))
         return made[0]
+
+    def require_same_data(self, prepared: PreparedData) -> None:
+        """Compare what every rank has prepared or opened; collective.
+
+        Raises:
+            ConfigError: it is not the same data, on every rank; names what differs.
+        """
+        if self.are_many:
+            datasets = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test}
+            vocabulary = prepared.preprocessing.fingerprint
+            facts = fingerprint({}, inputs=prepared.inputs, datasets=datasets, vocabulary=vocabulary, versions=False)
+            require_equal(facts, where="data, before the first step")
 
     def parallelize(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Parallel | None:
         """Plan on rank 0, and make the model parallel on all; None on one device.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ziggurat.data.encoded.ledger import Ledger, expected_sum, ordered_hash
 from ziggurat.features.hashing import GOLDEN, mix
-from ziggurat.parallel.collectives import communicating
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.topology import Topology
 
 

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+import ziggurat
+from ziggurat.config import flattened
+from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.ahead import with_next
@@ -72,6 +76,19 @@ class Team:
     def on_first(self, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0; its result, or its error, on every rank."""
         return action() if self._agreement is None else self._agreement.on_first(action)
+
+    def require_same_run(self, config: TrainingConfig, *, datasets: Mapping[str, Any], folder: Path) -> None:
+        """Compare what every rank is about to train; collective.
+
+        Raises:
+            ConfigError: something differs, on every rank; names it, the ranks and their values.
+        """
+        if self._agreement is None:
+            return
+        facts = flattened(config, prefix="training") | dataset_facts(datasets)
+        facts |= {"folder": str(folder.absolute()), "cpu threads": str(torch.get_num_threads())}
+        facts |= {"version torch": torch.__version__, "version ziggurat": ziggurat.__version__}
+        require_equal(facts, where="before the first step")
 
     def progress(self, progress: Progress | None) -> Progress:
         """Where this rank shows progress."""

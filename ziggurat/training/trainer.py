@@ -103,6 +103,7 @@ class Trainer:
         self.progress = self.team.progress(progress)
         if config.threads:
             torch.set_num_threads(config.threads)
+        self.team.require_same_run(config, datasets={"train": train, "valid": valid}, folder=self.folder.path)
         self.model = model
         self.step = self.team.train_step(model, config)
         self.config = self.step.config

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.parallel.collectives import communicating
+from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.losses import labelled_weight
 

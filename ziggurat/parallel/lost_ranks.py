@@ -1,0 +1,122 @@
+"""Lost ranks: how a rank notices that another one is gone or stands still, says so, and ends.
+
+    another rank ended       its connection closes: the exchange fails at once
+    another rank stands      (SIGSTOP, a dead disk, a debugger): the exchange fails after the time limit of the job
+    another rank never came  joining the job fails after the same limit
+
+What torch raises then becomes a `TopologyError` that names the exchange and the ranks that are silent. After it a rank
+must end, and nothing on the way out may wait for the others: no collective in a `finally`, and no ordinary end of the
+interpreter, which would wait for exchanges that are still open (gloo's destructor does, for hours). `end_process` ends
+the process by itself; what still writes a checkpoint may finish, within bounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+
+import torch.distributed as dist
+
+from ziggurat.errors import TopologyError
+
+# How the errors of gloo's connections read; torch has no type for them.
+_SIGNS = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "Timed out waiting", "Socket Timeout")
+_PATIENCE_S = 1.0
+_GRACE_S = 5.0
+
+
+@contextlib.contextmanager
+def communicating(what: str) -> Iterator[None]:
+    """Turn what torch raises when another rank is gone into a `TopologyError`; other errors pass.
+
+    Args:
+        what: the exchange, for the message.
+    """
+    try:
+        yield
+    except TopologyError:
+        raise
+    except RuntimeError as error:
+        if not is_lost_rank(error):
+            raise
+        raise lost_rank(error, where=what) from error
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """True for what torch raises when a rank is gone, or does not answer in time."""
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in _SIGNS)
+
+
+def lost_rank(error: RuntimeError, *, where: str) -> TopologyError:
+    """What to raise when a collective fails: another rank is gone, or hangs."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    silent = silent_ranks()
+    found = (str(error).splitlines() or [type(error).__name__])[0]
+    return TopologyError(
+        expected="all ranks to take part in every exchange",
+        found=f"no answer from rank {', '.join(map(str, silent))}: {found}" if silent else found,
+        where=f"rank {rank}, {where}",
+        ways_out=(
+            "look in the log of the rank that ended first: it says why",
+            "torchrun --max-restarts 3 restarts the job; with --resume it goes on from the last checkpoint",
+        ),
+    )
+
+
+def silent_ranks() -> list[int]:
+    """Ranks that do not report within a second that they have noticed, too; none where nobody can be asked."""
+    if not dist.is_initialized():
+        return []
+    found: list[int] = []
+    # The store may live on the very rank that stands still, and has no time limit of its own for a question.
+    asking = threading.Thread(target=lambda: found.extend(_ask()), daemon=True)
+    asking.start()
+    asking.join(3 * _PATIENCE_S)
+    return list(found)
+
+
+def _ask() -> list[int]:
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        key = "ziggurat/noticed/{}".format
+        store.set(key(dist.get_rank()), "yes")
+        silent = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+        deadline = time.monotonic() + _PATIENCE_S
+        while silent and time.monotonic() < deadline:
+            silent = [rank for rank in silent if not store.check([key(rank)])]
+            time.sleep(0.01)
+    except (RuntimeError, ValueError):  # the store has gone with its host, or the group with its end
+        return []
+    return silent
+
+
+def end_process(status: int, *, wait_s: float = _GRACE_S) -> None:
+    """End this process now, whatever it waits for in other threads.
+
+    Args:
+        status: of the process.
+        wait_s: how long threads that must finish (a checkpoint being written) may still take.
+    """
+    deadline = time.monotonic() + wait_s
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def end_process_if_uncaught(*, wait_s: float) -> None:
+    """From now on an exception that nobody catches is shown as always, and then ends the process."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        show(kind, error, trace)
+        end_process(1, wait_s=_GRACE_S if isinstance(error, TopologyError) else wait_s)
+
+    sys.excepthook = hook
