@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from pathlib import Path
@@ -102,6 +104,59 @@ def test_what_rank_0_finds_wrong_ends_all_ranks(place: Path, arguments: list[str
         '{"world_size": 2, "tables": [{"table": "item", "placement": "table_wise", "ranks": [0]}]}'
     )
     assert run(2, place, "train", "table_dlrm", *DATA, *FAST, *arguments, "--out", "runs/a") == [2, 2]
+    assert not (place / "runs/a/metrics.jsonl").exists()
+
+
+DIFFERENT: list[tuple[list[str], str]] = [
+    (["--training.seed", "9"], "training.seed"),
+    (["--model.embedding-dim", "8"], "model.embedding-dim"),
+    (["--model.top.hidden-dims", "5"], "model.top.hidden-dims"),
+    (["--wire", "bf16"], "parallel.wire.between-towers"),
+    (["--dense", "fsdp"], "parallel.dense"),
+    (["--training.checkpoint-every", "3"], "training.checkpoint-every"),
+    (["--training.loader.batch-size", "77"], "training.loader.batch-size"),
+    (["--out", "runs/b"], "--out"),
+    (["--plan", "plan.json"], "plan.tables"),
+]
+
+
+def each_with_its_own(rank: int, folder: str, caches: list[str], cases: list[list[str]]) -> list[tuple[int, str]]:
+    """Runs on every rank: rank 1 adds the arguments of a case; last, its raw file holds other values."""
+    os.chdir(folder)
+    os.environ["ZIGGURAT_CACHE"] = caches[0]
+    start = ["train", "table_dlrm", *DATA, *FAST]
+    found = []
+    for extra in cases:
+        found.append(said(start + ["--out", "runs/a"] + (extra if rank else [])))
+    out = str(Path("runs/a").absolute())
+    if rank:
+        Path("elsewhere").mkdir()
+        os.chdir("elsewhere")
+        os.environ["ZIGGURAT_CACHE"] = caches[1]
+        events(3000, seed=5).write_parquet("events.parquet")
+        ziggurat.write_schema(SCHEMA, "my.toml", comments=None)
+    found.append(said([*start, "--out", out]))
+    return found
+
+
+def said(arguments: list[str]) -> tuple[int, str]:
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        status = main(arguments)
+    return status, text.getvalue().partition("ConfigError")[2]  # without the progress of preparing
+
+
+def test_ranks_that_were_started_differently_say_so_before_anything_is_read(place: Path) -> None:
+    (place / "plan.json").write_text(
+        '{"world_size": 2, "tables": [{"table": "item", "placement": "table_wise", "ranks": [0]}]}'
+    )
+    caches = [os.environ["ZIGGURAT_CACHE"], str(place / "cache of rank 1")]
+    cases, names = [extra for extra, _ in DIFFERENT], [name for _, name in DIFFERENT]
+    both = run_ranks(each_with_its_own, 2, str(place), caches, cases, timeout_s=240.0)
+    assert both[0] == both[1]
+    for (status, text), name in zip(both[0], [*names, "data train content"], strict=True):
+        assert status == 2
+        assert name in text, text
+        assert "where:    rank 1 of 2" in text
     assert not (place / "runs/a/metrics.jsonl").exists()
 
 

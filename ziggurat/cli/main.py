@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
             from ziggurat.parallel.lost_ranks import end_process
 
-            end_process(2)
+            end_process(2, after=error)
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted; a run goes on from its last checkpoint with --resume\n")

@@ -25,9 +25,19 @@ import torch.distributed as dist
 from ziggurat.errors import TopologyError
 
 # How the errors of gloo's connections read; torch has no type for them.
-_SIGNS = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "Timed out waiting", "Socket Timeout")
+_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset",
+    "Connection refused",
+    "Broken pipe",
+    "gloo",
+    "Application timeout caused pair closure",
+    "Timed out waiting",
+    "timed out",
+    "Socket Timeout",
+)
 _PATIENCE_S = 1.0
-_GRACE_S = 5.0
+_WRITING_S = 60.0
 
 
 @contextlib.contextmanager
@@ -95,14 +105,12 @@ def _ask() -> list[int]:
     return silent
 
 
-def end_process(status: int, *, wait_s: float = _GRACE_S) -> None:
+def end_process(status: int, *, after: BaseException) -> None:
     """End this process now, whatever it waits for in other threads.
 
-    Args:
-        status: of the process.
-        wait_s: how long threads that must finish (a checkpoint being written) may still take.
+    What still writes (a checkpoint) may finish within a minute, unless the error says that another rank is gone.
     """
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + (_PATIENCE_S if isinstance(after, TopologyError) else _WRITING_S)
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -111,12 +119,12 @@ def end_process(status: int, *, wait_s: float = _GRACE_S) -> None:
     os._exit(status)
 
 
-def end_process_if_uncaught(*, wait_s: float) -> None:
+def end_process_if_uncaught() -> None:
     """From now on an exception that nobody catches is shown as always, and then ends the process."""
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         show(kind, error, trace)
-        end_process(1, wait_s=_GRACE_S if isinstance(error, TopologyError) else wait_s)
+        end_process(1, after=error)
 
     sys.excepthook = hook

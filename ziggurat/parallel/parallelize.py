@@ -3,8 +3,8 @@
     plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group
                  ─► dense network replicated or sharded over all ranks
 
-The same model, plan and settings must come from every rank (compared before anything is built), and a plan that does not fit the model or
-the job is refused on all ranks. On one rank every exchange is a local copy.
+Every rank must bring the same model, plan and settings (`same_model.py` compares them before anything is built), and a
+plan that does not fit the model or the job is refused on all ranks. On one rank every exchange is a local copy.
 
 The result is the same model object with other parts inside: names of weights, and so checkpoints, are those of one
 device. A step on it is a step on the global batch if each rank divides its loss by the global weight

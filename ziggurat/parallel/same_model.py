@@ -1,11 +1,11 @@
 """Every rank brings the same model, plan and settings to `parallelize`, or all of them say what differs.
 
-A rank with another width waits for bytes that nobody sends; one with another seed trains in silence, and its part of the
-tables comes from other numbers. So the following is compared before anything is built:
+A rank with another width waits for bytes that nobody sends; one with another seed trains in silence, and its part of
+the tables comes from other numbers. So the following is compared before anything is built:
 
     plan, ParallelConfig, seed        as settings
     inputs, embedding settings        as settings
-    modules                           kind and what they print of themselves: sizes, dropout, activation
+    modules                           kind and plain attributes: sizes, dropout, activation
     dense weights                     shape and a hash of the values; of tables that are drawn, the first rows
 
 Cost: one pass over the dense weights.
@@ -13,6 +13,7 @@ Cost: one pass over the dense weights.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -26,6 +27,7 @@ from ziggurat.parallel.agreement import require_equal
 from ziggurat.plan import Plan
 
 _TABLE_ROWS = 4
+_PLAIN = (bool, int, float, str, tuple)
 
 
 def require_same_model(model: RankingModel, plan: Plan, *, settings: dict[str, Any], seed: int | None) -> None:
@@ -50,7 +52,12 @@ def model_facts(model: RankingModel) -> dict[str, str]:
     """What a model is, as text by name: equal for two models that compute the same numbers."""
     facts = flattened(model.inputs, prefix="inputs") | flattened(model.embeddings.config, prefix="embedding")
     for name, module in model.named_modules():
-        facts[f"module {name}".rstrip()] = f"{type(module).__name__}({module.extra_repr()})"
+        path = f"module {name}".rstrip()
+        plain = ", ".join(f"{key}={value}" for key, value in vars(module).items() if isinstance(value, _PLAIN))
+        facts[path] = f"{type(module).__name__}({plain})"
+        for key, value in vars(module).items():
+            if dataclasses.is_dataclass(value) and type(value).__name__.endswith("Config"):
+                facts |= flattened(value, prefix=f"{path} {key}")
     for name, value in model.state_dict().items():
         if not name.startswith("embeddings."):
             facts[f"weight {name}"] = _described(value)

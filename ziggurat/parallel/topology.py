@@ -218,7 +218,7 @@ def job(*, timeout_s: float = 300.0) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, ZigguratError):
             error.left_job = True
-        end_process_if_uncaught(wait_s=timeout_s)
+        end_process_if_uncaught()
         raise
 
 

@@ -10,6 +10,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import ModelConfig, TowerModelConfig
 from ziggurat.models.build import check_towers
+from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.wire import WireConfig
@@ -45,6 +46,7 @@ class RanksConfig:
         ranks_a_host: L; 0: as torchrun says. Another number lets one machine stand for several hosts, to try things
             out and to count what would cross between them.
         timeout_s: how long a rank waits for the others in a step before it gives up with an error.
+        prepare_timeout_s: the same for what one rank does while the others wait: reading and preparing data.
     """
 
     dense: DenseParallelism = DenseParallelism.DDP
@@ -54,13 +56,15 @@ class RanksConfig:
     tower_size: int = 0
     ranks_a_host: int = 0
     timeout_s: float = 300.0
+    prepare_timeout_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
-        if self.tower_size < 0 or self.ranks_a_host < 0 or self.timeout_s <= 0 or self.num_parts < 1:
+        positive = {name: getattr(self, name) for name in ("timeout_s", "prepare_timeout_s", "num_parts")}
+        zero_or_more = {name: getattr(self, name) for name in ("tower_size", "ranks_a_host")}
+        if any(value <= 0 for value in positive.values()) or any(value < 0 for value in zero_or_more.values()):
             raise ConfigError(
-                expected="tower_size >= 0, ranks_a_host >= 0, timeout_s > 0 and num_parts >= 1",
-                found=f"tower_size = {self.tower_size}, ranks_a_host = {self.ranks_a_host}, "
-                f"timeout_s = {self.timeout_s}, num_parts = {self.num_parts}",
+                expected=f"{', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",
+                found=", ".join(f"{name} = {value}" for name, value in (positive | zero_or_more).items()),
                 where="settings of ranks",
                 ways_out="correct the number",
             )

@@ -139,11 +139,12 @@ def train_run(
     config.check()
     run = RunFolder(Path(folder))
     with job(timeout_s=config.parallel.timeout_s):
-        ranks = Ranks(config, plan=plan)
+        ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         if not resume:
             ranks.on_first(run.refuse_old_run)
         prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
+        ranks.require_same_data(prepared)
         model = build_model(
             config.model,
             prepared.inputs,

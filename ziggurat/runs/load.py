@@ -145,8 +145,9 @@ def open_run(folder: str | Path, *, step: int | None = None) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder))
     any_size = replace(config, parallel=replace(config.parallel, tower_size=0))  # scores do not depend on it
+    given = {"run": Path(folder).absolute(), "step": step}
     with job(timeout_s=config.parallel.timeout_s):
-        yield load_run(folder, step=step, ranks=Ranks(any_size, plan=None))
+        yield load_run(folder, step=step, ranks=Ranks(any_size, plan=None, given=given))
 
 
 def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None = None) -> Run:

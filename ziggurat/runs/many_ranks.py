@@ -48,7 +48,7 @@ class Ranks:
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
         self._config, self._plan = config, plan
         self._hosts = Topology.create(ranks_a_host=config.parallel.ranks_a_host)
-        self._agreement = Agreement()
+        self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
         if self.are_many:
             stated = {f"--{name}": str(value) for name, value in (given or {}).items()}
             settled = fingerprint(config) | ({} if plan is None else flattened(plan, prefix="plan"))

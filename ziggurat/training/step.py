@@ -32,7 +32,6 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
 from ziggurat.ops.allocator import keep_freed_memory
-from ziggurat.ops.matmul_rate import matmul_gflop_per_s
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.parallelize import Parallel

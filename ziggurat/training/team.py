@@ -39,6 +39,8 @@ from ziggurat.training.run_folder import RunFolder
 from ziggurat.training.shared_ledger import SharedLedger
 from ziggurat.training.step import OVERFLOW, TrainStep
 
+_PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
+
 
 class Team:
     """See the module's docstring.
@@ -55,7 +57,7 @@ class Team:
         self.parallel = parallel
         self.world_size = 1 if parallel is None else parallel.topology.world_size
         self.rank = 0 if parallel is None else parallel.topology.rank
-        self._agreement = Agreement() if self.world_size > 1 else None
+        self._agreement = Agreement(patience_s=_PATIENCE_S) if self.world_size > 1 else None
         self._kernels: list[KernelChoice] = []
 
     @property

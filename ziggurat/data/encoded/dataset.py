@@ -314,7 +314,7 @@ def dataset_facts(datasets: Mapping[str, Any]) -> dict[str, str]:
     for name, dataset in datasets.items():
         facts[f"data {name} rows"] = "0" if dataset is None else str(dataset.num_rows)
         if dataset is not None:
-            facts[f"data {name} content"] = str(getattr(dataset, "digest", "unknown"))
+            facts[f"data {name} content"] = str(getattr(dataset, "digest", "unknown"))[:16]
     return facts
 
 

@@ -4,7 +4,8 @@ A checkpoint of several ranks needs two agreements: who writes what (before), an
 (after). Both are an all-gather of JSON over a gloo group of its own, because the second runs on a background thread
 while training uses the default group, and because torch's object collectives send pickles.
 
-If an action fails on one rank, every rank raises: nobody waits for a message that will not come.
+If an action fails on one rank, every rank raises: nobody waits for a message that will not come. A rank that died is
+noticed at once, by its connection; for one that stands still the others wait `timeout_s`, and then name it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import torch.distributed as dist
 
 from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
+from ziggurat.parallel.lost_ranks import communicating, silent_ranks
 from ziggurat.training.checkpoint.errors import error_from_json, error_to_json
 
-# How long a rank waits for one that still writes. One that died is noticed at once, by its connection.
-_TIMEOUT = timedelta(hours=2)
+TIMEOUT_S = 1800.0
 
 
 class RankGroup:
@@ -30,9 +31,10 @@ class RankGroup:
 
     Args:
         process_group: whose ranks take part; None for all. Constructing is collective over these ranks.
+        timeout_s: how long a rank waits for one that still writes.
     """
 
-    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None, *, timeout_s: float = TIMEOUT_S) -> None:
         self.rank, self.world_size = 0, 1
         self._group: dist.ProcessGroup | None = None
         if dist.is_available() and dist.is_initialized():
@@ -40,7 +42,9 @@ class RankGroup:
         if self.world_size > 1:
             ranks = dist.get_process_group_ranks(process_group) if process_group is not None else None
             local = ranks is not None
-            group = dist.new_group(ranks, backend="gloo", timeout=_TIMEOUT, use_local_synchronization=local)
+            timeout = timedelta(seconds=timeout_s)
+            with communicating("meeting of the ranks that share a checkpoint"):
+                group = dist.new_group(ranks, backend="gloo", timeout=timeout, use_local_synchronization=local)
             assert isinstance(group, dist.ProcessGroup), "not a rank of the group"
             self._group = group
 
@@ -89,11 +93,15 @@ class RankGroup:
             texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
             dist.all_gather(texts, padded, group=group)
         except RuntimeError as error:
+            silent, found = silent_ranks(), (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
                 expected=f"an answer from all {self.world_size} ranks",
-                found=str(error).splitlines()[0],
-                where=f"rank {self.rank}",
-                ways_out="look for the rank that ended first in the logs of the others, and restart the run",
+                found=f"no answer from rank {', '.join(map(str, silent))}: {found}" if silent else found,
+                where=f"rank {self.rank}, agreement on a checkpoint",
+                ways_out=(
+                    "look for the rank that ended first in the logs of the others, and restart the run",
+                    "if it only takes long to write: --training.checkpoint.timeout-s 7200",
+                ),
             ) from error
         pairs = zip(texts, lengths, strict=True)
         return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in pairs]

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -32,11 +31,12 @@ from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
-from ziggurat.training.checkpoint.rank_group import RankGroup
+from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, RankGroup
 from ziggurat.training.checkpoint.restore import Match, check_into, fresh_tensors, read_tensors
 from ziggurat.training.checkpoint.saving import Saving
 from ziggurat.training.checkpoint.storage import CheckpointReader
 
+_GRACE_S = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -54,10 +54,12 @@ class CheckpointConfig:
     Args:
         keep: how many of the newest checkpoints stay, beside pinned ones. 0: all.
         mode: see `SaveMode`.
+        timeout_s: on many ranks, how long each waits for one that still writes before it gives up with an error.
     """
 
     keep: int = 3
     mode: SaveMode = SaveMode.ASYNC
+    timeout_s: float = TIMEOUT_S
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, SaveMode):  # "async" is not SaveMode.ASYNC, and would save without a copy
@@ -67,10 +69,10 @@ class CheckpointConfig:
                 where="checkpoint config",
                 ways_out="mode=SaveMode.ASYNC",
             )
-        if self.keep < 0:
+        if self.keep < 0 or self.timeout_s <= 0:
             raise ConfigError(
-                expected="keep >= 0",
-                found=f"keep = {self.keep}",
+                expected="keep >= 0 and timeout_s > 0",
+                found=f"keep = {self.keep}, timeout_s = {self.timeout_s}",
                 where="checkpoint config",
                 ways_out=("keep = 3 keeps the newest three", "keep = 0 keeps all"),
             )
@@ -115,7 +117,7 @@ class CheckpointStore:
         self.folder = Path(folder)
         self.config = config or CheckpointConfig()
         self.leftovers: tuple[str, ...] = ()
-        self._ranks = RankGroup(process_group)
+        self._ranks = RankGroup(process_group, timeout_s=self.config.timeout_s)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._replaceable: set[int] = set()  # steps that this store saved, loaded or found damaged
@@ -270,8 +272,8 @@ class CheckpointStore:
         if error is None:
             self.wait()
             return
-        with suppress(CheckpointError):  # it was logged, and must not hide the error on its way
-            self.wait()
+        if self._thread is not None:  # its error was logged; other ranks may be gone, so the wait is bounded
+            self._thread.join(_GRACE_S)
 
     # ---- saving ----------------------------------------------------------------------------------------------
 
