@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.rank_runs import Case, model_of, plan_of, trainer_of, training_config
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError, PlanError, ZigguratError
 from ziggurat.parallel.agreement import require_equal
 from ziggurat.parallel.dense import DenseParallelism

@@ -22,7 +22,7 @@ from typing import Any
 
 import ziggurat
 from ziggurat.config import flattened
-from ziggurat.data.encoded import dataset_facts
+from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.features.inputs import InputSpec
 from ziggurat.training.startup import version_lines
 

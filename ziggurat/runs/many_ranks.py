@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ziggurat.config import flattened, from_json, to_json
-from ziggurat.data.prepared import PreparedData
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.models import RankingModel
 from ziggurat.parallel.agreement import Agreement, require_equal
@@ -23,7 +23,7 @@ from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan, possible_tower_sizes
 from ziggurat.planning.placement import place_tables
-from ziggurat.recipes.fingerprint import fingerprint
+from ziggurat.runs.fingerprint import fingerprint
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.rank_report import traffic_report
