@@ -140,7 +140,7 @@ def test_a_nan_on_one_rank_stops_all_and_touches_no_weight(tmp_path: Path, clip_
     [
         ("world", "a job of 3 ranks"),
         ("missing", "missing: tags"),
-        ("other", "ranks [1] have another plan than rank 0"),
+        ("other", "rank 1 of 2, unlike rank 0"),
         ("outside", "which hold tower 1"),
         ("dense_adam", "adam_dense"),
     ],
