@@ -159,7 +159,7 @@ def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: t
     return kind(
         expected="the same settings, inputs, data and versions on every rank",
         found="\n          ".join(lines) or "values that differ after their first characters",
-        where=f"{_ranks(odd)} of {len(replies)} (unlike rank 0), {where}",
+        where=f"{_ranks(odd)} of {len(replies)}, unlike rank 0: {where}",
         ways_out=(
             "start every rank with the same command, on the same files",
             "install the same versions on every host",
