@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import ziggurat
 from ziggurat.config import flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
@@ -89,7 +88,7 @@ class Team:
             return
         facts = flattened(config, prefix="training") | dataset_facts(datasets)
         facts |= {"folder": str(folder.absolute()), "cpu threads": str(torch.get_num_threads())}
-        facts |= {"version torch": torch.__version__, "version ziggurat": ziggurat.__version__}
+        facts["version torch"] = torch.__version__
         require_equal(facts, where="before the first step")
 
     def progress(self, progress: Progress | None) -> Progress:
