@@ -164,3 +164,28 @@ def test_a_difference_is_found():
 
     with pytest.raises(AssertionError, match="differs by"):
         assert_same_as_single_device(drifting, plan, batch=random_batch(inputs(), 5))
+
+
+def test_a_missing_gradient_is_found() -> None:
+    """A weight that gets a gradient on one device and none on the ranks."""
+    plan = placed(1, Placement.TABLE_WISE)
+    builds = iter((True, False))
+
+    def forgetful():
+        model = build(towers=None, optimizer="sgd")
+        if not next(builds):
+            next(iter(model.top.parameters())).requires_grad_(False)
+        return model
+
+    with pytest.raises(AssertionError, match="a gradient on one side only"):
+        assert_same_as_single_device(forgetful, plan, batch=random_batch(inputs(), 5))
+
+
+def test_groups_whose_means_differ_cut_batches_alike() -> None:
+    """A mean over rows on several ranks in one tower group only: all groups run the same number of parts."""
+    plan = placed(4, Placement.TABLE_WISE, TOWERS, 2)
+    tables = tuple(
+        dataclasses.replace(entry, placement=Placement.ROW_WISE, ranks=(0, 1)) if entry.table == "genres" else entry
+        for entry in plan.tables
+    )
+    run(4, dataclasses.replace(plan, tables=tables), tower_modules=True, num_parts=2, fields=1e-6)

@@ -160,13 +160,22 @@ def test_copies_on_some_ranks_are_refused() -> None:
         Plan(world_size=4, tables=(dataclasses.replace(entry, ranks=(1, 2)),), towers=TOWERS, tower_size=2)
 
 
-def test_rows_outside_of_a_spread_table_are_refused() -> None:
-    batch = random_batch(inputs(), 5)
-    batch.single[0, 3] = 23  # the table has rows 0 to 22
-    model, plan = build(towers=None, optimizer="sgd"), placed(1, Placement.ROW_WISE)
+@pytest.mark.parametrize("kind", list(Placement))
+def test_rows_outside_of_a_table_are_refused_before_they_travel(kind: Placement) -> None:
+    """Also those that 32 bits would turn into rows of the table."""
+    model, plan = build(towers=None, optimizer="sgd"), placed(1, kind)
     parallelize(model, plan, Topology.create())
-    with pytest.raises(BoundsError, match=r"row 23[\s\S]*'user', sample 3"):
-        model(batch)
+    for row in (23, -1, 2**31 - 1, 2**31, 2**32 + 7, -(2**32) + 7, 2**62):  # the table has rows 0 to 22
+        batch = random_batch(inputs(), 5)
+        batch.single[0, 3] = row
+        with pytest.raises(BoundsError, match=rf"row {row}\n[\s\S]*'user', sample 3"):
+            model(batch)
+        batch = random_batch(inputs(), 5, seed=1)
+        words = batch.jagged.offsets[2 * 5 :]
+        sample = int(words.diff().nonzero()[-1])
+        batch.jagged.values[int(words[sample])] = row + 40 if row == 23 else row  # of 40 rows
+        with pytest.raises(BoundsError, match=rf"'words', sample {sample}"):
+            model(batch)
 
 
 # -------------------------------------------------------------------------------------------------------------- buckets
@@ -183,7 +192,7 @@ def test_buckets_hold_what_masks_would_select(num_rows: int, num_ranks: int, len
     entry = TablePlacement(table="t", placement=Placement.ROW_WISE, ranks=tuple(range(num_ranks))[::-1])
     shards = shards_of(entry, num_rows)
     rows = torch.randint(num_rows, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
-    buckets = sort_into_buckets(rows, torch.tensor(lengths, dtype=torch.int64), shards=shards, feature="f")
+    buckets = sort_into_buckets(rows, torch.tensor(lengths, dtype=torch.int64), shards=shards)
     assert sum(shard.num_rows for shard in shards) == num_rows
     for shard in shards:
         wanted_rows, wanted_lengths = [], []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch.distributed as dist
 
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
@@ -10,12 +13,14 @@ from ziggurat.models import DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
+from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Towers
 from ziggurat.planning.placement import place_tables
-from ziggurat.testing.batches import random_batch
+from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.ranks import run_ranks
 
 NUM_FIELDS, DIM, BATCH = 8, 16, 12
@@ -81,3 +86,78 @@ def test_int8_costs_a_scale_for_each_field_of_a_sample() -> None:
     numbers = BATCH * NUM_FIELDS * DIM // 2
     for counted in run_ranks(traffic_of_a_step, 4, 1.0, "int8"):
         assert counted["peer hop forward"] == (0, numbers + numbers // DIM * 2)
+
+
+# ------------------------------------------------------------------------------------------------------ dense network
+
+
+def recorded_step(rank: int, dense: str, reduction: str, num_parts: int) -> tuple[dict[str, int], dict[str, int]]:
+    """What was counted in a step, and what a recorder between FSDP and torch.distributed saw; hosts of two ranks."""
+    names = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
+    seen: dict[str, int] = {"gathered": 0, "scattered": 0, "all-reduced": 0}
+    kinds = {"all_gather_into_tensor": "gathered", "all_gather_single": "gathered"}
+
+    def recorded(name: str, original: Any) -> Any:
+        def call(output: Any, *inputs: Any, **more: Any) -> Any:
+            kind = "all-reduced" if name == "all_reduce" else kinds.get(name, "scattered")
+            moved = inputs[0] if kind == "scattered" else output
+            seen[kind] += moved.numel() * moved.element_size()
+            return original(output, *inputs, **more)
+
+        return call
+
+    inputs = small_inputs()
+    mlp = MLPConfig(hidden_dims=(4,))
+    model = build_model(DLRMConfig(embedding_dim=DIM, top=mlp, bottom=mlp), inputs, seed=0)
+    plan = place_tables(inputs, dim=DIM, world_size=4)
+    config = ParallelConfig(dense=DenseParallelism(dense), reduction=Reduction(reduction))
+    parallel = parallelize(model, plan, Topology.create(ranks_a_host=2), config=config)
+    pipeline = Pipeline(model, parallel, num_parts=num_parts)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*names, "all_reduce"):
+            if hasattr(dist, name):
+                patch.setattr(dist, name, recorded(name, getattr(dist, name)))
+        pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda logits, _: logits.sum())
+    return {str(row["purpose"]): int(row["bytes"]) for row in parallel.traffic.report()}, seen
+
+
+def traffic_of_dense_networks(rank: int) -> list[Any]:
+    cases = [("fsdp", "fp32", 1), ("fsdp", "bf16", 2), ("hsdp", "fp32", 1), ("hsdp", "bf16", 2)]
+    return [(case, *recorded_step(rank, *case)) for case in cases]
+
+
+def test_weights_in_parts_are_gathered_and_counted() -> None:
+    for results in run_ranks(traffic_of_dense_networks, 4):
+        for (dense, reduction, num_parts), counted, seen in results:
+            assert counted["dense weights"] == seen["gathered"] > 0
+            assert counted["dense gradients"] == seen["scattered"]
+            assert counted.get("dense gradients between hosts", 0) == seen["all-reduced"]
+            assert bool(seen["all-reduced"]) == (dense == "hsdp")
+            # A gather for each part, in FP32; gradients are summed once, in FP32 or BF16.
+            ratio = num_parts * (2 if reduction == "bf16" else 1)
+            assert seen["gathered"] == ratio * seen["scattered"]
+
+
+def tower_reductions(rank: int) -> list[dict[str, int]]:
+    """Bytes of tower modules' gradients, in one part and in two, as FP32 and as BF16."""
+    inputs = small_inputs(num_single=4, num_jagged=0)
+    towers = Towers(towers=(("single0", "single1"), ("single2", "single3")))
+    found = []
+    for num_parts in (1, 2):
+        for reduction in Reduction:
+            config = DLRMConfig(embedding_dim=DIM, tower_module=TowerModuleConfig(compression=2.0))
+            model = build_model(config, inputs, seed=0, towers=towers)
+            plan = place_tables(inputs, dim=DIM, world_size=4, towers=towers)
+            topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=2)
+            parallel = parallelize(model, plan, topology, config=ParallelConfig(reduction=reduction))
+            pipeline = Pipeline(model, parallel, num_parts=num_parts)
+            pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda logits, _: logits.sum())
+            bytes_by_purpose = {str(row["purpose"]): int(row["bytes"]) for row in parallel.traffic.report()}
+            found.append({"bytes": bytes_by_purpose["tower module gradients"]})
+    return found
+
+
+def test_tower_modules_are_reduced_as_asked_in_any_number_of_parts() -> None:
+    weights = 2 * DIM * DIM // 2  # of two fields
+    for found in run_ranks(tower_reductions, 4):
+        assert [each["bytes"] for each in found] == [4 * weights, 2 * weights] * 2

@@ -72,21 +72,15 @@ def check_bounds(rows_N: Tensor, *, table_rows: int, feature: str, lengths: Tens
 
 
 def sort_into_buckets(
-    rows_N: Int[Tensor, "N"], lengths_B: Int[Tensor, "B"] | None, *, shards: tuple[Shard, ...], feature: str
+    rows_N: Int[Tensor, "N"], lengths_B: Int[Tensor, "B"] | None, *, shards: tuple[Shard, ...]
 ) -> dict[int, Bucket]:
     """One bucket for each rank that holds a part of the table.
 
     Args:
-        rows_N: rows of the whole table, sample after sample.
+        rows_N: rows of the whole table, sample after sample, all inside it (`check_bounds`).
         lengths_B: rows of each sample; None: one each.
         shards: of a table that is cut by rows.
-        feature: for errors.
-
-    Raises:
-        BoundsError: a row outside the table.
     """
-    table = shards[0]
-    check_bounds(rows_N, table_rows=table.table_rows, feature=feature, lengths=lengths_B, table=table.table)
     num_samples = len(rows_N) if lengths_B is None else len(lengths_B)
     samples = torch.arange(num_samples, device=rows_N.device)
     if lengths_B is not None:

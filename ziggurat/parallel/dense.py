@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat.errors import PlanError
 from ziggurat.models import RankingModel
+from ziggurat.parallel.collectives import CountedGather, CountedReduceScatter
 from ziggurat.parallel.topology import RankGroup, Topology
 from ziggurat.parallel.traffic import Traffic
 
@@ -114,40 +115,39 @@ def parallel_dense(
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)
-    num_bytes = sum(p.numel() for p in network.parameters()) * (2 if reduce_dtype else 4)
+    sharded.set_custom_all_gather(CountedGather(traffic))
+    sharded.set_custom_reduce_scatter(CountedReduceScatter(traffic))
+    if how is DenseParallelism.HSDP and topology.num_hosts > 1:
 
-    return ShardedNetwork(sharded, traffic=traffic, num_bytes=num_bytes)
+        def count(part: Tensor) -> None:
+            traffic.count_reduction("dense gradients between hosts", num_bytes=part.numel() * part.element_size())
+
+        sharded.set_all_reduce_hook(count)
+    return ShardedNetwork(sharded)
 
 
 class ShardedNetwork:
-    """A network under FSDP2, whose reductions are counted.
+    """A network under FSDP2; what it sends is counted where it is sent (`collectives.py`).
 
     Args:
         network: after `fully_shard`.
-        traffic: counts reductions.
-        num_bytes: of all its gradients as they travel.
     """
 
-    def __init__(self, network: Any, *, traffic: Traffic, num_bytes: int) -> None:
-        self._network, self._traffic, self._num_bytes = network, traffic, num_bytes
-        self._is_reduced = True
+    def __init__(self, network: Any) -> None:
+        self._network = network
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Logits."""
-        if torch.is_grad_enabled() and self._is_reduced:
-            self._traffic.count_reduction("dense gradients", num_bytes=self._num_bytes)
         return self._network(*inputs)
 
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
         """Let gradients of backward passes in here add up on each rank."""
-        self._is_reduced = False
         self._network.set_requires_gradient_sync(False)
         try:
             yield
         finally:
             self._network.set_requires_gradient_sync(True)
-            self._is_reduced = True
 
 
 def unreduced(network: Callable[..., Tensor]) -> contextlib.AbstractContextManager[None]:

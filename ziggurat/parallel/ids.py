@@ -11,6 +11,8 @@ further permutation before the tower hop.
 Tables of which every rank has a copy take ids of the rank itself, and with towers of its peers: a second message of the
 same form, behind the first, to these ranks alone.
 
+Every row is checked against its table before it is sent: a row beyond 32 bits would come out as another row.
+
 Batches may differ in size from rank to rank and from step to step, and be empty.
 """
 
@@ -22,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.features.batch import Batch, JaggedRows
-from ziggurat.features.inputs import InputSpec, SingleSpec
-from ziggurat.parallel.buckets import Bucket, sort_into_buckets
+from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
+from ziggurat.parallel.buckets import Bucket, check_bounds, sort_into_buckets
 from ziggurat.parallel.collectives import Pending, all_to_all
 from ziggurat.parallel.shards import FieldShare, Lookup, RankShare, Shard, TableGroup
 from ziggurat.parallel.topology import Topology
@@ -83,7 +85,8 @@ class IdExchange:
         topology: Topology,
         traffic: Traffic,
     ) -> None:
-        self._shards = shards
+        self._inputs, self._shards = inputs, shards
+        self._num_rows = torch.tensor([inputs.table(spec.table).num_rows for spec in inputs.single], dtype=torch.int64)
         self._mine = shares[topology.rank]
         self._topology = topology
         self._traffic = traffic
@@ -108,8 +111,9 @@ class IdExchange:
         `send` sends the ids. With something else in between nobody waits for anybody there.
 
         Raises:
-            BoundsError: a row outside a table whose rows are spread.
+            BoundsError: a row outside its table.
         """
+        self._check(batch)
         lists = _Lists(batch, self._single_index, self._jagged_index, self._shards)
         size = batch.batch_size
         messages, told = [], []
@@ -163,6 +167,27 @@ class IdExchange:
                 lookup, [letters[rank][index] for rank in ranks], sizes=[ids.sizes[rank] for rank in ranks]
             )
         return LocalIds(ids.sizes, tuple(batches))
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse rows outside of their tables, of this rank's own samples; one pass over the rows.
+
+        Raises:
+            BoundsError: names the first, with its feature and sample.
+        """
+        inputs, size = self._inputs, batch.batch_size
+        if inputs.single and size:
+            low_S, high_S = torch.aminmax(batch.single, dim=1)
+            outside_S = (low_S < 0) | (high_S >= self._num_rows.to(high_S.device))
+            for index in outside_S.nonzero().flatten().tolist():
+                self._check_feature(batch.single[index], inputs.single[index])
+        starts = _list_starts(batch, len(inputs.jagged))
+        for index, spec in enumerate(inputs.jagged):
+            offsets = batch.jagged.offsets[index * size : (index + 1) * size + 1]
+            self._check_feature(batch.jagged.values[starts[index] : starts[index + 1]], spec, lengths=offsets.diff())
+
+    def _check_feature(self, rows: Tensor, spec: SingleSpec | JaggedSpec, *, lengths: Tensor | None = None) -> None:
+        table_rows = self._inputs.table(spec.table).num_rows
+        check_bounds(rows, table_rows=table_rows, feature=spec.name, lengths=lengths, table=spec.table)
 
     def _lengths(self, ids: PendingIds) -> list[tuple[int, int]]:
         """Numbers in the two letters of each rank to this one."""
@@ -219,7 +244,7 @@ class _Lists:
         if name not in self._buckets:
             lengths, rows = self._whole(share)
             shards = self._shards[share.shard.table]
-            self._buckets[name] = sort_into_buckets(rows, lengths, shards=shards, feature=name)
+            self._buckets[name] = sort_into_buckets(rows, lengths, shards=shards)
         return self._buckets[name][rank]
 
     def _whole(self, share: FieldShare) -> tuple[Tensor | None, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.models import RankingModel
-from ziggurat.parallel.dense import unreduced
+from ziggurat.parallel.dense import Reduction, unreduced
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.exchange import BlockExchange, Transfer
 from ziggurat.parallel.parallelize import Parallel
@@ -148,6 +148,7 @@ class Pipeline:
         if not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat = flat.to(torch.bfloat16) if self._parallel.config.reduction is Reduction.BF16 else flat
         self._parallel.traffic.count_reduction("tower module gradients", num_bytes=flat.numel() * flat.element_size())
         dist.all_reduce(flat, group=group.process_group)
         for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):

@@ -1,8 +1,8 @@
 """Traffic: bytes and messages that left this rank, counted by purpose and by the kind of link they took.
 
 A number is added where a message is handed to the backend, with the size of the buffer that is handed over: counted,
-not estimated. What stays on the rank is not traffic. Reductions are counted by their payload, since the backend
-decides how often it crosses which link.
+not estimated. What stays on the rank is not traffic. Reductions, and gathers of weights that FSDP has cut into parts,
+are counted by their payload, since the backend decides how often it crosses which link.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Link(StrEnum):
 
     HOST = "host"  # between devices of one host
     CROSS_HOST = "cross_host"  # between hosts
-    REDUCED = "reduced"  # payload of a reduction inside a group, whatever way it takes
+    REDUCED = "reduced"  # payload of a reduction or gather inside a group, whatever way it takes
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Traffic:
             self._add(purpose, link, size)
 
     def count_reduction(self, purpose: str, *, num_bytes: int) -> None:
-        """Count the payload of a reduction."""
+        """Count the payload of a reduction or gather."""
         self._add(purpose, Link.REDUCED, num_bytes)
 
     def reset(self) -> None:

@@ -177,7 +177,8 @@ def _compare_dense(single: RankingModel, many: RankingModel, limit: float, *, gr
         value = parameter.grad if gradients else parameter.detach()
         target = wanted[name].grad if gradients else wanted[name].detach()
         if value is None or target is None:
-            assert value is None or not bool(value.any()), f"{name}: a gradient on one side only"
+            given = target if value is None else value
+            assert given is None or not bool(given.any()), f"{name}: a gradient on one side only"
             continue
         whole = value.full_tensor() if isinstance(value, DTensor) else value
         _same(f"{'gradient of ' if gradients else ''}{name}", whole, target, limit)

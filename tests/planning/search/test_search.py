@@ -79,7 +79,7 @@ def test_small_cases_are_solved(seed):
     assert search(problem, RootJudge(), config=FEW).cost_ms == pytest.approx(best, rel=1e-5)
 
 
-def test_annealing_beats_every_greedy_rule_and_uses_more_time():
+def test_annealing_beats_every_greedy_rule_and_itself_with_fewer_tries():
     problem = random_problem(4, num_tables=30, room=1.5)
     judge = RootJudge()
     ours = search(problem, judge, config=FEW)
@@ -162,7 +162,9 @@ def test_beam_is_no_worse_than_its_grid_and_keeps_the_rule():
 
 def test_a_large_case_in_little_time():
     problem = random_problem(9, num_tables=300, num_devices=32, devices_a_host=8)
+    begin = time.process_time()
     found = search(problem, RootJudge(), config=SearchConfig(max_evaluations=30_000))
+    assert time.process_time() - begin < 5.0  # 0.2 s where this was written
     _check(problem, found.assignments)
     start = SearchSpace(problem, RootJudge())
     assert found.cost_ms < 0.9 * start.price(starting_plan(start))[0].max()
