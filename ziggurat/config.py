@@ -68,9 +68,7 @@ def override(config: C, changes: Mapping[str, str], *, where: str = "command lin
     Raises:
         ConfigError: unknown path or text that is not of the field's type.
     """
-    for path, text in changes.items():
-        config = _override_one(config, path, text, full=path, where=where)
-    return config
+    return _override(config, {path: (path, text) for path, text in changes.items()}, where=where)
 
 
 def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -112,20 +110,33 @@ def _shown(value: Any) -> str:
     return value.value if isinstance(value, enum.Enum) else str(value)
 
 
-def _override_one(config: Any, path: str, text: str, *, full: str, where: str) -> Any:
-    head, _, rest = path.replace("-", "_").partition(".")
+def _override(config: Any, changes: Mapping[str, tuple[str, str]], *, where: str) -> Any:
+    """All changes of one group at once, so that their order does not matter to its checks.
+
+    Args:
+        config: the group.
+        changes: path below the group to (path below the root, text).
+        where: names the origin in errors.
+    """
+    if not changes:
+        return config
     hints, reader = hints_of(type(config)), Reader(where=where)
     names = [entry.name for entry in dataclasses.fields(config) if entry.init]
-    if head not in names:
-        raise _unknown(full, head, [name.replace("_", "-") for name in names], where)
-    current = getattr(config, head)
-    if rest:
-        if not dataclasses.is_dataclass(current):
+    below: dict[str, dict[str, tuple[str, str]]] = {}
+    values: dict[str, Any] = {}
+    for path, (full, text) in changes.items():
+        head, _, rest = path.replace("-", "_").partition(".")
+        if head not in names:
+            raise _unknown(full, head, [name.replace("_", "-") for name in names], where)
+        if not rest:
+            values[head] = reader.read(hints[head], _parse(hints[head], text, path=full, where=where), full)
+        elif dataclasses.is_dataclass(getattr(config, head)):
+            below.setdefault(head, {})[rest] = (full, text)
+        else:
             raise _wrong(full, f"no dot after {head!r}: it is {_type_name(hints[head])}", text, where)
-        value = _override_one(current, rest, text, full=full, where=where)
-    else:
-        value = reader.read(hints[head], _parse(hints[head], text, path=full, where=where), full)
-    return reader.construct(lambda: dataclasses.replace(config, **{head: value}), full)
+    values |= {head: _override(getattr(config, head), inner, where=where) for head, inner in below.items()}
+    full = next(iter(changes.values()))[0]
+    return reader.construct(lambda: dataclasses.replace(config, **values), full)
 
 
 def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:

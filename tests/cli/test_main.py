@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ziggurat.cli.main import build_parser, main
-from ziggurat.config import to_json
+from ziggurat.cli.settings import SHORT, arguments_of, described
+from ziggurat.cli.verbs import _any_schema
+from ziggurat.config import override, to_json
 from ziggurat.recipes.catalogue import recipe_named
 
 FROZEN = {
@@ -18,6 +21,7 @@ FROZEN = {
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--plan", "--tower-size", "--dense", "--wire"),
+        *(f"--{name}" for name in SHORT),
     },
     "evaluate": {"--bad-rows", "--step", "--json"},
     "predict": {"--bad-rows", "--step", "--out"},
@@ -35,9 +39,12 @@ FROZEN = {
     },
     "compare": {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
-        *("--out", "--json"),
+        *("--out", "--json", "--schema"),
+        *(f"--{name}" for name in SHORT if name not in ("seed", "threads")),
+        "--threads",
     },
     "scale": {
+        "--schema",
         *("--compute", "--points", "--data", "--rows", "--seeds", "--source", "--threads", "--out", "--json"),
     },
     "plan": {
@@ -89,7 +96,12 @@ def test_help_is_fast_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "movielens_dlmr"], "did you mean 'movielens_dlrm'"),
         (["train"], "ziggurat recipes"),
         (["train", "table_dlrm"], "data inspect"),
-        (["train", "movielens_dlrm", "--training.epoch", "2"], "'epochs'"),
+        (["train", "movielens_dlrm", "--training.epoch", "2"], "did you mean --training.epochs?"),
+        (["train", "movielens_dlrm", "--learning-rate", "2"], "did you mean --training.learning-rate?"),
+        (["train", "movielens_dlrm", "--training.lr", "2"], "did you mean --training.learning-rate?"),
+        (["train", "movielens_dlrm", "--dropout", "0.1"], "did you mean --model.bottom.dropout?"),
+        (["train", "movielens_dlrm", "--batchsize", "64"], "did you mean --training.loader.batch-size?"),
+        (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, bf16"),
         (["train", "movielens_dlrm", "--training.epochs", "many"], "int"),
         (["train", "movielens_dlrm", "--training.epochs"], "a value after --training.epochs"),
         (["train", "movielens_dlrm", "epochs=2"], "begins with --"),
@@ -116,19 +128,63 @@ def test_errors_have_four_parts(
     assert words in shown
 
 
-def test_settings_shows_overrides(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "movielens_dlrm", "--model.embedding-dim=32", "--training.epochs", "7", "--settings"]) == 0
-    shown = capsys.readouterr().out
-    rows = {line.split()[0]: line.split()[-1] for line in shown.splitlines() if line.strip().startswith("--")}
-    assert rows["--model.embedding-dim"] == "32"
-    assert rows["--training.epochs"] == "7"
+def test_settings_shows_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model.embedding-dim=32", "--epochs", "7", "--seed", "5"]
+    assert main(["train", "movielens_dlrm", *given, "--settings"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("--")}
+    assert rows["--model.embedding-dim"].split()[1:4] == ["int", "16", "32"]
+    assert rows["--training.epochs"].split()[1:4] == ["int", "5", "7"]
+    assert "passes over the training data" in rows["--training.epochs"]
+    assert rows["--training.seed"].split()[3] == rows["--training.loader.seed"].split()[3] == "5"
+
+
+def test_settings_of_a_table_recipe_need_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "table_dlrm", "--settings"]) == 0
+    assert "--training.loader.batch-size" in capsys.readouterr().out
+
+
+def test_every_setting_says_what_it_means() -> None:
+    from ziggurat.recipes.catalogue import RECIPES
+
+    for recipe in RECIPES:
+        for setting in described(recipe_named(recipe.__name__, schema=_any_schema())):
+            assert len(setting.about) > 3, setting
+
+
+def test_descriptions_come_from_the_docstring() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Shape:
+        """A shape.
+
+        Args:
+            width: of it,
+                in metres.
+            height, depth: of it.
+
+        Raises:
+            ValueError: never.
+        """
+
+        width: float = 1.0
+        height: float = 1.0
+
+    assert arguments_of(Shape) == {"width": "of it, in metres", "height": "of it"}
+
+
+def test_the_order_of_settings_does_not_matter() -> None:
+    """A share that is too large by itself fits beside the other one that is given."""
+    changes = {"data.split.valid-fraction": "0.9", "data.split.test-fraction": "0.05"}
+    for given in (changes, dict(reversed(changes.items()))):
+        split = override(recipe_named("movielens_dlrm"), given).data.split
+        assert (split.valid_fraction, split.test_fraction) == (0.9, 0.05)
 
 
 def test_the_value_of_a_setting_is_not_taken_for_a_recipe(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(to_json(recipe_named("movielens_dlrm"))))
     assert main(["train", "--config", str(config), "--training.epochs", "7", "--settings"]) == 0
-    assert any(line.split()[::2] == ["--training.epochs", "7"] for line in capsys.readouterr().out.splitlines())
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:4] == ["--training.epochs", "int", "5", "7"] for line in lines)
 
 
 def test_recipes_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:

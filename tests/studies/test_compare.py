@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.studies.own_cache import cache_with_kernels
-from ziggurat.cli.compare_verbs import narrowed
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.loader import Loader
 from ziggurat.errors import ConfigError
@@ -144,11 +143,6 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
     assert main([*given, "--max-epochs", "1", "--out", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
     assert "logistic" in capsys.readouterr().out
     assert (tmp_path / "found.png").exists()
-
-
-def test_a_narrow_terminal_loses_the_last_columns() -> None:
-    columns, rows = narrowed(("model", "AUC", "empty", "wide"), [("dnn", "0.5", "", "x" * 30)], width=25)
-    assert (columns, rows) == (["model", "AUC"], [["dnn", "0.5"]])
 
 
 @pytest.mark.parametrize("name", sorted({*FRAPPE, *OTHERS}))

@@ -38,21 +38,17 @@ def cluster(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from ziggurat.cli.tables import print_line, print_table
     from ziggurat.planning.cluster.catalogue import find_cluster
 
-    console = Console()
     found = find_cluster(options.name)
     if options.out:
         found.save(options.out)
-        console.print(f"written to {options.out}; plan with it: ziggurat plan RECIPE --cluster {options.out}")
+        print_line(f"written to {options.out}; plan with it: ziggurat plan RECIPE --cluster {options.out}")
         return 0
-    console.print(found.describe(), highlight=False)
-    table = Table("constant", "value", "origin", "source", box=box.SIMPLE)
-    for constant in found.constants():
-        table.add_row(constant.name, constant.shown, constant.origin.value, constant.source)
-    console.print(table, markup=False)
+    print_line(found.describe() + "\n")
+    print_table(
+        ("constant", "value", "origin", "source"),
+        [(each.name, each.shown, each.origin.value, each.source) for each in found.constants()],
+    )
     return 0

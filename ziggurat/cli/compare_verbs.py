@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ziggurat.cli.settings import add_short_forms, settings_from, settings_given
+from ziggurat.cli.tables import print_line, print_table
+from ziggurat.errors import ConfigError
+
 if TYPE_CHECKING:
     from ziggurat.studies.compare_data import ComparedData
+    from ziggurat.studies.compare_own import OwnData
 
-COMPARE_SUMMARY = "train models on one data set with several seeds, and say which is better"
-COMPARE_EPILOG = """Data sets: frappe, movielens, movielens-random, synthetic. Every model gets the same number of
-trials, chosen by validation data; test data is read once a run. Called again, it goes on where it was stopped.
-Examples:
+COMPARE_SUMMARY = "train models on the same data with several seeds, and say which is better; or compare finished runs"
+COMPARE_EPILOG = """What to compare on:
+  frappe, movielens, movielens-random, synthetic   built-in sets, with settings of their own for each model
+  table, with --data.train and --schema            a table of yours
+  RECIPE or config.json                            its data, split and training settings, for every model
+  RUN RUN …                                        folders of finished runs: side by side, and what differs between them
+Every model gets the same number of trials, chosen by validation data; test data is read once a run. Called again, it
+goes on where it was stopped. With a recipe or a table every setting can be given, as for `ziggurat train`; those of
+`--model.` reach the models that have them. Examples:
+  ziggurat compare table --data.train shop.parquet --schema my.toml --models dnn,dcn_v2,wukong --seeds 3 --epochs 2
+  ziggurat compare movielens_dlrm --models dlrm,dcn_v2 --batch-size 4096 --json movielens.json
   ziggurat compare frappe --models dnn,dlrm,dcn_v2,wukong --seeds 5 --source FOLDER
-  ziggurat compare movielens --models dnn,dcn_v2,wukong --trials 3 --json movielens.json
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
+  ziggurat compare runs/first runs/second
 """
 
 SCALE_SUMMARY = "grow models in width, depth and rank together, train each size once, fit the law of scaling"
@@ -24,12 +37,13 @@ SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale);
 `ziggurat compare --protocol bars`. Called again, it goes on where it was stopped. Examples:
   ziggurat scale wukong --compute 1x..256x
   ziggurat scale wukong,dlrm,dcn_v2 --compute 1x..64x --points 4 --data movielens --json scaling.json
+  ziggurat scale wukong --data table --data.train shop.parquet --schema my.toml --training.loader.batch-size 1024
 """
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ziggurat compare`."""
-    parser.add_argument("data", help="frappe, movielens, movielens-random or synthetic")
+    parser.add_argument("data", nargs="+", metavar="what", help="a built-in set, table, a recipe, or folders of runs")
     parser.add_argument("--models", metavar="A,B,…", default="dnn,dlrm,dcn_v2,wukong", help="default: %(default)s")
     parser.add_argument("--seeds", metavar="S", type=int, default=5, help="runs of each model (default: %(default)s)")
     parser.add_argument(
@@ -40,14 +54,18 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="settings of each model to choose from (default: 1, as given)",
     )
     parser.add_argument(
-        "--protocol", choices=("bars", "bars-averaged", "scale"), default="bars", help="default: %(default)s"
+        "--protocol",
+        choices=("bars", "bars-averaged", "scale", "recipe"),
+        help="default: bars for built-in sets, else as the recipe says",
     )
+    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
     parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
     parser.add_argument("--threads", metavar="T", type=int, default=1, help="of each run (default: %(default)s)")
     parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
     parser.add_argument("--out", metavar="FOLDER", default="runs/compare", help="default: %(default)s")
     parser.add_argument("--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
+    add_short_forms(parser, leave_out=("threads", "seed"))
 
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +73,10 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", help="out of wukong, dcn_v2, dlrm, dnn, separated by commas")
     parser.add_argument("--compute", metavar="RANGE", default="1x..256x", help="default: %(default)s")
     parser.add_argument("--points", metavar="P", type=int, default=5, help="sizes in that range (default: %(default)s)")
-    parser.add_argument("--data", metavar="DATA", default="synthetic", help="as for compare (default: %(default)s)")
+    parser.add_argument(
+        "--data", metavar="DATA", default="synthetic", help="a built-in set, table or a recipe (default: %(default)s)"
+    )
+    parser.add_argument("--schema", metavar="FILE", help="schema (TOML) of your table")
     parser.add_argument("--rows", metavar="N", type=int, default=1_000_000, help="of synthetic data")
     parser.add_argument("--seeds", metavar="S", type=int, default=1, help="runs of each size (default: %(default)s)")
     parser.add_argument("--source", metavar="PATH", default="", help="folder or file of the raw data")
@@ -66,25 +87,28 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
 
 def scale(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a scaling study, and show it."""
-    from ziggurat.studies.scaling_report import LAW_COLUMNS, POINT_COLUMNS, law_rows, point_rows, write_scaling
+    from ziggurat.studies.scaling_report import LAW_COLUMNS, law_rows, point_columns, point_rows, write_scaling
     from ziggurat.studies.scaling_runs import ScaleConfig, factors_of
     from ziggurat.studies.scaling_runs import scale as run_scaling
     from ziggurat.training.progress import show_progress
 
-    del rest
+    changes = settings_given(rest)
+    _refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
     config = ScaleConfig(
         models=_names(options.models),
         factors=factors_of(options.compute, points=options.points),
-        data=_data_named(options.data),
+        data=_data_named(options.data, options.schema, changes),
         rows=options.rows,
         seeds=options.seeds,
         source=options.source,
         threads=options.threads,
     )
     scaled = run_scaling(config, out=options.out, progress=show_progress())
-    _print_tables([(POINT_COLUMNS, point_rows(scaled)), (LAW_COLUMNS, law_rows(scaled))])
-    default = Path(options.out) / config.data.value / "scaling"
-    _print_paths(write_scaling(scaled, config, Path(options.json).with_suffix("") if options.json else default))
+    print_table(point_columns(config), point_rows(scaled, config))
+    print_table(LAW_COLUMNS, law_rows(scaled))
+    default = Path(options.out) / config.data_name / "scaling"
+    for path in write_scaling(scaled, config, Path(options.json).with_suffix("") if options.json else default):
+        print_line(str(path))
     return 0
 
 
@@ -93,93 +117,118 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.protocols import Protocol
     from ziggurat.studies.compare import CompareConfig
     from ziggurat.studies.compare import compare as run_comparison
+    from ziggurat.studies.compare_own import OwnData
     from ziggurat.studies.compare_report import (
-        DIFFERENCE_COLUMNS,
-        MODEL_COLUMNS,
+        difference_columns,
         difference_rows,
+        model_columns,
         model_rows,
         write_comparison,
     )
     from ziggurat.training.progress import show_progress
 
-    del rest  # none: settings of runs stand in compare_settings.py
+    changes = settings_from(options, rest)
+    if len(options.data) > 1 or (Path(options.data[0]) / "config.json").is_file():
+        _refuse_groups(changes, groups=("",), why="finished runs have their settings")
+        return _compare_finished(options)
+    data = _data_named(options.data[0], options.schema, changes)
+    protocol = options.protocol or ("recipe" if isinstance(data, OwnData) else "bars")
+    if protocol != "recipe":
+        _refuse_groups(changes, groups=("training.",), why=f"the protocol {protocol} sets them")
     config = CompareConfig(
-        data=_data_named(options.data),
+        data=data,
         models=_names(options.models),
         seeds=options.seeds,
         trials=options.trials,
-        protocol=Protocol(options.protocol),
+        protocol=Protocol(protocol),
         source=options.source,
         rows=options.rows,
         threads=options.threads,
         max_epochs=options.max_epochs,
     )
     comparison = run_comparison(config, out=options.out, progress=show_progress())
-    columns, rows = narrowed(MODEL_COLUMNS, model_rows(comparison))
-    _print_tables([(columns, rows), (DIFFERENCE_COLUMNS, difference_rows(comparison))])
-    default = Path(options.out) / f"{config.data.value}-{config.protocol.value}" / "comparison"
-    _print_paths(write_comparison(comparison, Path(options.json).with_suffix("") if options.json else default))
+    print_table(model_columns(comparison), model_rows(comparison))
+    print_table(difference_columns(comparison), difference_rows(comparison))
+    for note in comparison.notes:
+        print_line(f"note: {note}")
+    default = Path(options.out) / f"{config.data_name}-{config.protocol.value}" / "comparison"
+    for path in write_comparison(comparison, Path(options.json).with_suffix("") if options.json else default):
+        print_line(str(path))
     return 0
 
 
-def narrowed(
-    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, width: int = 0
-) -> tuple[list[str], list[list[str]]]:
-    """The columns that are not empty and fit on the terminal, first ones first; the file has them all."""
-    from rich.console import Console
+def _compare_finished(options: argparse.Namespace) -> int:
+    from ziggurat.studies.compare_finished import FINISHED, compare_finished
 
-    left = width or Console().width
-    kept = []
-    for index, column in enumerate(columns):
-        cells = [row[index] for row in rows]
-        needed = max(len(cell) for cell in (column, *cells)) + 4
-        if any(cells) and needed <= left:
-            kept.append(index)
-            left -= needed
-    return [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+    found = compare_finished([Path(folder) for folder in options.data])
+    for columns, rows in found.tables():
+        print_table(columns, rows)
+    for note in found.notes:
+        print_line(f"note: {note}")
+    if options.json:
+        FINISHED.write(options.json, found.to_json())
+        print_line(options.json)
+    return 0
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _print_tables(tables: Sequence[tuple[Sequence[str], Sequence[Sequence[str]]]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    for columns, rows in tables:
-        if not rows:
-            continue
-        table = Table(*columns, box=box.SIMPLE)
-        table.columns[0].no_wrap = True
-        for row in rows:
-            table.add_row(*row)
-        Console().print(table)
-
-
-def _print_paths(paths: Sequence[Path]) -> None:
-    from rich.console import Console
-
-    for path in paths:
-        Console().print(str(path), soft_wrap=True)
+def _refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: str) -> None:
+    """Settings that would have no effect."""
+    idle = [f"--{path}" for path in changes if path.startswith(tuple(groups))]
+    if idle:
+        raise ConfigError(
+            expected="settings that take effect here",
+            found=", ".join(idle),
+            where=f"command line: {why}",
+            ways_out=[
+                "leave them out",
+                "compare by a recipe's own settings: ziggurat compare RECIPE, --protocol recipe",
+            ],
+        )
 
 
-def _data_named(name: str) -> ComparedData:
-    import difflib
-
-    from ziggurat.errors import ConfigError
+def _data_named(name: str, schema: str | None, changes: Mapping[str, str]) -> ComparedData | OwnData:
+    """A built-in data set, or the data and settings of a recipe, a config or a table of one's own."""
+    from ziggurat.cli.settings import refuse_unknown
+    from ziggurat.config import settings
+    from ziggurat.features.schema_io import read_schema
+    from ziggurat.recipes.catalogue import RECIPES, recipe_named
+    from ziggurat.runs.execute import load_config
     from ziggurat.studies.compare_data import ComparedData
+    from ziggurat.studies.compare_own import own_data
 
-    names = [member.value for member in ComparedData]
-    if name in names:
+    built_in = [member.value for member in ComparedData]
+    if name in built_in:
+        _refuse_groups(changes, groups=("",), why=f"{name} is a built-in set, with settings of its own for each model")
         return ComparedData(name)
-    raise ConfigError(
-        expected="a data set: " + ", ".join(names),
+    recipes = [recipe.__name__ for recipe in RECIPES]
+    if name.endswith(".json"):
+        run = load_config(name)
+    elif name == "table" or name in recipes:
+        given = None if schema is None else read_schema(schema)
+        run = recipe_named("table_dnn" if name == "table" else name, schema=given)
+    else:
+        raise _no_such_data(name, [*built_in, "table", *recipes])
+    refuse_unknown(
+        [path for path in changes if not path.startswith("model.")], known=[each for each, _, _ in settings(run)]
+    )
+    mine = {"training.seed": "--seeds", "training.loader.seed": "--seeds", "training.threads": "--threads"}
+    for path in changes:
+        if path.replace("_", "-") in mine:
+            _refuse_groups({path: ""}, groups=("",), why=f"{mine[path.replace('_', '-')]} says it for all runs")
+    return own_data(run, changes)
+
+
+def _no_such_data(name: str, known: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        expected="a built-in data set, table, a recipe, a config.json, or folders of runs: " + ", ".join(known),
         found=repr(name),
         where="command line",
         ways_out=[
-            *(f"did you mean {match!r}?" for match in difflib.get_close_matches(name, names, n=1)),
-            "train a single model on data of yours: ziggurat train table_dcn_v2",
+            *(f"did you mean {match!r}?" for match in difflib.get_close_matches(name, known, n=1)),
+            "compare on data of yours: ziggurat compare table --data.train FILE --schema my.toml",
         ],
     )

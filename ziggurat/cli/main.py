@@ -24,6 +24,7 @@ from ziggurat.cli.plan_verbs import (
     add_plan_arguments,
     add_simulate_arguments,
 )
+from ziggurat.cli.settings import add_short_forms
 from ziggurat.errors import ConfigError, ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, scale out, compress, serve."
@@ -89,7 +90,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
     )
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
-    train.add_argument("--settings", action="store_true", help="list every setting with its value, and stop")
+    train.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
+    add_short_forms(train)
 
     evaluate = verb("evaluate", "exact metrics of a trained run on raw files (same columns as its training data)")
     _scoring_arguments(evaluate)
@@ -198,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(known)
     rest += settings
     try:
-        if rest and options.verb not in ("train", "bench", "plan", "simulate"):
+        if rest and options.verb not in ("train", "bench", "plan", "simulate", "compare", "scale"):
             raise ConfigError(
                 expected=f"arguments of `ziggurat {options.verb}`",
                 found=" ".join(rest),

@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ziggurat.cli.tables import print_line, print_table
 
 if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
@@ -75,20 +77,20 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     request = dataclasses.replace(_request(options), costs=options.costs)
     found = plan_run(config, find_cluster(options.cluster), request=request)
     report = PlanReport(found.planned)
-    _print_table(report.table())
+    _print_rows(report.table())
     for line in (*report.lines(), *_flat_lines(found), *(f"note      {note}" for note in found.notes)):
-        _print(line)
+        print_line(line)
     if options.compare:
         from ziggurat.planning.plan_comparison import compare_plans
 
-        _print_table(compare_plans(found.planned, seed=options.seed))
+        _print_rows(compare_plans(found.planned, seed=options.seed))
     if options.save:
         found.planned.plan.save(options.save)
         ranks = found.planned.plan.world_size
         towers = f" --towers {options.towers}" if options.towers else ""
         towers += f" --compression {options.compression}" if options.compression else ""
         command = f"torchrun … -m ziggurat train {options.run}{towers} --plan {options.save}"
-        _print(f"plan      {options.save}, to be executed by {ranks} ranks: {command}")
+        print_line(f"plan      {options.save}, to be executed by {ranks} ranks: {command}")
     return 0
 
 
@@ -100,19 +102,19 @@ def simulate(options: argparse.Namespace, rest: list[str]) -> int:
 
     config = _config(options, rest, needs_towers=False)
     steps = list(simulate_run(config, clusters_named(options.cluster), request=_request(options)))
-    _print_table(simulation_table(steps))
+    _print_rows(simulation_table(steps))
     for step in steps:
         if step.timeline is None:
-            _print(f"{step.cluster.world_size} devices, {step.kind}: does not fit: {step.note}")
+            print_line(f"{step.cluster.world_size} devices, {step.kind}: does not fit: {step.note}")
     if options.plot:
         plot_simulation(steps, Path(options.plot), title=options.run)
-        _print(f"plot {options.plot}")
+        print_line(f"plot {options.plot}")
     return 0
 
 
 def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool = True) -> RunConfig:
     """The run that the command line names, with its settings and towers."""
-    from ziggurat.cli.verbs import settings_given
+    from ziggurat.cli.settings import apply_settings, settings_given
     from ziggurat.config import override
     from ziggurat.plan import Towers
     from ziggurat.recipes.catalogue import recipe_named
@@ -125,7 +127,7 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
         schema = read_schema(options.schema)
     is_file = Path(options.run).is_dir() or options.run.endswith(".json")
     config = load_config(options.run) if is_file else recipe_named(options.run, schema=schema)
-    config = override(config, settings_given(rest))
+    config = apply_settings(config, settings_given(rest))
     if options.towers:
         config = dataclasses.replace(config, towers=Towers.load(options.towers))
     if options.compression is not None:
@@ -186,25 +188,6 @@ def _flat_lines(found: PlannedRun) -> list[str]:
     return [f"flat      {flat_ms:.2f} ms without towers; with them {flat_ms / step_ms:.2f} times as fast ({verdict})"]
 
 
-def _print_table(rows: Sequence[Sequence[Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, pad_edge=False, collapse_padding=True)
-    for number, heading in enumerate(rows[0]):
-        is_number = all(_is_number(row[number]) for row in rows[1:])
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=number < 2)
-    for row in rows[1:]:
-        table.add_row(*row)
-    Console().print(table, markup=False)
-
-
-def _is_number(cell: str) -> bool:
-    return cell.replace(",", "").replace(".", "").replace("–", "").isdigit() or cell in ("", "–")
-
-
-def _print(line: str) -> None:
-    from rich.console import Console
-
-    Console().print(line, soft_wrap=True, markup=False, highlight=False)
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first row is its heading."""
+    print_table(rows[0], rows[1:])

@@ -50,29 +50,28 @@ def probe(options: argparse.Namespace) -> int:
 
 
 def _print(result: ProbeResult, out: str) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from ziggurat.cli.tables import print_line, print_table
     from ziggurat.runs.probe import cost_model_path
 
-    console, found = Console(), result.measurements
-    table = Table("measured", "value", box=box.SIMPLE)
-    table.add_row("machine", f"{found.machine}; {found.ranks} ranks, {found.ranks_a_host} a host")
+    found = result.measurements
+    measured = [("machine", f"{found.machine}; {found.ranks} ranks, {found.ranks_a_host} a host")]
     if found.memory is not None:
-        table.add_row("copying, one thread", f"{found.memory.copy_bytes_per_s / 1e9:.1f} GB/s")
-        table.add_row("rows of 256 bytes at random", f"{found.memory.gather_bytes_per_s / 1e9:.1f} GB/s")
+        measured.append(("copying, one thread", f"{found.memory.copy_bytes_per_s / 1e9:.1f} GB/s"))
+        measured.append(("rows of 256 bytes at random", f"{found.memory.gather_bytes_per_s / 1e9:.1f} GB/s"))
     for link in dict.fromkeys(each.link for each in found.links):
         mine = sorted((each for each in found.links if each.link == link), key=lambda each: each.num_bytes)
         rate = mine[-1].num_bytes / mine[-1].ms / 1e6
-        table.add_row(f"link, {link}", f"{1e3 * mine[0].ms:.0f} µs for {mine[0].num_bytes} bytes, {rate:.2f} GB/s")
-    table.add_row("groups of tables, exchanges", f"{len(found.lookups):,}, {len(found.exchanges):,} ({found.clock})")
-    console.print(table, markup=False)
+        value = f"{1e3 * mine[0].ms:.0f} µs for {mine[0].num_bytes} bytes, {rate:.2f} GB/s"
+        measured.append((f"link, {link}", value))
+    measured.append(
+        ("groups of tables, exchanges", f"{len(found.lookups):,}, {len(found.exchanges):,} ({found.clock})")
+    )
+    print_table(("measured", "value"), measured)
     if result.judge is None:
-        console.print("too few groups to learn from: run it again, it goes on", markup=False)
+        print_line("too few groups to learn from: run it again, it goes on")
         return
     card = result.judge.card
-    table = Table("cost model, on held-out cases", "cases", "MAPE", "rank correlation", box=box.SIMPLE)
+    lines = []
     rows: tuple[tuple[str, Accuracy | None], ...] = (
         ("lookup and update, groups of known tables", card.groups),
         ("lookup and update, tables never seen", card.tables),
@@ -82,6 +81,6 @@ def _print(result: ProbeResult, out: str) -> None:
     for name, accuracy in rows:
         if accuracy is not None:
             numbers = (f"{accuracy.num_cases}", f"{100 * accuracy.mape:.1f} %", f"{accuracy.rank_correlation:.4f}")
-            table.add_row(name, *numbers)
-    console.print(table, markup=False)
-    console.print(f"{out}, {cost_model_path(out)}.json, .safetensors", soft_wrap=True, markup=False)
+            lines.append((name, *numbers))
+    print_table(("cost model, on held-out cases", "cases", "MAPE", "rank correlation"), lines)
+    print_line(f"{out}, {cost_model_path(out)}.json, .safetensors")

@@ -12,17 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from ziggurat.config import override, settings
+from ziggurat.cli.settings import apply_settings, described, settings_from
+from ziggurat.cli.tables import print_line, print_table
+from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
+    from ziggurat.cli.settings import Setting
+    from ziggurat.features.schema import Schema
     from ziggurat.recipes.run_config import RunConfig
-
-console = Console()
 
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
@@ -32,24 +30,21 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.progress import show_progress
 
     result = run_demo(Path(options.out), progress=show_progress())
-    table = Table("model", "test AUC", "test log loss", "calibration", "weights", "samples/s", box=box.SIMPLE)
-    for row in result.rows:
-        table.add_row(*row)
-    console.print(f"\nMovieLens-1M, time split, like = rating of 4 or more ({result.num_test_rows:,} test rows)")
-    console.print(table)
+    print_line(f"\nMovieLens-1M, time split, like = rating of 4 or more ({result.num_test_rows:,} test rows)\n")
+    print_table(("model", "test AUC", "test log loss", "calibration", "weights", "samples/s"), result.rows)
     for name, path in result.reports.items():
-        console.print(f"{name} report: {path}", soft_wrap=True)
+        print_line(f"{name} report: {path}")
     if options.no_ranks:
         return 0
     ranks = run_tower_demo(Path(options.out), probe=Path(options.out) / "movielens_dlrm", progress=show_progress())
-    table = Table("model", "test AUC", "KiB between hosts a step", "ms a step", box=box.SIMPLE)
+    print_line(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_A_HOST} ranks (embeddings and their gradients)\n")
+    rows = [
+        (entry.name, f"{entry.test_auc:.4f}", f"{entry.cross_host_bytes / 1024:,.0f}", f"{entry.step_ms:.1f}")
+        for entry in ranks
+    ]
+    print_table(("model", "test AUC", "KiB between hosts a step", "ms a step"), rows)
     for entry in ranks:
-        sent = f"{entry.cross_host_bytes / 1024:,.0f}"
-        table.add_row(entry.name, f"{entry.test_auc:.4f}", sent, f"{entry.step_ms:.1f}")
-    console.print(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_A_HOST} ranks (embeddings and their gradients)")
-    console.print(table)
-    for entry in ranks:
-        console.print(f"{entry.name} report: {entry.report}", soft_wrap=True)
+        print_line(f"{entry.name} report: {entry.report}")
     return 0
 
 
@@ -60,29 +55,24 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.progress import show_progress
 
     stored, folder = _run_to_train(options)
-    config = _with_towers(override(stored, settings_given(rest) | _rank_overrides(options)), options)
+    config = _with_towers(apply_settings(stored, settings_from(options, rest) | _rank_overrides(options)), options)
     if options.resume:
         _refuse_other_towers(config, stored=stored)
     if options.settings:
-        table = Table("setting", "type", "value", box=box.SIMPLE)
-        table.columns[0].no_wrap = True
-        for path, kind, value in settings(config):
-            if not path.startswith("table-schema"):
-                table.add_row(f"--{path}", kind, value)
-        console.print(table)
+        _print_settings(stored, config)
         return 0
     plan = Plan.load(options.plan) if options.plan else None
     result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=show_progress())
     if not result.is_first:
         return 0
     for split, evaluation in result.evaluations.items():
-        console.print(f"{split:<6} {_metrics_line(evaluation.metrics)}", soft_wrap=True)
+        print_line(f"{split:<6} {_metrics_line(evaluation.metrics)}")
     fit = result.fit
     rate = (
         f"{fit.samples_per_s:,.0f} samples/s, first step {fit.first_step_s:.1f} s" if fit.samples_per_s else "no step"
     )
-    console.print(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}", soft_wrap=True)
-    console.print(f"report {result.report}", soft_wrap=True)
+    print_line(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}")
+    print_line(f"report {result.report}")
     return 0
 
 
@@ -99,8 +89,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
         evaluation = run.evaluate(options.data, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
         progress.end()
         if run.team.is_first:
-            console.print(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
-            console.print(_metrics_line(evaluation.metrics), soft_wrap=True)
+            print_line(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
+            print_line(_metrics_line(evaluation.metrics))
             if options.json:
                 EVALUATION.write(options.json, evaluation.to_json())
     return 0
@@ -119,7 +109,7 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
         progress.end()
         if run.team.is_first:
             step = f"checkpoint of step {run.step:,}"
-            console.print(f"{rows:,} rows scored into {options.out} ({step})", soft_wrap=True)
+            print_line(f"{rows:,} rows scored into {options.out} ({step})")
     return 0
 
 
@@ -128,26 +118,23 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     if options.action == "fetch":
         from ziggurat.data.datasets import fetch
 
-        console.print(f"{fetch(options.name, source=options.source)}", soft_wrap=True)
+        print_line(f"{fetch(options.name, source=options.source)}")
         return 0
     from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 
     inspection = inspect_file(options.file, label=options.label, separator=options.separator)
     head, *lines = inspection.table()
-    table = Table(*head, box=box.SIMPLE)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
+    print_table(head, lines)
     for warning in inspection.warnings:
-        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+        print_line(f"warning: {warning}")
     if options.write_schema:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
-        console.print(f"schema written to {options.write_schema}; read it, correct it, then:", soft_wrap=True)
+        print_line(f"schema written to {options.write_schema}; read it, correct it, then:")
         command = ["train", "table_dlrm", "--data.train", options.file, "--schema", options.write_schema]
-        console.print(f"  ziggurat {shlex.join([*command, *inspection.settings()])}", soft_wrap=True)
+        print_line(f"  ziggurat {shlex.join([*command, *inspection.settings()])}")
     elif inspection.settings():
-        console.print(f"to read the file: {' '.join(inspection.settings())}", soft_wrap=True, highlight=False)
+        print_line(f"to read the file: {' '.join(inspection.settings())}")
     return 0
 
 
@@ -175,13 +162,10 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
     picture = write_picture(partition, out.with_suffix(".svg"))
     report = partition.report()
     head, *lines = report.table()
-    table = Table(*head, box=box.SIMPLE)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table, markup=False)
+    print_table(head, lines)
     for line in report.lines():
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"towers {out}\npicture {picture}", soft_wrap=True, highlight=False)
+        print_line(line)
+    print_line(f"towers {out}\npicture {picture}")
     return 0
 
 
@@ -189,10 +173,8 @@ def recipes(options: argparse.Namespace, rest: list[str]) -> int:
     """List the recipes."""
     from ziggurat.recipes.catalogue import RECIPES
 
-    table = Table("recipe", "what it trains", box=box.SIMPLE)
-    for recipe in RECIPES:
-        table.add_row(recipe.__name__, (recipe.__doc__ or "").splitlines()[0])
-    console.print(table)
+    rows = [(recipe.__name__, (recipe.__doc__ or "").splitlines()[0]) for recipe in RECIPES]
+    print_table(("recipe", "what it trains"), rows)
     return 0
 
 
@@ -204,7 +186,7 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
         raise MissingFileError(
             expected="the folder of a run", found="no metrics.jsonl in it", where=options.run, ways_out="name another"
         )
-    console.print(str(write_report(options.run)), soft_wrap=True)
+    print_line(str(write_report(options.run)))
     return 0
 
 
@@ -214,7 +196,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
 
     result = verify_run(options.run)
     for line in result.lines:
-        console.print(line, soft_wrap=True, highlight=False)
+        print_line(line)
     return 0 if result.good else 1
 
 
@@ -222,7 +204,7 @@ def doctor(options: argparse.Namespace, rest: list[str]) -> int:
     """What this machine and installation can do."""
     from ziggurat.runs.doctor import diagnose
 
-    console.print(diagnose().text(), soft_wrap=True, highlight=False)
+    print_line(diagnose().text())
     return 0
 
 
@@ -268,7 +250,29 @@ def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
         from ziggurat.features.schema_io import read_schema
 
         schema = read_schema(options.schema)
+    elif options.settings and options.recipe.startswith("table_"):
+        schema = _any_schema()  # settings do not depend on it
     return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
+
+
+def _any_schema() -> Schema:
+    from ziggurat.features.schema import Categorical, Label, Schema
+
+    return Schema(features=(Categorical(name="feature"),), labels=(Label(name="label"),))
+
+
+def _print_settings(stored: RunConfig, config: RunConfig) -> None:
+    """All settings in groups: type, default and meaning, and the value where the command line gives another."""
+    by_group: dict[str, list[Setting]] = {}
+    for each in described(stored, changed=config):
+        by_group.setdefault(each.group, []).append(each)
+    for group, members in by_group.items():
+        rows = [
+            (f"--{each.path}", each.kind, each.default, "" if each.value == each.default else each.value, each.about)
+            for each in members
+        ]
+        print_line(group or "run")
+        print_table(("setting", "type", "default", "given", "what it means"), rows)
 
 
 def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
@@ -304,37 +308,10 @@ def _refuse_other_towers(config: RunConfig, *, stored: RunConfig) -> None:
     )
 
 
-def settings_given(rest: list[str]) -> dict[str, str]:
-    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
-    changes: dict[str, str] = {}
-    position = 0
-    while position < len(rest):
-        name, equals, value = rest[position].partition("=")
-        if not name.startswith("--") or len(name) < 3:
-            raise _bad_override(rest[position], "an argument that begins with --")
-        if not equals:
-            position += 1
-            if position >= len(rest):
-                raise _bad_override(name, f"a value after {name}")
-            value = rest[position]
-        changes[name[2:]] = value
-        position += 1
-    return changes
-
-
 def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
     """What the short flags for many ranks stand for."""
     given = {"dense": options.dense, "wire.between-towers": options.wire, "tower-size": options.tower_size}
     return {f"parallel.{name}": text for name, text in given.items() if text is not None}
-
-
-def _bad_override(found: str, expected: str) -> ConfigError:
-    return ConfigError(
-        expected=expected,
-        found=repr(found),
-        where="command line",
-        ways_out="write settings as --training.epochs 2; `ziggurat train RECIPE --settings` lists them",
-    )
 
 
 def _metrics_line(metrics: Mapping[str, Any]) -> str:

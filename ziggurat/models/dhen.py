@@ -77,7 +77,7 @@ class DHENConfig:
     Args:
         embedding_dim: d, width of every field.
         embeddings_per_feature: a table has this many times d columns, and gives as many fields; see `StackedInputs`.
-        num_layers: N.
+        num_layers: N, layers.
         modules: kinds of interaction in every layer, each once.
         ensemble: concat, sum or weighted sum.
         num_outputs: l, fields out of each module: one number for all layers, or one a layer.

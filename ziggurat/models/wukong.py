@@ -62,7 +62,7 @@ class WukongConfig:
     Args:
         embedding_dim: d, width of every field.
         embeddings_per_feature: a table has this many times d columns, and gives as many fields; see `StackedInputs`.
-        num_layers: l.
+        num_layers: l, layers of products.
         num_fm: n_F, fields out of the factorization machine block: one number for all layers, or one a layer.
         num_linear: n_L, fields out of the linear compression block: one number for all layers, or one a layer; 0 for
             none.

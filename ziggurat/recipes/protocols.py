@@ -52,6 +52,7 @@ class Protocol(StrEnum):
     BARS = "bars"
     BARS_AVERAGED = "bars-averaged"
     SCALE = "scale"
+    RECIPE = "recipe"  # as a recipe and the command line say, the same for all models
 
 
 @dataclass(frozen=True, kw_only=True)

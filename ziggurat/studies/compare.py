@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from ziggurat.config import to_json
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepare import PreparedData
 from ziggurat.errors import ConfigError
@@ -39,9 +41,19 @@ from ziggurat.recipes.protocols import (
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
+from ziggurat.studies.compare_own import OwnData, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run, test_scores
-from ziggurat.studies.compare_settings import VARIANTS, ModelSettings, settings_of, variant
-from ziggurat.studies.compare_statistics import PairedDifference, delong, paired_difference, placements
+from ziggurat.studies.compare_settings import VARIANTS, ModelSettings, settings_of_all, variant
+from ziggurat.studies.compare_statistics import (
+    PairedDifference,
+    delong,
+    mean_difference,
+    paired_difference,
+    placements,
+    squared_errors,
+)
+from ziggurat.training.config import TrainingConfig
+from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.progress import NoProgress, Progress
 
 
@@ -50,8 +62,8 @@ class CompareConfig:
     """What to compare.
 
     Args:
-        data: the data set.
-        models: names, as `compare_settings.py` lists them.
+        data: a built-in data set, or data of one's own.
+        models: names, as `compare_settings.py` and `compare_own.py` list them.
         seeds: S, runs of each chosen model.
         trials: K, variants of each model that validation data chooses from; 1: the settings as they are.
         protocol: how all of them are trained.
@@ -61,7 +73,7 @@ class CompareConfig:
         max_epochs: fewer epochs than the protocol's, for trying things out; 0: the protocol's.
     """
 
-    data: ComparedData
+    data: ComparedData | OwnData
     models: tuple[str, ...]
     seeds: int = 5
     trials: int = 1
@@ -70,6 +82,18 @@ class CompareConfig:
     rows: int = 1_000_000
     threads: int = 1
     max_epochs: int = 0
+
+    @property
+    def data_name(self) -> str:
+        """In folders and titles."""
+        return self.data.name if isinstance(self.data, OwnData) else self.data.value
+
+    @property
+    def metric(self) -> str:
+        """What models are judged by."""
+        if not isinstance(self.data, OwnData):
+            return "auc"
+        return self.data.metric or main_metric(self.data.run.table_schema)
 
     def __post_init__(self) -> None:
         doubled = len(set(self.models)) != len(self.models)
@@ -82,6 +106,13 @@ class CompareConfig:
                 where="settings of a comparison",
                 ways_out="correct the number or the list",
             )
+        if self.protocol is Protocol.RECIPE and not isinstance(self.data, OwnData):
+            raise ConfigError(
+                expected="a recipe, or data of your own, for the protocol recipe",
+                found=self.data_name,
+                where="settings of a comparison",
+                ways_out=("--protocol bars", "ziggurat compare movielens_dlrm --models dnn,dcn_v2"),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +122,7 @@ class ComparedModel:
     Args:
         name: of the model.
         variant: the variant that validation data chose.
-        trials: validation AUC of every variant tried.
+        trials: validation metric of every variant tried.
         runs: one record a seed.
         folders: of the runs.
     """
@@ -119,17 +150,23 @@ class Comparison:
     Args:
         config: what was asked for.
         models: in the order asked for.
-        differences: first minus second test AUC, for every pair (first, second) in that order.
+        notes: what a reader should know besides.
+        differences: first minus second of the test metric, for every pair (first, second) in that order.
     """
 
     config: CompareConfig
     models: tuple[ComparedModel, ...]
+    notes: tuple[str, ...] = ()
     differences: dict[tuple[str, str], PairedDifference] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: everything but the folders."""
+        entries = {entry.name: getattr(self.config, entry.name) for entry in dataclasses.fields(self.config)}
+        own = self.config.data
         return {
-            "config": {key: _plain(value) for key, value in dataclasses.asdict(self.config).items()},
+            "config": {key: _plain(value) for key, value in entries.items()} | {"data": self.config.data_name},
+            "metric": self.config.metric,
+            **({"run": to_json(own.run)} if isinstance(own, OwnData) else {}),
             "models": [
                 {"name": m.name, "variant": m.variant, "trials": m.trials, "runs": [run.to_json() for run in m.runs]}
                 for m in self.models
@@ -154,31 +191,55 @@ def compare(config: CompareConfig, *, out: str | Path, progress: Progress | None
         ConfigError: unknown model; runs of other settings or of another protocol in the folder.
     """
     progress = progress or NoProgress()
-    base = data_run(config.data, source=config.source, rows=config.rows)
-    chosen = {name: settings_of(name, config.data) for name in config.models}  # unknown names fail before any work
+    base = base_run(config)
+    chosen = settings_of_all(config.models, config.data)  # unknown names fail before any work
     data = prepare_run(base, progress=progress)
     torch.set_num_threads(config.threads)
-    place = _Place(config, base=base, folder=Path(out) / f"{config.data.value}-{config.protocol.value}", data=data)
+    place = _Place(config, base=base, folder=Path(out) / f"{config.data_name}-{config.protocol.value}", data=data)
     place.refuse_other_protocols()
     models = []
     for number, (name, settings) in enumerate(chosen.items(), start=1):
         progress.say(f"[{number}/{len(chosen)}] {name}")
         models.append(_compare_one(place, name, settings, progress=progress))
-    return Comparison(config=config, models=tuple(models), differences=differences(models))
+    weighted = bool(base.table_schema.weight)
+    notes = ("rows are weighted, so there is no test over rows",) if weighted else ()
+    found = differences(models, metric=config.metric, over_rows=not weighted)
+    return Comparison(config=config, models=tuple(models), notes=notes, differences=found)
 
 
-def differences(models: Sequence[ComparedModel]) -> dict[tuple[str, str], PairedDifference]:
-    """Paired differences of test AUC between all models, over seeds and over rows."""
-    parts = {}
-    for model in models:
+def base_run(config: CompareConfig) -> RunConfig:
+    """Data and schema of a comparison, and for data of one's own its training settings."""
+    if isinstance(config.data, OwnData):
+        return config.data.run
+    return data_run(config.data, source=config.source, rows=config.rows)
+
+
+def differences(
+    models: Sequence[ComparedModel], *, metric: str = "auc", over_rows: bool = True
+) -> dict[tuple[str, str], PairedDifference]:
+    """Paired differences of the test metric between all models, over seeds and over rows.
+
+    Args:
+        models: with their runs on the same test rows.
+        metric: AUC is tested over rows by DeLong's test, RMSE by the paired squared errors; others over seeds alone.
+        over_rows: False where no test over rows is right.
+    """
+    name = metric.partition("/")[0]
+    parts: dict[str, Any] = {}
+    for model in models if over_rows and name in ("auc", "rmse") else ():
         loaded = [test_scores(folder) for folder in model.folders]
-        parts[model.name] = placements([scores for scores, _ in loaded], loaded[0][1])
+        known = ~np.isnan(loaded[0][1])
+        scores, labels = [each[known] for each, _ in loaded], loaded[0][1][known]
+        parts[model.name] = placements(scores, labels) if name == "auc" else squared_errors(scores, labels)
     found = {}
     for index, first in enumerate(models):
         for second in models[index + 1 :]:
-            _, error, p = delong(parts[first.name], parts[second.name])
-            over_seeds = paired_difference(first.values("auc"), second.values("auc"))
-            found[first.name, second.name] = dataclasses.replace(over_seeds, rows_p=p, rows_error=error)
+            over_seeds = paired_difference(first.values(metric), second.values(metric))
+            if parts:
+                test = delong if name == "auc" else mean_difference
+                _, error, p = test(parts[first.name], parts[second.name])
+                over_seeds = dataclasses.replace(over_seeds, rows_p=p, rows_error=error)
+            found[first.name, second.name] = over_seeds
     return found
 
 
@@ -191,20 +252,30 @@ class _Place:
     def request(self, name: str, settings: ModelSettings, *, index: int, seed: int) -> RunRequest:
         """The run of one variant and seed."""
         config = self.config
-        if config.protocol is Protocol.SCALE:
+        if config.protocol is Protocol.RECIPE:
+            model = settings.model
+            training = recipe_training(self.base.training, rate=settings.rate, metric=config.metric)
+        elif config.protocol is Protocol.SCALE:
             model, training = scale_model(settings.model), scale_training(num_rows=self.data.train.num_rows)
         else:
             model, training = bars_model(settings.model), bars_training(embedding_l2=settings.embedding_l2)
+            stop = dataclasses.replace(training.early_stop, metric=config.metric)
+            training = dataclasses.replace(training, early_stop=stop)
             training = averaged(training) if config.protocol is Protocol.BARS_AVERAGED else training
         loader: LoaderConfig = dataclasses.replace(training.loader, seed=seed)
         training = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
         if config.max_epochs:
             training = dataclasses.replace(training, epochs=min(training.epochs, config.max_epochs))
         run = dataclasses.replace(
-            self.base, recipe=f"compare_{config.data.value}_{name}", model=model, training=training
+            self.base, recipe=f"compare_{config.data_name}_{name}", model=model, training=training
         )
         return RunRequest(
-            model=name, variant=index, config=run, folder=self.folder / name / f"variant{index}_seed{seed}"
+            model=name,
+            variant=index,
+            config=run,
+            folder=self.folder / name / f"variant{index}_seed{seed}",
+            protocol=Protocol.RECIPE if config.protocol is Protocol.RECIPE else None,
+            metric=config.metric,
         )
 
     def refuse_other_protocols(self) -> None:
@@ -226,21 +297,35 @@ class _Place:
 def _compare_one(place: _Place, name: str, settings: ModelSettings, *, progress: Progress) -> ComparedModel:
     config = place.config
     trials: dict[int, float] = {}
+    of_rates = config.protocol is Protocol.RECIPE
     if config.trials > 1:
         for index in range(config.trials):
-            request = place.request(name, variant(settings, index), index=index, seed=0)
+            request = place.request(name, variant(settings, index, of_rates=of_rates), index=index, seed=0)
             progress.say(f"{name}: variant {index + 1} of {config.trials}, by validation data")
             record = finish_run(request, data=place.data, read_test=False, progress=progress)
-            trials[index] = record.valid["auc"]
-    index = max(trials, key=lambda key: trials[key], default=0)
-    requests = [place.request(name, variant(settings, index), index=index, seed=seed) for seed in range(config.seeds)]
-    require_one_protocol([(name, request.config) for request in requests])
+            trials[index] = record.valid[config.metric]
+    sign = 1.0 if higher_is_better(config.metric) else -1.0
+    index = max(trials, key=lambda key: sign * trials[key], default=0)
+    chosen = variant(settings, index, of_rates=of_rates)
+    requests = [place.request(name, chosen, index=index, seed=seed) for seed in range(config.seeds)]
+    if not of_rates:
+        require_one_protocol([(name, request.config) for request in requests])
     runs = []
     for number, request in enumerate(requests, start=1):
         progress.say(f"{name}: seed {number} of {config.seeds}")
         runs.append(finish_run(request, data=place.data, read_test=True, progress=progress))
     folders = tuple(request.folder for request in requests)
     return ComparedModel(name=name, variant=index, trials=trials, runs=tuple(runs), folders=folders)
+
+
+def recipe_training(training: TrainingConfig, *, rate: float, metric: str) -> TrainingConfig:
+    """Training settings of a recipe for one variant: both learning rates times `rate`, stopping by `metric`."""
+    return dataclasses.replace(
+        training,
+        learning_rate=training.learning_rate * rate,
+        table_learning_rate=training.table_learning_rate * rate,
+        early_stop=dataclasses.replace(training.early_stop, metric=metric),
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -16,22 +16,12 @@ from ziggurat.files import Format, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
+from ziggurat.training.metrics import higher_is_better
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MODEL_COLUMNS = (
-    "model",
-    "test AUC",
-    "test log loss",
-    "valid AUC",
-    "published AUC",
-    "parameters",
-    "FLOPs a sample",
-    "samples/s",
-    "epochs",
-)
-DIFFERENCE_COLUMNS = ("pair", "difference of test AUC", "paired t, p", "Wilcoxon, p", "DeLong over rows, p")
+_SHOWN = {"auc": "AUC", "gauc": "GAUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "ne": "NE"}
 
 # BARS, Frappe_x1: mean ± sd of five runs where BARS has five, else its single run.
 PUBLISHED_FRAPPE = {
@@ -48,18 +38,42 @@ PUBLISHED_FRAPPE = {
 }
 
 
+def shown(metric: str) -> str:
+    """A metric's name for people: `log_loss/click` is "log loss of click"."""
+    name, _, label = metric.partition("/")
+    return _SHOWN.get(name, name) + (f" of {label}" if label else "")
+
+
+def model_columns(comparison: Comparison) -> tuple[str, ...]:
+    """Headings of the table of models."""
+    metric, other = comparison.config.metric, _second_metric(comparison)
+    name = shown(metric)
+    second = f"test {shown(other)}" if other else ""
+    rest = ("parameters", "FLOPs a sample", "samples/s", "epochs")
+    return ("model", f"test {name}", second, f"valid {name}", f"published {name}", *rest)
+
+
+def difference_columns(comparison: Comparison) -> tuple[str, ...]:
+    """Headings of the table of differences."""
+    name = comparison.config.metric.partition("/")[0]
+    over_rows = {"auc": "DeLong over rows, p", "rmse": "squared errors over rows, p"}.get(name, "over rows, p")
+    return ("pair", f"difference of test {shown(comparison.config.metric)}", "paired t, p", "Wilcoxon, p", over_rows)
+
+
 def model_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """The cells of the table of models, best mean first."""
     published = _published(comparison)
+    metric, other = comparison.config.metric, _second_metric(comparison)
+    sign = -1.0 if higher_is_better(metric) else 1.0
     rows = []
-    for model in sorted(comparison.models, key=lambda each: -each.mean_sd("auc")[0]):
+    for model in sorted(comparison.models, key=lambda each: sign * each.mean_sd(metric)[0]):
         cost = model.runs[0].cost
         rows.append(
             (
                 model.name + (f" (variant {model.variant})" if model.variant else ""),
-                _mean_sd(*model.mean_sd("auc")),
-                _mean_sd(*model.mean_sd("log_loss"), digits=4),
-                _mean_sd(*model.mean_sd("auc", split="valid")),
+                _mean_sd(*model.mean_sd(metric)),
+                _mean_sd(*model.mean_sd(other), digits=4) if other else "",
+                _mean_sd(*model.mean_sd(metric, split="valid")),
                 published.get(model.name, ""),
                 short(cost.table_parameters + cost.dense_parameters),
                 short(cost.forward_flops),
@@ -78,9 +92,9 @@ def difference_rows(comparison: Comparison) -> list[tuple[str, ...]]:
             (
                 f"{first} − {second}",
                 f"{found.mean:+.5f}" + ("" if math.isnan(found.sd) else f" ± {found.sd:.5f}"),
-                _p(found.t_p),
-                _p(found.wilcoxon_p),
-                _p(found.rows_p),
+                p_text(found.t_p),
+                p_text(found.wilcoxon_p),
+                p_text(found.rows_p),
             )
         )
     return rows
@@ -90,14 +104,15 @@ def markdown(comparison: Comparison) -> str:
     """Both tables, with what was compared above them."""
     config = comparison.config
     lines = [
-        f"{config.data.value}, protocol `{config.protocol.value}`, {config.seeds} seeds, {config.trials} trial"
+        f"{config.data_name}, protocol `{config.protocol.value}`, {config.seeds} seeds, {config.trials} trial"
         f"{'s' if config.trials > 1 else ''} a model by validation data; test data read once a run. "
         "Mean ± sample standard deviation over seeds; FLOPs are of a forward pass.",
         "",
-        *_table(MODEL_COLUMNS, model_rows(comparison)),
+        *_table(model_columns(comparison), model_rows(comparison)),
     ]
     if comparison.differences:
-        lines += ["", *_table(DIFFERENCE_COLUMNS, difference_rows(comparison))]
+        lines += ["", *_table(difference_columns(comparison), difference_rows(comparison))]
+    lines += [f"\n{note}." for note in comparison.notes]
     return "\n".join(lines) + "\n"
 
 
@@ -118,13 +133,13 @@ def write_comparison(comparison: Comparison, stem: str | Path) -> list[Path]:
 
 
 def plot(comparison: Comparison) -> Figure:
-    """Test AUC against FLOPs of a forward pass, mean and standard deviation over seeds."""
+    """The test metric against FLOPs of a forward pass, mean and standard deviation over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axes = figure.subplots()
     for model in comparison.models:
-        mean, deviation = model.mean_sd("auc")
+        mean, deviation = model.mean_sd(comparison.config.metric)
         flops = model.runs[0].cost.forward_flops
         error = None if math.isnan(deviation) else deviation
         axes.errorbar([flops], [mean], yerr=error, fmt="o", capsize=4, markersize=7)
@@ -133,9 +148,10 @@ def plot(comparison: Comparison) -> Figure:
     axes.margins(x=0.2)
     axes.grid(alpha=0.3)
     axes.set_xlabel("FLOPs of a sample, forward")
-    axes.set_ylabel("test AUC (mean ± sd over seeds)")
     config = comparison.config
-    axes.set_title(f"{config.data.value}, protocol {config.protocol.value}, {config.seeds} seeds")
+    axes.set_ylabel(f"test {shown(config.metric)} (mean ± sd over seeds)")
+    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds")
     return figure
 
 
@@ -145,7 +161,7 @@ def refuse_to_mix(comparisons: list[Comparison]) -> None:
     Raises:
         ConfigError: they do not.
     """
-    found = {(comparison.config.data.value, comparison.config.protocol.value) for comparison in comparisons}
+    found = {(comparison.config.data_name, comparison.config.protocol.value) for comparison in comparisons}
     if len(found) > 1:
         raise ConfigError(
             expected="comparisons of one data set and one protocol",
@@ -170,17 +186,27 @@ def _published(comparison: Comparison) -> dict[str, str]:
     return {}
 
 
+def _second_metric(comparison: Comparison) -> str:
+    """A second metric of the same label to show: log loss beside AUC, MAE beside RMSE; "" if there is none."""
+    name, slash, label = comparison.config.metric.partition("/")
+    other = {"rmse": "mae", "log_loss": "auc"}.get(name, "log_loss") + slash + label
+    return other if all(other in run.test for model in comparison.models for run in model.runs) else ""
+
+
 def _mean_sd(mean: float, deviation: float, *, digits: int = 5) -> str:
     return f"{mean:.{digits}f}" + ("" if math.isnan(deviation) else f" ± {deviation:.{digits}f}")
 
 
-def _p(value: float) -> str:
+def p_text(value: float) -> str:
+    """A p value for people; "–" where no test was done."""
     if math.isnan(value):
         return "–"
     return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    used = [index for index in range(len(columns)) if columns[index] and any(row[index] for row in rows)]
+    columns, rows = tuple(columns[i] for i in used), [tuple(row[i] for i in used) for row in rows]
     head = "| " + " | ".join(columns) + " |"
     rule = "|---|" + "---:|" * (len(columns) - 1)
     return [head, rule, *("| " + " | ".join(row) + " |" for row in rows)]

@@ -2,6 +2,7 @@
 
     folder/config.json      the whole run; `ziggurat train --config` repeats it
     folder/checkpoints …    what the trainer writes; a killed run goes on from there, bit for bit
+    folder/data.json        digests of the encoded rows: a run never goes on with other data
     folder/run.json         the record: validation metrics, cost, rate; test metrics once they were read
     folder/test_scores.npy  scores of the test rows, in file order, for tests over rows
 
@@ -27,12 +28,13 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.prepare import PreparedData
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format, replacing
 from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import build_model, flops_per_sample, num_parameters
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.recipes.protocols import require_one_protocol
+from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics import MetricAccumulator
@@ -40,8 +42,9 @@ from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS, RunFolder
 from ziggurat.training.trainer import Trainer
 
-RECORD, SCORES, LABELS = "run.json", "test_scores.npy", "test_labels.npy"
+RECORD, SCORES, LABELS, DATA = "run.json", "test_scores.npy", "test_labels.npy", "data.json"
 _RECORD = Format(name="ziggurat.compared_run", what="the record of a compared run")
+_DATA = Format(name="ziggurat.compared_data", what="digests of the rows of a compared run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +129,16 @@ class RunRequest:
         variant: see `RunRecord`.
         config: everything; the seed is in `config.training`.
         folder: where it lives.
+        protocol: what it is trained by; None: found from its settings.
+        metric: what decides; with several labels it names one, whose test scores are kept.
     """
 
     model: str
     variant: int
     config: RunConfig
     folder: Path
+    protocol: Protocol | None = None
+    metric: str = "auc"
 
 
 def digest_of(config: RunConfig) -> str:
@@ -160,10 +167,14 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             ways_out=("give the comparison a new folder: --out FOLDER", f"remove it: rm -r {request.folder}"),
         )
     if record is not None and (record.test or not read_test):
+        _refuse_other_data(request.folder, data=data)
         return record
-    protocol = require_one_protocol([(request.model, request.config)])
+    protocol = request.protocol or require_one_protocol([(request.model, request.config)])
+    if started:
+        _refuse_other_data(request.folder, data=data)
     trainer, cost = _trainer(request, data=data, progress=progress)
     if not started:
+        _DATA.write(request.folder / DATA, content_of(data))
         CONFIG.write(trainer.folder.config, to_json(request.config))
         INPUTS.write(trainer.folder.inputs, to_json(data.inputs))
     begin = time.perf_counter()
@@ -185,8 +196,36 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
         )
         _RECORD.write(request.folder / RECORD, record.to_json())
     if read_test:
-        record = _read_test(record, trainer, data=data, folder=request.folder)
+        record = _read_test(record, trainer, data=data, request=request)
     return record
+
+
+def content_of(data: PreparedData) -> dict[str, str]:
+    """A digest of the encoded rows of every split."""
+    splits = {"train": data.train, "valid": data.valid, "test": data.test}
+    return {name: str(getattr(each, "digest", "")) for name, each in splits.items() if each is not None}
+
+
+def label_index(metric: str, inputs: InputSpec) -> int:
+    """Position of the label that a metric `name/label` speaks of; the first one for a plain name."""
+    names = [label.name for label in inputs.labels]
+    label = metric.partition("/")[2]
+    return names.index(label) if label in names else 0
+
+
+def _refuse_other_data(folder: Path, *, data: PreparedData) -> None:
+    """A run goes on with the rows that it began with; runs of older versions did not keep what those were."""
+    if not (folder / DATA).exists():
+        return
+    stored, now = _DATA.read(folder / DATA), content_of(data)
+    changed = [name for name in now if stored.get(name) != now[name]]
+    if changed:
+        raise ConfigError(
+            expected="the data that the runs of this comparison were trained on",
+            found=f"other rows in {', '.join(changed)}",
+            where=str(folder),
+            ways_out=("restore the raw files", "give the comparison a new folder: --out FOLDER"),
+        )
 
 
 def test_scores(folder: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -222,14 +261,15 @@ def _logged_rate(run: RunFolder) -> float:
     return statistics.median(rates) if rates else 0.0
 
 
-def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, folder: Path) -> RunRecord:
+def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, request: RunRequest) -> RunRecord:
     assert data.test is not None
+    folder, label = request.folder, label_index(request.metric, trainer.model.inputs)
     accumulator = MetricAccumulator(trainer.model.inputs)
     kept_labels, kept_scores = [], []
     for batch, scores in scores_of(trainer.model, ordered_batches(data.test, batch_size=16_384).batches(epoch=0)):
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
-        kept_labels.append(batch.labels[:, 0].numpy())
-        kept_scores.append(scores[:, 0])
+        kept_labels.append(batch.labels[:, label].numpy())
+        kept_scores.append(scores[:, label])
     for name, kept in ((LABELS, kept_labels), (SCORES, kept_scores)):
         with replacing(folder / name) as temporary, temporary.open("wb") as file:
             np.save(file, np.concatenate(kept), allow_pickle=False)

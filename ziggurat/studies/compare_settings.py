@@ -11,12 +11,14 @@ for every model, in one order, the settings themselves first:
     k        0    1    2     3      4      5     6      7     8
     λ ·      1    2    0.5   1      1      2     0.5    4     0.25
     dropout  0    0    0    +0.1   −0.1   +0.1  +0.1    0     0
+
+Where models are trained as a recipe says, the factor is one of both learning rates instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +47,7 @@ from ziggurat.models.blocks.interactions.self_attention import AttentionConfig
 from ziggurat.models.finalnet import Gating
 from ziggurat.models.masknet import MaskStructure
 from ziggurat.studies.compare_data import ComparedData
+from ziggurat.studies.compare_own import OwnData, own_models
 
 VARIANTS = (
     (1.0, 0.0),
@@ -66,10 +69,23 @@ class ModelSettings:
     Args:
         model: sizes and dropout; the protocol adds how weights start and how tables learn.
         embedding_l2: λ of the penalty on whole tables; `bars` only.
+        rate: factor on both learning rates; `recipe` only.
     """
 
     model: ModelConfig
     embedding_l2: float
+    rate: float = 1.0
+
+
+def settings_of_all(names: Sequence[str], data: ComparedData | OwnData) -> dict[str, ModelSettings]:
+    """The settings of each named model on a data set.
+
+    Raises:
+        ConfigError: no such model, or a changed setting that none of them has.
+    """
+    if isinstance(data, OwnData):
+        return {name: _other(model) for name, model in own_models(names, data).items()}
+    return {name: settings_of(name, data) for name in names}
 
 
 def settings_of(name: str, data: ComparedData) -> ModelSettings:
@@ -89,12 +105,19 @@ def settings_of(name: str, data: ComparedData) -> ModelSettings:
     return makers[name]()
 
 
-def variant(settings: ModelSettings, index: int) -> ModelSettings:
-    """The `index`-th variant, as the module docstring lists them; 0 is the settings themselves."""
+def variant(settings: ModelSettings, index: int, *, of_rates: bool = False) -> ModelSettings:
+    """The `index`-th variant, as the module docstring lists them; 0 is the settings themselves.
+
+    Args:
+        settings: of the model.
+        index: k.
+        of_rates: whether the factor is one of learning rates (protocol `recipe`) and not of λ.
+    """
     factor, shift = VARIANTS[index]
-    return ModelSettings(
-        model=_shift_dropout(settings.model, shift), embedding_l2=round(settings.embedding_l2 * factor, 9)
-    )
+    model = _shift_dropout(settings.model, shift)
+    if of_rates:
+        return replace(settings, model=model, rate=factor)
+    return replace(settings, model=model, embedding_l2=round(settings.embedding_l2 * factor, 9))
 
 
 def _shift_dropout(config: Any, shift: float) -> Any:

@@ -159,6 +159,21 @@ def placements(scores: Sequence[NDArray[np.floating]], labels: NDArray[np.floati
     return Placements(positives=above / len(scores), negatives=below / len(scores))
 
 
+def squared_errors(scores: Sequence[NDArray[np.floating]], labels: NDArray[np.floating]) -> NDArray[np.float64]:
+    """(rows,) squared errors of one model's runs on the same test rows, averaged over the runs."""
+    return np.mean([(np.asarray(each, dtype=np.float64) - labels) ** 2 for each in scores], axis=0)
+
+
+def mean_difference(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Difference of two means over the same rows, its standard error, and the two-sided p of the normal test."""
+    differences = first - second
+    difference = float(differences.mean())
+    error = float(differences.std(ddof=1)) / math.sqrt(differences.size) if differences.size > 1 else math.nan
+    if not error > 0.0:
+        return difference, error, 1.0 if difference == 0.0 else (0.0 if error == 0.0 else math.nan)
+    return difference, error, math.erfc(abs(difference) / error / math.sqrt(2.0))
+
+
 def delong(first: Placements, second: Placements) -> tuple[float, float, float]:
     """Difference of two mean AUCs on the same rows, its standard error, and the two-sided p."""
     over_positives = first.positives - second.positives

@@ -7,18 +7,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.files import Format, write_text
-from ziggurat.studies.compare_report import short
+from ziggurat.studies.compare_report import short, shown
 from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-POINT_COLUMNS = ("model", "compute", "FLOPs a sample", "dense parameters", "seeds", "test log loss", "test AUC")
 LAW_COLUMNS = ("model", "law, x = compute over the smallest", "90 % of the exponent", "falls at every step")
 
 
-def point_rows(scaled: Sequence[ScaledModel]) -> list[tuple[str, ...]]:
+def point_columns(config: ScaleConfig) -> tuple[str, ...]:
+    """Headings of the table of sizes."""
+    return (
+        "model",
+        "compute",
+        "FLOPs a sample",
+        "dense parameters",
+        "seeds",
+        *(f"test {shown(m)}" for m in config.metrics),
+    )
+
+
+def point_rows(scaled: Sequence[ScaledModel], config: ScaleConfig) -> list[tuple[str, ...]]:
     """The cells of the table of sizes."""
+    metrics = config.metrics
     return [
         (
             model.name,
@@ -26,8 +38,7 @@ def point_rows(scaled: Sequence[ScaledModel]) -> list[tuple[str, ...]]:
             short(point.flops),
             short(point.runs[0].cost.dense_parameters),
             str(len(point.runs)),
-            f"{point.mean('log_loss'):.5f}",
-            f"{point.mean('auc'):.5f}",
+            *(f"{point.mean(metric):.5f}" for metric in metrics),
         )
         for model in scaled
         for point in model.points
@@ -47,10 +58,10 @@ def law_rows(scaled: Sequence[ScaledModel]) -> list[tuple[str, ...]]:
 def markdown(scaled: Sequence[ScaledModel], config: ScaleConfig) -> str:
     """Both tables, with what was scaled above them."""
     lines = [
-        f"{config.data.value}, protocol `scale` (one pass), {config.seeds} seed{'s' if config.seeds > 1 else ''} a "
+        f"{config.data_name}, protocol `scale` (one pass), {config.seeds} seed{'s' if config.seeds > 1 else ''} a "
         "point; FLOPs are of a forward pass.",
         "",
-        *_table(POINT_COLUMNS, point_rows(scaled)),
+        *_table(point_columns(config), point_rows(scaled, config)),
         "",
         *_table(LAW_COLUMNS, law_rows(scaled)),
     ]
@@ -65,7 +76,7 @@ def write_scaling(scaled: Sequence[ScaledModel], config: ScaleConfig, stem: str 
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + ending) for ending in (".json", ".md", ".png", ".svg")]
-    data = {"data": config.data.value, "seeds": config.seeds, "models": [model.to_json() for model in scaled]}
+    data = {"data": config.data_name, "seeds": config.seeds, "models": [model.to_json() for model in scaled]}
     SCALING.write(paths[0], data)
     write_text(paths[1], markdown(scaled, config))
     figure = plot(scaled, config)
@@ -83,7 +94,7 @@ def plot(scaled: Sequence[ScaledModel], config: ScaleConfig) -> Figure:
     for index, model in enumerate(scaled):
         color, smallest = f"C{index}", model.points[0].flops
         for point in model.points:
-            losses = [run.test["log_loss"] for run in point.runs]
+            losses = [run.test[config.metrics[0]] for run in point.runs]
             axes.plot([point.flops] * len(losses), losses, "o", color=color, markersize=5)
         grid = [smallest * x for x in model.fitted.grid]
         axes.plot(grid, model.fitted.law(model.fitted.grid), color=color, label=model.name)
@@ -91,8 +102,8 @@ def plot(scaled: Sequence[ScaledModel], config: ScaleConfig) -> Figure:
     axes.set_xscale("log")
     axes.grid(alpha=0.3)
     axes.set_xlabel("FLOPs of a sample, forward")
-    axes.set_ylabel("test log loss")
-    axes.set_title(f"{config.data.value}, one pass: loss against compute, with the fitted law")
+    axes.set_ylabel(f"test {shown(config.metrics[0])}")
+    axes.set_title(f"{config.data_name}, one pass: loss against compute, with the fitted law")
     axes.legend()
     return figure
 

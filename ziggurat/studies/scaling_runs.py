@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ziggurat.config import override
 from ziggurat.errors import ConfigError
 from ziggurat.models import (
     CrossConfig,
@@ -31,9 +32,10 @@ from ziggurat.models import (
     WukongConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
-from ziggurat.recipes.protocols import scale_model, scale_training
+from ziggurat.recipes.protocols import Protocol, scale_model, scale_training
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
+from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, fit_with_band
@@ -69,7 +71,7 @@ class ScaleConfig:
     Args:
         models: out of wukong, dcn_v2, dlrm, dnn.
         factors: of compute, each 1 or more, relative to each model's smallest settings.
-        data: the data set.
+        data: a built-in data set, or data of one's own.
         rows: of synthetic data.
         seeds: runs of each point.
         source: folder or file of the raw data.
@@ -78,11 +80,24 @@ class ScaleConfig:
 
     models: tuple[str, ...] = ("wukong", "dlrm", "dcn_v2")
     factors: tuple[float, ...] = (1.0, 4.0, 16.0, 64.0, 256.0)
-    data: ComparedData = ComparedData.SYNTHETIC
+    data: ComparedData | OwnData = ComparedData.SYNTHETIC
     rows: int = 1_000_000
     seeds: int = 1
     source: str = ""
     threads: int = 1
+
+    @property
+    def data_name(self) -> str:
+        """In folders and titles."""
+        return self.data.name if isinstance(self.data, OwnData) else self.data.value
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What falls by a law, and what models are judged by besides."""
+        if not isinstance(self.data, OwnData):
+            return ("log_loss", "auc")
+        schema = self.data.run.table_schema
+        return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.models if name not in SMALLEST]
@@ -126,11 +141,12 @@ class ScaledModel:
     name: str
     points: tuple[ScaledPoint, ...]
     fitted: FittedLaw
+    metric: str = "log_loss"
 
     @property
     def falls(self) -> bool:
-        """Whether every larger model has a lower mean test log loss than the one before."""
-        losses = [point.mean("log_loss") for point in self.points]
+        """Whether every larger model has a lower mean test loss than the one before."""
+        losses = [point.mean(self.metric) for point in self.points]
         return all(later < earlier for earlier, later in itertools.pairwise(losses))
 
     def to_json(self) -> dict[str, Any]:
@@ -178,11 +194,17 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
         progress: where to show it.
     """
     progress = progress or NoProgress()
-    base = data_run(config.data, source=config.source, rows=config.rows)
+    if isinstance(config.data, OwnData):
+        base, changes = config.data.run, config.data.training_changes
+    else:
+        base, changes = data_run(config.data, source=config.source, rows=config.rows), {}
     data = prepare_run(base, progress=progress)
     torch.set_num_threads(config.threads)
-    folder = Path(out) / f"{config.data.value}-scale-{data.train.num_rows}"
+    folder = Path(out) / f"{config.data_name}-scale-{data.train.num_rows}"
     training = scale_training(num_rows=data.train.num_rows)
+    loss, *_, judge = config.metrics
+    training = dataclasses.replace(training, early_stop=dataclasses.replace(training.early_stop, metric=judge))
+    training = override(training, changes)
     scaled = []
     for name in config.models:
         points = []
@@ -195,14 +217,19 @@ def scale(config: ScaleConfig, *, out: str | Path, progress: Progress | None = N
                 settings = dataclasses.replace(training, seed=seed, threads=config.threads, loader=loader)
                 run = dataclasses.replace(base, recipe=f"scale_{name}", model=model, training=settings)
                 request = RunRequest(
-                    model=name, variant=0, config=run, folder=folder / name / f"{factor:g}x_seed{seed}"
+                    model=name,
+                    variant=0,
+                    config=run,
+                    folder=folder / name / f"{factor:g}x_seed{seed}",
+                    protocol=Protocol.SCALE,
+                    metric=judge,
                 )
                 runs.append(finish_run(request, data=data, read_test=True, progress=progress))
             points.append(ScaledPoint(factor=factor, model=model, runs=tuple(runs)))
-        scaled.append(ScaledModel(name=name, points=tuple(points), fitted=_fit(points)))
+        scaled.append(ScaledModel(name=name, points=tuple(points), fitted=_fit(points, metric=loss), metric=loss))
     return scaled
 
 
-def _fit(points: list[ScaledPoint]) -> FittedLaw:
+def _fit(points: list[ScaledPoint], *, metric: str) -> FittedLaw:
     compute = [point.flops / points[0].flops for point in points]
-    return fit_with_band(compute, [[run.test["log_loss"] for run in point.runs] for point in points])
+    return fit_with_band(compute, [[run.test[metric] for run in point.runs] for point in points])

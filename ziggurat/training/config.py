@@ -62,7 +62,7 @@ class ScheduleConfig:
 
     Args:
         warmup_steps: linear from 1/warmup_steps to 1.
-        decay: see `Decay`.
+        decay: what the rate does after the warm-up; see `Decay`.
         final_factor: where linear and cosine end.
         plateau_factor: what plateau multiplies with.
         minimum: plateau never goes below this learning rate.
@@ -106,6 +106,9 @@ class TrainingConfig:
         clip_norm: clip the global norm of all gradients, tables included; 0: off.
         weight_average: β of the running average of weights that is evaluated and kept instead of them; 0: off. Needs
             dense-gradient tables on one device; see `weight_average.py`.
+        precision: what the dense network computes in; auto measures at start whether BF16 pays on this machine.
+        compile: torch.compile of the dense network; slow first step, faster later ones.
+        non_finite: what to do when a loss or gradient is NaN or infinite: stop the run, or skip the batch.
         evaluate_every: evaluate each so many steps; 0: at the end of every epoch.
         checkpoint_every: save each so many steps; 0: at the end of every epoch.
         log_every: write loss and rate to metrics.jsonl each so many steps.

@@ -1,0 +1,184 @@
+"""`ziggurat compare` and `scale` on a table of one's own, and on finished runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Categorical, Dense, Label, Schema, Task
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.recipes.protocols import Protocol
+from ziggurat.studies import compare_runs
+from ziggurat.studies.compare import CompareConfig, compare
+from ziggurat.studies.compare_own import main_metric, own_data, own_models
+from ziggurat.studies.compare_statistics import mean_difference, squared_errors
+
+SCHEMA = """
+[[feature]]
+kind = "categorical"
+name = "user"
+
+[[feature]]
+kind = "categorical"
+name = "item"
+
+[[feature]]
+kind = "dense"
+name = "price"
+
+[[label]]
+name = "click"
+"""
+
+
+def write_table(path: Path, *, seed: int = 0, rows: int = 3000) -> None:
+    rng = np.random.default_rng(seed)
+    user, item, price = rng.integers(0, 30, rows), rng.integers(0, 20, rows), rng.random(rows)
+    chance = 1 / (1 + np.exp(-(rng.normal(size=30)[user] + rng.normal(size=20)[item] - price)))
+    click = (rng.random(rows) < chance).astype(int)
+    pl.DataFrame({"user": user, "item": item, "price": price, "click": click, "paid": 2 * chance}).write_parquet(path)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory):
+    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("own")
+    cache_with_kernels(folder / "cache", patch)
+    write_table(folder / "shop.parquet")
+    (folder / "my.toml").write_text(SCHEMA)
+    patch.chdir(folder)
+    yield folder
+    patch.undo()
+
+
+OWN = ["--data.train", "shop.parquet", "--schema", "my.toml"]
+QUICK = ["--epochs", "1", "--batch-size", "256", "--threads", "1"]
+
+
+def test_compares_on_a_table_of_ones_own(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["compare", "table", *OWN, *QUICK, "--models", "logistic_regression,dnn", "--seeds", "1", "--trials", "2"]
+    given += ["--dim", "4", "--model.deep.hidden-dims", "8"]
+    assert main(given) == 0
+    shown = capsys.readouterr().out
+    assert "DeLong over rows, p" in shown
+    data = json.loads((place / "runs/compare/shop-recipe/comparison.json").read_text())
+    assert data["run"]["training"]["loader"]["batch_size"] == 256
+    by_name = {model["name"]: model for model in data["models"]}
+    assert f"{by_name['dnn']['runs'][0]['test']['auc']:.5f}" in shown
+    config = compare_runs.load_run_config(place / "runs/compare/shop-recipe/dnn/variant0_seed0")
+    assert config.model.embedding_dim == 4  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.model.deep.hidden_dims == (8,)  # pyright: ignore[reportAttributeAccessIssue]
+    second = compare_runs.load_run_config(place / "runs/compare/shop-recipe/dnn/variant1_seed0").training
+    assert (second.learning_rate, second.table_learning_rate) == (
+        2 * config.training.learning_rate,
+        2 * config.training.table_learning_rate,
+    )
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("everything is there")
+
+    monkeypatch.setattr(compare_runs, "_trainer", never)
+    assert main(given) == 0  # goes on where it was: nothing is left to train
+    write_table(place / "other.parquet", seed=1)
+    (place / "shop.parquet").rename(place / "kept.parquet")
+    (place / "other.parquet").rename(place / "shop.parquet")
+    capsys.readouterr()
+    assert main(given) == 2
+    assert "other rows in train" in capsys.readouterr().err
+    (place / "kept.parquet").replace(place / "shop.parquet")
+
+
+def test_numbers_are_compared_by_their_errors(place: Path) -> None:
+    features = (Categorical(name="user"), Categorical(name="item"), Dense(name="price"))
+    schema = Schema(features=features, labels=(Label(name="paid", task=Task.REGRESSION),))
+    changes = {"data.train": str(place / "shop.parquet"), "training.epochs": "1"}
+    own = own_data(recipe_named("table_dnn", schema=schema), changes)
+    config = CompareConfig(data=own, models=("dlrm", "dnn"), seeds=1, protocol=Protocol.RECIPE)
+    assert config.metric == main_metric(schema) == "rmse"
+    found = compare(config, out=place / "numbers")
+    difference = found.differences["dlrm", "dnn"]
+    assert 0.0 <= difference.rows_p <= 1.0
+    assert difference.mean == pytest.approx(found.models[0].values("rmse")[0] - found.models[1].values("rmse")[0])
+
+
+def test_squared_errors_are_tested_over_rows() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.normal(size=2000)
+    good, bad = labels + 0.1 * rng.normal(size=2000), labels + 0.5 * rng.normal(size=2000)
+    difference, error, p = mean_difference(squared_errors([good], labels), squared_errors([bad], labels))
+    assert difference == pytest.approx(0.01 - 0.25, abs=0.03)
+    assert 0 < error < 0.02
+    assert p < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compare", "tabel"], "did you mean 'table'"),
+        (["compare", "table", "--data.train", "shop.parquet"], "data inspect"),
+        (["compare", "table", *OWN, "--models", "dnm"], "models out of"),
+        (["compare", "table", *OWN, "--training.seed", "3"], "--seeds"),
+        (["compare", "table", *OWN, "--training.epoch", "3"], "did you mean --training.epochs?"),
+        (["compare", "table", *OWN, "--model.depth", "3"], "model.depth"),
+        (["compare", "table", *OWN, "--protocol", "bars", "--epochs", "3"], "the protocol bars sets them"),
+        (["compare", "synthetic", "--epochs", "3"], "built-in set"),
+        (["compare", "synthetic", "--protocol", "recipe"], "--protocol bars"),
+        (["compare", "nowhere", "nothing"], "nowhere/config.json"),
+        (["scale", "dnn", "--data", "table", *OWN, "--model.embedding-dim", "3"], "sizes of models itself"),
+    ],
+)
+def test_mistakes_are_explained(
+    place: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert "ways out:\n  1. " in shown
+    assert words in shown
+
+
+def test_settings_reach_the_models_that_have_them() -> None:
+    schema = Schema(features=(Categorical(name="user"),), labels=(Label(name="click"),))
+    own = own_data(recipe_named("table_dcn_v2", schema=schema), {"model.cross.num-layers": "1", "training.epochs": "7"})
+    models = own_models(("dnn", "dcn_v2"), own)
+    assert models["dcn_v2"].cross.num_layers == 1  # pyright: ignore[reportAttributeAccessIssue]
+    assert own.run.training.epochs == 7
+    with pytest.raises(ConfigError, match="cross"):
+        own_models(("dnn",), own)
+
+
+def test_scales_on_a_table_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["scale", "dnn", "--data", "table", *OWN, "--compute", "1x..4x", "--points", "3"]
+    assert main([*given, "--training.loader.batch-size", "300"]) == 0
+    assert "dnn" in capsys.readouterr().out
+    data = json.loads((place / "runs/scale/shop/scaling.json").read_text())
+    assert len(data["models"][0]["points"]) == 3
+    stored = next((place / "runs/scale").glob("shop-scale-*/dnn/1x_seed0/config.json"))
+    config = compare_runs.load_run_config(stored.parent)
+    assert config.training.loader.batch_size == 300
+
+
+def test_finished_runs_side_by_side(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, extra in {"a": [], "b": ["--seed", "1", "--lr", "0.01"], "c": ["--data.split.seed", "5"]}.items():
+        assert main(["train", "table_dnn", *OWN, *QUICK, *extra, "--dim", "4", "--out", f"runs/{name}"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "runs/a", "runs/b", "--json", "both.json"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads((place / "both.json").read_text())
+    assert ["training.learning-rate", "0.001", "0.01"] in found["settings"]
+    metrics = [json.loads((place / f"runs/{name}/evaluations/test.json").read_text())["metrics"] for name in "ab"]
+    for each in metrics:
+        assert f"{each['auc']:.5f}" in shown
+    assert found["tests"][0]["difference"] == pytest.approx(metrics[0]["auc"] - metrics[1]["auc"], abs=1e-6)
+    assert found["tests"][0]["error"] > 0
+    assert main(["compare", "runs/a", "runs/c"]) == 2
+    assert "data.split.seed" in capsys.readouterr().err
+    assert main(["compare", "runs/a", "runs/b", "--epochs", "3"]) == 2
+    assert "finished runs have their settings" in capsys.readouterr().err

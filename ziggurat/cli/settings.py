@@ -1,0 +1,212 @@
+"""Settings on the command line: what each means, short forms for the usual ones, and the nearest name for a wrong one.
+
+    --epochs 3                     short for --training.epochs 3
+    --training.epochs 3            any setting by its full name, as `--settings` lists them
+    --epoch 3, --training.epoch 3  an error that names --epochs or --training.epochs
+
+What a setting means is said once, under `Args:` in the docstring of its dataclass; `--settings` prints it from there,
+and a test holds that no setting lacks a description.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ziggurat.config import override, settings
+from ziggurat.errors import ConfigError
+
+SHORT: dict[str, tuple[tuple[str, ...], str]] = {
+    "epochs": (("training.epochs",), "passes over the training data"),
+    "lr": (("training.learning-rate",), "learning rate of the dense network"),
+    "table-lr": (("training.table-learning-rate",), "learning rate of the embedding tables"),
+    "batch-size": (("training.loader.batch-size",), "samples a step, of each rank"),
+    "dim": (("model.embedding-dim",), "columns of the embedding tables"),
+    "seed": (("training.seed", "training.loader.seed"), "of weights, dropout and the order of rows"),
+    "precision": (("training.precision",), "auto, fp32 or bf16"),
+    "threads": (("training.threads",), "CPU threads; 0: torch's own choice"),
+    "patience": (("training.early-stop.patience",), "evaluations without improvement before it stops; 0: never"),
+}
+_HIDDEN = "table-schema"  # the schema's own file describes it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of a run.
+
+    Args:
+        path: dotted, with dashes.
+        kind: its type, or the values that it may have.
+        default: its value in the recipe.
+        value: its value with what the command line changes.
+        about: what it means.
+    """
+
+    path: str
+    kind: str
+    default: str
+    value: str
+    about: str
+
+    @property
+    def group(self) -> str:
+        """The path without its last part."""
+        return self.path.rpartition(".")[0]
+
+
+def add_short_forms(parser: argparse.ArgumentParser, *, leave_out: Sequence[str] = ()) -> None:
+    """`--epochs`, `--lr` … as flags of a verb, each short for full names."""
+    group = parser.add_argument_group("settings that everybody changes; `--settings` lists all")
+    for name, (paths, about) in SHORT.items():
+        if name not in leave_out:
+            group.add_argument(f"--{name}", metavar="X", dest=_dest(name), help=f"{about}; short for --{paths[0]}")
+
+
+def settings_from(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, str]:
+    """Short forms, and `--a.b VALUE` or `--a.b=VALUE`, as dotted path to text.
+
+    Raises:
+        ConfigError: a word that is no flag, or a flag without a value.
+    """
+    given = {}
+    for name, (paths, _) in SHORT.items():
+        text = getattr(options, _dest(name), None)
+        given |= dict.fromkeys(paths, text) if text is not None else {}
+    return given | settings_given(rest)
+
+
+def settings_given(rest: Sequence[str]) -> dict[str, str]:
+    """`--a.b VALUE` and `--a.b=VALUE` to a dictionary."""
+    changes: dict[str, str] = {}
+    position = 0
+    while position < len(rest):
+        name, equals, value = rest[position].partition("=")
+        if not name.startswith("--") or len(name) < 3:
+            raise _malformed(rest[position], "an argument that begins with --")
+        if not equals:
+            position += 1
+            if position >= len(rest):
+                raise _malformed(name, f"a value after {name}")
+            value = rest[position]
+        changes[name[2:]] = value
+        position += 1
+    return changes
+
+
+def apply_settings(config: Any, changes: Mapping[str, str]) -> Any:
+    """`override`, with the nearest of all full names where a name is unknown.
+
+    Raises:
+        ConfigError: an unknown name, or a value that the setting cannot have.
+    """
+    refuse_unknown(changes, known=[path for path, _, _ in settings(config)])
+    return override(config, changes)
+
+
+def refuse_unknown(changes: Iterable[str], *, known: Sequence[str]) -> None:
+    """Names that are no setting, each with the nearest that are.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    groups = {path.rpartition(".")[0] for path in known}
+    prefixes = {".".join(group.split(".")[:count]) for group in groups for count in range(1, 5)}
+    for name in changes:
+        path = name.replace("_", "-")
+        # A name below a known one, or a group itself, is explained by `override`, which knows its type.
+        if path in known or path in prefixes or any(path.startswith(f"{each}.") for each in known):
+            continue
+        near = nearest(path, known)
+        raise ConfigError(
+            expected="the name of a setting",
+            found=f"--{name}",
+            where="command line",
+            ways_out=[
+                *(f"did you mean --{each}?" for each in near),
+                "see all settings with what they mean: ziggurat train RECIPE --settings",
+            ],
+        )
+
+
+def nearest(path: str, known: Sequence[str], *, most: int = 3) -> list[str]:
+    """Full names that are like `path`: the same last part first, then by spelling, whole and last part alike."""
+    last = path.rpartition(".")[2]
+    same = [each for each in known if each.rpartition(".")[2] == last]
+    by_last: dict[str, list[str]] = {}
+    for each in known:
+        by_last.setdefault(each.rpartition(".")[2], []).append(each)
+    alike = [each for match in difflib.get_close_matches(last, by_last, n=most, cutoff=0.7) for each in by_last[match]]
+    whole = difflib.get_close_matches(path, known, n=most, cutoff=0.7)
+    meant = [full for name in difflib.get_close_matches(last, SHORT, n=1, cutoff=0.7) for full in SHORT[name][0]]
+    first = whole[:1] if "." in path else []
+    exact = meant if last in SHORT else []
+    return list(dict.fromkeys([*exact, *first, *same, *alike, *meant, *whole]))[:most]
+
+
+def described(config: Any, *, changed: Any = None) -> list[Setting]:
+    """Every setting of a config with its type, default, value and meaning.
+
+    Args:
+        config: as the recipe has it.
+        changed: with what the command line changes; None: nothing.
+    """
+    about = dict(_descriptions(config if changed is None else changed))
+    defaults = {path: value for path, _, value in settings(config)}
+    return [
+        Setting(path=path, kind=kind, default=defaults.get(path, "–"), value=value, about=about.get(path, ""))
+        for path, kind, value in settings(config if changed is None else changed)
+        if not path.startswith(_HIDDEN)
+    ]
+
+
+def arguments_of(cls: type) -> dict[str, str]:
+    """Names and descriptions under `Args:` of a docstring, those of base classes included."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        found |= _parse_arguments(inspect.cleandoc(each.__doc__ or "")) if dataclasses.is_dataclass(each) else {}
+    return found
+
+
+def _parse_arguments(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    _, _, section = text.partition("\nArgs:\n")
+    name = ""
+    for line in section.splitlines():
+        if line.strip() and not line.startswith("    "):
+            break  # the next section
+        entry = re.match(r"    (\w+)(?:, (\w+))?: (.*)", line)
+        if entry:
+            name = entry.group(1)
+            found[name] = entry.group(3).strip()
+        elif name:
+            found[name] = f"{found[name]} {line.strip()}".strip()
+    return {name: about.rstrip(".") for name, about in found.items()}
+
+
+def _descriptions(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str]]:
+    about = arguments_of(type(config))
+    for entry in dataclasses.fields(config):
+        path, value = f"{prefix}{entry.name.replace('_', '-')}", getattr(config, entry.name)
+        if dataclasses.is_dataclass(value):
+            yield from _descriptions(value, prefix=f"{path}.")
+        else:
+            yield path, about.get(entry.name, "")
+
+
+def _dest(name: str) -> str:
+    return f"short_{name.replace('-', '_')}"
+
+
+def _malformed(found: str, expected: str) -> ConfigError:
+    return ConfigError(
+        expected=expected,
+        found=repr(found),
+        where="command line",
+        ways_out="write settings as --training.epochs 2; `ziggurat train RECIPE --settings` lists them",
+    )

@@ -1,0 +1,148 @@
+"""Data and settings of one's own to compare models on: a recipe, its schema, and what the command line changes.
+
+    ziggurat compare table --data.train shop.csv --schema my.toml --models dnn,dcn_v2 --epochs 2 --dim 32
+
+Every model gets the data, split, tables and training settings of the recipe. `--training.…` and `--data.…` hold for all
+of them; `--model.…` for those that have such a setting, and at least one must. Sizes that differ between models are
+those of the recipes `table_…`, and the recipe's own model keeps its own.
+
+What is compared is the metric that training stops by, if the command line names one, else that of the first label: AUC,
+or RMSE for numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config import override, settings
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Schema, Task
+from ziggurat.models import ModelConfig
+from ziggurat.recipes.catalogue import RECIPES, recipe_named
+from ziggurat.recipes.run_config import RunConfig
+
+_METRIC_SETTING = "training.early_stop.metric"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnData:
+    """What a recipe, a config or a table of one's own gives to every model of a comparison.
+
+    Args:
+        name: in folders and titles.
+        run: data, schema, model and training, with the settings that hold for all models.
+        model_changes: settings of models, dotted path below `model` to text.
+        training_changes: settings of training, dotted path below `training` to text; `run` has them already.
+        metric: what decides; "" for that of the first label.
+    """
+
+    name: str
+    run: RunConfig
+    model_changes: tuple[tuple[str, str], ...] = ()
+    training_changes: Mapping[str, str] = field(default_factory=dict)
+    metric: str = ""
+
+
+def own_data(run: RunConfig, changes: Mapping[str, str], *, name: str = "") -> OwnData:
+    """The data and settings that a recipe and the command line give.
+
+    Args:
+        run: of a recipe.
+        changes: settings as `override` takes them.
+        name: "" for that of the recipe, or of the file for a table.
+
+    Raises:
+        ConfigError: a setting that cannot be.
+    """
+    plain = {path.replace("-", "_"): text for path, text in changes.items()}
+    of_models = {path.removeprefix("model."): text for path, text in plain.items() if path.startswith("model.")}
+    others = {path: text for path, text in plain.items() if not path.startswith("model.")}
+    run = override(run, others)
+    files = run.data.train
+    is_table = run.recipe.startswith("table_") and bool(files)
+    name = name or (Path(files[0]).name.split(".")[0] if is_table else run.recipe) or "run"
+    training = {path.removeprefix("training."): text for path, text in others.items() if path.startswith("training.")}
+    return OwnData(
+        name=name,
+        run=run,
+        model_changes=tuple(of_models.items()),
+        training_changes=training,
+        metric=plain.get(_METRIC_SETTING, ""),
+    )
+
+
+def model_names(own: OwnData) -> tuple[str, ...]:
+    """Models that can be compared on it: those of the recipes `table_…`, and the recipe's own."""
+    tables = [recipe.__name__.removeprefix("table_") for recipe in RECIPES if recipe.__name__.startswith("table_")]
+    return tuple(dict.fromkeys([*tables, "logistic_regression", own.run.model.kind]))
+
+
+def own_models(names: Sequence[str], own: OwnData) -> dict[str, ModelConfig]:
+    """Settings of the named models: the recipe's width and tables, each model's own sizes, then the changes.
+
+    Raises:
+        ConfigError: no such model, or a setting that none of the models has.
+    """
+    known = model_names(own)
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                expected="models out of " + ", ".join(known),
+                found=repr(name),
+                where="ziggurat compare, --models",
+                ways_out="separate them by commas: --models dnn,dcn_v2,wukong",
+            )
+    models = {name: _like(_sizes_of(name, own), own.run.model) for name in names}
+    for path, text in own.model_changes:
+        having = [name for name, model in models.items() if _has(model, path)]
+        if not having:
+            override(next(iter(models.values())), {path: text}, where=f"command line, --model.{path}")  # says what is
+        for name in having:
+            models[name] = override(models[name], {path: text})
+    return models
+
+
+def main_metric(schema: Schema) -> str:
+    """What models are judged by: the AUC of the first label, or its RMSE if it is a number."""
+    return _of_first_label(schema, binary="auc", number="rmse")
+
+
+def main_loss(schema: Schema) -> str:
+    """What falls by a law as models grow: the log loss of the first label, or its RMSE if it is a number."""
+    return _of_first_label(schema, binary="log_loss", number="rmse")
+
+
+def _of_first_label(schema: Schema, *, binary: str, number: str) -> str:
+    first = schema.labels[0]
+    name = binary if first.task is Task.BINARY else number
+    return name if len(schema.labels) == 1 else f"{name}/{first.name}"
+
+
+def _sizes_of(name: str, own: OwnData) -> ModelConfig:
+    if name == own.run.model.kind:
+        return own.run.model
+    if name == "logistic_regression":
+        from ziggurat.models import LogisticRegressionConfig
+
+        return LogisticRegressionConfig()
+    return recipe_named(f"table_{name}", schema=own.run.table_schema).model
+
+
+def _like(model: Any, first: Any) -> ModelConfig:
+    """The same width and kind of tables as another model's, where both have one."""
+    if type(model) is type(first):
+        return model
+    same = {name: getattr(first, name) for name in ("embedding_dim", "embedding") if _both_have(model, first, name)}
+    return dataclasses.replace(model, **same)
+
+
+def _both_have(model: Any, other: Any, name: str) -> bool:
+    return all(name in {entry.name for entry in dataclasses.fields(each) if entry.init} for each in (model, other))
+
+
+def _has(model: ModelConfig, path: str) -> bool:
+    return path.replace("_", "-") in {each for each, _, _ in settings(model)}
