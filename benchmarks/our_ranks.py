@@ -23,7 +23,7 @@ from benchmarks.rank_batches import rank_batches
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.config import from_json
 from ziggurat.features.batch import Batch
-from ziggurat.models import build_model
+from ziggurat.models import Outputs, build_model
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.allocator import keep_freed_memory
 from ziggurat.parallel.dense import Reduction
@@ -35,7 +35,6 @@ from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Towers
 from ziggurat.planning.placement import place_tables
 from ziggurat.training.config import Precision
-from ziggurat.training.losses import loss_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +118,19 @@ class OurVariant:
         """One step; the ids of the next batch travel during the backward pass."""
         batch = self._batch(self.step_number)
         self.step_number += 1
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.computes_bf16):
-            loss = self.pipeline.step(batch, loss_of=self._loss, upcoming=self._batch(self.step_number))
+        loss = self.pipeline.step(
+            batch, loss_of=self._loss, autocast=self._autocast, upcoming=self._batch(self.step_number)
+        )
         self.dense.step()
         self.tables.step(self.workload.table_learning_rate)
         self.dense.zero_grad(set_to_none=True)
         return float(loss)
 
-    def _loss(self, logits: Tensor, batch: Batch) -> Tensor:
-        return loss_sums(logits, batch.labels, inputs=self.model.inputs).mean(self.global_weight)
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.computes_bf16)
+
+    def _loss(self, outputs: Outputs, batch: Batch) -> Tensor:
+        return self.model.loss(outputs, batch).mean(self.global_weight)
 
     def _batch(self, number: int) -> Batch:
         return self.batches[number % len(self.batches)]
@@ -206,7 +209,7 @@ def timed_phases(variant: OurVariant, clock: PhaseClock) -> Iterator[None]:
         (embeddings, "send_ids", "send ids"),
         (embeddings, "_take_ids", "wait for ids"),
         (embeddings.tables, "lookup", "lookup"),
-        (model, "interact", "dense forward"),
+        (model, "forward_dense", "dense forward"),
         (variant.dense, "step", "dense optimizer"),
         (variant.tables, "step", "table optimizer"),
         (Tensor, "backward", "backward: compute, dense gradients"),

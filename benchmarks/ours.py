@@ -40,10 +40,10 @@ from ziggurat.models import (
     DHENModule,
     DLRMConfig,
     MLPConfig,
+    Model,
     ModelConfig,
     Normalization,
     NumericInput,
-    RankingModel,
     Structure,
     WukongConfig,
     build_model,
@@ -175,7 +175,7 @@ def with_label_sets(raw: RawBatch, workload: Workload) -> list[Batch]:
     return [first, *others]
 
 
-def build(workload: Workload, *, kernel: KernelChoice) -> RankingModel:
+def build(workload: Workload, *, kernel: KernelChoice) -> Model:
     """The workload's network, the same layers as every other contestant's."""
     return build_model(config_of(workload, kernel=kernel), inputs_of(workload), seed=workload.seed)
 

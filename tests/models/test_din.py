@@ -18,8 +18,8 @@ from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpe
 from ziggurat.models import DIN, AttentionActivation, AttentionWeights, DINConfig, MLPConfig, build_model
 from ziggurat.models.cost import flops_per_sample
 from ziggurat.models.din import Dice, TargetAttention
+from ziggurat.models.losses import loss_of
 from ziggurat.testing.batches import random_batch, small_inputs
-from ziggurat.training.losses import loss_of
 
 INPUTS = InputSpec(
     dense=("age",),
@@ -69,7 +69,7 @@ def test_histories_are_pooled_as_the_paper_says(activation, weights):
             dice.norm.running_mean.uniform_(-1, 1)
             dice.norm.running_var.uniform_(0.5, 2)
     batch = random_batch(INPUTS, 8)
-    found = array(model.fields(batch)).reshape(8, 5, 4)
+    found = array(model.attended(model.embed(batch))).reshape(8, 5, 4)
     items = array(model.embeddings.table("item"))
     items[0] = 0  # the padding row
     offsets = batch.jagged.offsets.tolist()
@@ -84,8 +84,8 @@ def test_histories_are_pooled_as_the_paper_says(activation, weights):
                 scores = np.exp(scores) / np.exp(scores).sum()
             expected = scores @ keys if len(keys) else np.zeros(4)
             np.testing.assert_allclose(found[sample, 2 + history], expected, rtol=1e-4, atol=1e-6)
-    others = array(model.embeddings(batch)).reshape(8, 5, 4)
-    np.testing.assert_array_equal(found[:, :3], others[:, :3])
+    others = array(model.embeddings(batch)).reshape(8, 3, 4)
+    np.testing.assert_array_equal(found[:, :3], others)
 
 
 def test_dice_is_between_relu_and_identity():
@@ -131,7 +131,8 @@ def test_gradients_reach_the_table_through_history_and_target():
 def test_empty_histories_and_batches():
     model = build_model(CONFIG, INPUTS, seed=0)
     batch = random_batch(INPUTS, 3, max_length=0)
-    assert not model.fields(batch).view(3, 5, 4)[:, 3:].any()
+    assert isinstance(model, DIN)
+    assert not model.attended(model.embed(batch)).view(3, 5, 4)[:, 3:].any()
     assert model(batch).isfinite().all()
     assert model(Batch.empty(INPUTS)).shape == (0, 1)
 

@@ -22,6 +22,7 @@ from ziggurat.models import (
     AttentionConfig,
     AutoIntConfig,
     Blocks,
+    BuiltInConfig,
     CrossConfig,
     CrossKind,
     DCNv2Config,
@@ -43,7 +44,6 @@ from ziggurat.models import (
     MaskNetConfig,
     MaskStructure,
     MLPConfig,
-    ModelConfig,
     Normalization,
     NumericInput,
     RankingModel,
@@ -57,8 +57,8 @@ from ziggurat.models import (
     flops_per_sample,
     num_parameters,
 )
+from ziggurat.models.losses import loss_of
 from ziggurat.testing.batches import random_batch, small_inputs
-from ziggurat.training.losses import loss_of
 
 MLP = MLPConfig(hidden_dims=(8, 4))
 BARS = MLPConfig(hidden_dims=(8, 4), normalization=Normalization.BATCH, dropout=0.2)
@@ -91,7 +91,7 @@ DHEN = DHENConfig(
 )
 EXPERTS = CrossConfig(num_layers=3, rank=2, num_experts=2)
 
-CONFIGS: dict[str, ModelConfig] = {
+CONFIGS: dict[str, BuiltInConfig] = {
     **{
         f"dlrm-{interaction}-{numeric}": DLRMConfig(
             embedding_dim=4, interaction=interaction, numeric=numeric, bottom=MLP, top=MLP
@@ -445,7 +445,7 @@ def test_names_of_weights_stay(name):
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    model: ModelConfig
+    model: BuiltInConfig
 
 
 @every_config

@@ -35,9 +35,9 @@ from ziggurat.models import (
     flops_per_sample,
     num_parameters,
 )
+from ziggurat.models.losses import loss_of
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch, small_inputs
-from ziggurat.training.losses import loss_of
 
 MLP = MLPConfig(hidden_dims=(8, 4))
 IDENTITY = TowerModuleConfig(kind=TowerModuleKind.IDENTITY)

@@ -107,34 +107,35 @@ class EmbeddingTables(nn.Module):
             return _RecordedLookup.apply(self._anchor, self, lookups, self._layouts, dtype)
         return self._lookup(lookups, self._layouts, dtype)
 
-    def sequence(
+    def unpooled(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
         """The vectors of a list feature, one for each row, not pooled.
 
         Args:
             batch: rows within their tables.
-            name: a jagged feature.
+            name: a jagged feature, whatever its pooling.
             dtype: of the vectors.
 
         Returns:
-            (B, L, D) vectors, zeros after the end of a list, with L the longest list of the batch; and the mask
-            (B, L) of what is inside a list.
+            (N, D) vectors, sample after sample, and (B + 1,) offsets from 0 to N that cut them into lists.
         """
         position = [spec.name for spec in self.inputs.jagged].index(name)
         slot = _slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
         lookups = Lookups.of(batch)
-        lengths = lookups.lengths(slot)
-        longest = int(lengths.max()) if lengths.numel() else 0
-        mask_BL = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
-        rows_BL = torch.zeros(mask_BL.shape, dtype=torch.int64, device=lengths.device)
-        rows_BL[mask_BL] = lookups.rows(slot)
+        offsets_B1 = batch.jagged.offsets[position * batch.batch_size : (position + 1) * batch.batch_size + 1]
         try:
-            vectors = self.vectors(slot.table, rows_BL.view(-1), dtype=dtype)
+            vectors_ND = self.vectors(slot.table, lookups.rows(slot), dtype=dtype)
         except BoundsError:
             raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), lookups)  # name the list's sample
             raise
-        return vectors.view(*mask_BL.shape, vectors.shape[-1]), mask_BL
+        return vectors_ND, offsets_B1 - offsets_B1[:1]
+
+    def sequence(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+        """`unpooled` with lists of one length, the longest of the batch; see `pad_lists`."""
+        return pad_lists(*self.unpooled(batch, name, dtype=dtype))
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
@@ -314,12 +315,25 @@ class _DenseLookup(torch.autograd.Function):
         return (None, None, None, None, *gradients)
 
 
+def pad_lists(
+    vectors_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]
+) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
+    """Lists of vectors as (B, L, D), zeros after the end of a list, L the longest; and the mask of what lies inside."""
+    lengths_B = offsets_B1.diff()
+    longest = int(lengths_B.max()) if lengths_B.numel() else 0
+    mask_BL = torch.arange(longest, device=lengths_B.device) < lengths_B.unsqueeze(1)
+    padded_BLD = vectors_ND.new_zeros(*mask_BL.shape, vectors_ND.shape[1])
+    padded_BLD[mask_BL] = vectors_ND
+    return padded_BLD, mask_BL
+
+
 def _layouts(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]:
     """One layout for each storage, all writing into one output."""
     slots: list[list[FieldSlot]] = [[] for _ in range(tables.num_storages)]
     column = 0
-    for position, spec in enumerate(inputs.fields):
-        index = position if position < len(inputs.single) else position - len(inputs.single)
+    positions = {spec.name: index for specs in (inputs.single, inputs.jagged) for index, spec in enumerate(specs)}
+    for spec in inputs.fields:
+        index = positions[spec.name]
         slots[tables.places[spec.table].storage].append(_slot(spec, index=index, column=column, tables=tables))
         column += tables.places[spec.table].dim
     dims = [tables.storage(index).dim for index in range(tables.num_storages)]

@@ -80,7 +80,21 @@ class InputSpec:
                 return table
         raise KeyError(name)
 
+    def table_columns(self, dim: int, *, extra: int = 0) -> dict[str, int]:
+        """Columns of every table: as the schema says, else `dim`; and `extra` more."""
+        return {table.name: (table.embedding_dim or dim) + extra for table in self.tables}
+
     @property
-    def fields(self) -> tuple[SingleSpec | JaggedSpec, ...]:
+    def lookups(self) -> tuple[SingleSpec | JaggedSpec, ...]:
         """Every feature with an embedding, in canonical order: all single ones, then all jagged ones."""
         return (*self.single, *self.jagged)
+
+    @property
+    def fields(self) -> tuple[SingleSpec | JaggedSpec, ...]:
+        """Every feature with one pooled embedding a sample, in canonical order."""
+        return (*self.single, *(spec for spec in self.jagged if spec.pooling is not Pooling.NONE))
+
+    @property
+    def sequences(self) -> tuple[JaggedSpec, ...]:
+        """Every list whose embeddings are not pooled."""
+        return tuple(spec for spec in self.jagged if spec.pooling is Pooling.NONE)

@@ -71,6 +71,7 @@ class Pooling(StrEnum):
 
     SUM = "sum"
     MEAN = "mean"
+    NONE = "none"  # not at all: a model that reads sequences gets one vector for each row
 
 
 class Task(StrEnum):
@@ -154,7 +155,7 @@ class Categorical:
 class MultiHot:
     """A list of ids a row, order without meaning; a list column, or text split at `separator`.
 
-    Lists longer than `max_length` keep their first ids. Pooled inside the lookup.
+    Lists longer than `max_length` keep their first ids. Pooled inside the lookup, unless `pooling` is none.
     """
 
     kind: Literal["multi_hot"] = "multi_hot"

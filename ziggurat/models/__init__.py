@@ -11,9 +11,15 @@ from ziggurat.models.blocks.mlp import Activation as Activation
 from ziggurat.models.blocks.mlp import Init as Init
 from ziggurat.models.blocks.mlp import MLPConfig as MLPConfig
 from ziggurat.models.blocks.mlp import Normalization as Normalization
+from ziggurat.models.build import MODEL_CONFIGS as MODEL_CONFIGS
+from ziggurat.models.build import BuiltInConfig as BuiltInConfig
 from ziggurat.models.build import ModelConfig as ModelConfig
 from ziggurat.models.build import TowerModelConfig as TowerModelConfig
 from ziggurat.models.build import build_model as build_model
+from ziggurat.models.contract import Embedded as Embedded
+from ziggurat.models.contract import Model as Model
+from ziggurat.models.contract import Outputs as Outputs
+from ziggurat.models.contract import Unpooled as Unpooled
 from ziggurat.models.cost import Flops as Flops
 from ziggurat.models.cost import ParameterCount as ParameterCount
 from ziggurat.models.cost import flops_per_sample as flops_per_sample
@@ -48,6 +54,8 @@ from ziggurat.models.finalnet import Gating as Gating
 from ziggurat.models.finalnet import Residual as Residual
 from ziggurat.models.logistic_regression import LogisticRegression as LogisticRegression
 from ziggurat.models.logistic_regression import LogisticRegressionConfig as LogisticRegressionConfig
+from ziggurat.models.losses import LossSums as LossSums
+from ziggurat.models.losses import loss_sums as loss_sums
 from ziggurat.models.masknet import MaskNet as MaskNet
 from ziggurat.models.masknet import MaskNetConfig as MaskNetConfig
 from ziggurat.models.masknet import MaskStructure as MaskStructure

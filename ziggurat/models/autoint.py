@@ -30,6 +30,7 @@ from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, 
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 
 
 class Wide(StrEnum):
@@ -77,6 +78,16 @@ class AutoIntConfig:
                 where="AutoInt settings",
                 ways_out=("set num_layers", "take dnn for none"),
             )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: a vector, and a first-order weight for each label if the model is wide."""
+        extra = len(inputs.labels) if self.wide is Wide.LINEAR else 0
+        return inputs.table_columns(self.embedding_dim, extra=extra)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> AutoInt:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return AutoInt(self, inputs=inputs, embeddings=embeddings)
 
 
 class AutoInt(RankingModel):

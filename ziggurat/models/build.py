@@ -1,4 +1,7 @@
-"""From a config to a model: every ranking model by its `kind`, with weights that depend on the seed alone.
+"""From a config to a model, with weights that depend on the seed alone.
+
+A config is data, and builds its model: any frozen dataclass that fulfils `ModelConfig` will do, a built-in one
+(`MODEL_CONFIGS`) or one of your own.
 
 Tables, towers and dense network draw from separate streams of the seed: the starting weights of the dense network
 depend neither on the kernel of the tables nor on how many rows they have, those of a tower not on the other towers.
@@ -8,33 +11,89 @@ Torch's global random state is left as it was.
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, SchemaError
-from ziggurat.features.inputs import InputSpec
-from ziggurat.models.autoint import AutoInt, AutoIntConfig, Wide
-from ziggurat.models.dcn_v2 import DCNv2, DCNv2Config
-from ziggurat.models.deepfm import DeepFM, DeepFMConfig
-from ziggurat.models.dhen import DHEN, DHENConfig
-from ziggurat.models.din import DIN, DINConfig
-from ziggurat.models.dlrm import DLRM, DLRMConfig
-from ziggurat.models.dnn import DNN, DNNConfig
-from ziggurat.models.finalmlp import FinalMLP, FinalMLPConfig, context_columns
-from ziggurat.models.finalnet import FinalNet, FinalNetConfig
-from ziggurat.models.logistic_regression import LogisticRegression, LogisticRegressionConfig
-from ziggurat.models.masknet import MaskNet, MaskNetConfig
-from ziggurat.models.ranking_model import RankingModel
+from ziggurat.features.inputs import InputSpec, JaggedSpec
+from ziggurat.features.schema import Pooling
+from ziggurat.models.autoint import AutoIntConfig
+from ziggurat.models.contract import Model
+from ziggurat.models.dcn_v2 import DCNv2Config
+from ziggurat.models.deepfm import DeepFMConfig
+from ziggurat.models.dhen import DHENConfig
+from ziggurat.models.din import DINConfig
+from ziggurat.models.dlrm import DLRMConfig
+from ziggurat.models.dnn import DNNConfig
+from ziggurat.models.finalmlp import FinalMLPConfig
+from ziggurat.models.finalnet import FinalNetConfig
+from ziggurat.models.logistic_regression import LogisticRegressionConfig
+from ziggurat.models.masknet import MaskNetConfig
+from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
-from ziggurat.models.wukong import Wukong, WukongConfig
-from ziggurat.models.xdeepfm import XDeepFM, XDeepFMConfig
+from ziggurat.models.wukong import WukongConfig
+from ziggurat.models.xdeepfm import XDeepFMConfig
 from ziggurat.plan import Towers
 
-TowerModelConfig = DLRMConfig | DCNv2Config | DNNConfig | WukongConfig | DHENConfig
-FlatModelConfig = (
-    LogisticRegressionConfig
+
+class ModelConfig(Protocol):
+    """Settings of a model, as a frozen dataclass that builds it.
+
+    A model that takes towers has `tower_module` and `embedding_dim` as well (`TowerModelConfig`). A model that reads
+    lists un-pooled although their schema pools them (DIN's histories) names them in a method
+    `unpooled(inputs) -> tuple[str, ...]`.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The model's name in files and on the command line."""
+        ...
+
+    @property
+    def embedding(self) -> EmbeddingConfig:
+        """Settings of the tables."""
+        ...
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table, by name; see `InputSpec.table_columns`."""
+        ...
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None) -> Model:
+        """The model, on tables with these columns; torch's random state is seeded.
+
+        Args:
+            inputs: what a batch contains.
+            embeddings: the tables.
+            towers: groups of features behind modules; None for a flat model, and always for a config without
+                `tower_module`.
+        """
+        ...
+
+
+@runtime_checkable
+class TowerModelConfig(ModelConfig, Protocol):
+    """A config whose model takes towers."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """N, columns of the tables, from which the width of compressed fields follows."""
+        ...
+
+    @property
+    def tower_module(self) -> TowerModuleConfig:
+        """What towers compute."""
+        ...
+
+
+BuiltInConfig = (
+    DLRMConfig
+    | DCNv2Config
+    | DNNConfig
+    | WukongConfig
+    | DHENConfig
+    | LogisticRegressionConfig
     | DeepFMConfig
     | XDeepFMConfig
     | AutoIntConfig
@@ -43,12 +102,12 @@ FlatModelConfig = (
     | FinalNetConfig
     | DINConfig
 )
-ModelConfig = TowerModelConfig | FlatModelConfig
+MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
 
 
 def build_model(
     config: ModelConfig, inputs: InputSpec, *, seed: int, towers: Towers | None = None, draw_tables: bool = True
-) -> RankingModel:
+) -> Model:
     """Build a model with fresh weights.
 
     Args:
@@ -66,85 +125,43 @@ def build_model(
     """
     _check_inputs(inputs)
     check_towers(config, towers)
+    inputs = _unpool(config, inputs)
     embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None)
     layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        match config:
-            case DLRMConfig():
-                return DLRM(config, inputs=inputs, embeddings=embeddings, towers=layer)
-            case DCNv2Config():
-                return DCNv2(config, inputs=inputs, embeddings=embeddings, towers=layer)
-            case DNNConfig():
-                return DNN(config, inputs=inputs, embeddings=embeddings, towers=layer)
-            case WukongConfig():
-                return Wukong(config, inputs=inputs, embeddings=embeddings, towers=layer)
-            case DHENConfig():
-                return DHEN(config, inputs=inputs, embeddings=embeddings, towers=layer)
-            case LogisticRegressionConfig():
-                return LogisticRegression(config, inputs=inputs, embeddings=embeddings)
-            case DeepFMConfig():
-                return DeepFM(config, inputs=inputs, embeddings=embeddings)
-            case XDeepFMConfig():
-                return XDeepFM(config, inputs=inputs, embeddings=embeddings)
-            case AutoIntConfig():
-                return AutoInt(config, inputs=inputs, embeddings=embeddings)
-            case MaskNetConfig():
-                return MaskNet(config, inputs=inputs, embeddings=embeddings)
-            case FinalMLPConfig():
-                return FinalMLP(config, inputs=inputs, embeddings=embeddings)
-            case FinalNetConfig():
-                return FinalNet(config, inputs=inputs, embeddings=embeddings)
-            case DINConfig():
-                return DIN(config, inputs=inputs, embeddings=embeddings)
+        return config.build(inputs, embeddings=embeddings, towers=layer)
+
+
+def _unpool(config: ModelConfig, inputs: InputSpec) -> InputSpec:
+    """The inputs as the model reads them: with the lists that its config wants un-pooled."""
+    named = getattr(config, "unpooled", None)
+    names = set() if named is None else set(named(inputs))
+    if not names:
+        return inputs
+    jagged: tuple[JaggedSpec, ...] = tuple(
+        dataclasses.replace(spec, pooling=Pooling.NONE) if spec.name in names else spec for spec in inputs.jagged
+    )
+    return dataclasses.replace(inputs, jagged=jagged)
 
 
 def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -> EmbeddingTables:
-    dim = len(inputs.labels) if isinstance(config, LogisticRegressionConfig) else table_dim(config)
-    default = EmbeddingConfig().dim
-    if config.embedding.dim not in (default, dim):
+    columns = config.table_columns(inputs)
+    open_dims = [columns[table.name] for table in inputs.tables if not table.embedding_dim]
+    given, default = config.embedding.dim, EmbeddingConfig().dim
+    wanted = getattr(config, "embedding_dim", given)
+    if given not in (default, wanted, *open_dims):
         raise ConfigError(
             expected="the number of columns of tables to be set once, as model.embedding_dim",
-            found=f"embedding.dim = {config.embedding.dim}, but the model wants {dim}",
+            found=f"embedding.dim = {given}, but the model wants {wanted}",
             where=f"settings of model {config.kind!r}",
             ways_out=("set model.embedding-dim", "leave model.embedding.dim alone"),
         )
-    if isinstance(config, LogisticRegressionConfig):
-        tables = [dataclasses.replace(table, embedding_dim=0) for table in inputs.tables]
-    else:
-        extra = _extra_columns(config, inputs)
-        tables = [
-            dataclasses.replace(table, embedding_dim=(table.embedding_dim or dim) + extra[table.name])
-            if extra.get(table.name)
-            else table
-            for table in inputs.tables
-        ]
-    inputs = dataclasses.replace(inputs, tables=tuple(tables))
-    return EmbeddingTables(inputs, dataclasses.replace(config.embedding, dim=dim), seed=seed)
-
-
-def table_dim(config: ModelConfig) -> int:
-    """Columns of a vector in the tables whose width the schema leaves open (a logistic regression: one a label)."""
-    match config:
-        case LogisticRegressionConfig():
-            return 1
-        case WukongConfig() | DHENConfig():
-            return config.embedding_dim * config.embeddings_per_feature
-        case _:
-            return config.embedding_dim
-
-
-def _extra_columns(config: ModelConfig, inputs: InputSpec) -> dict[str, int]:
-    """Columns of each table beyond its vectors; see `extra_columns.py`."""
-    match config:
-        case DeepFMConfig() | XDeepFMConfig():
-            return dict.fromkeys((table.name for table in inputs.tables), len(inputs.labels))
-        case AutoIntConfig() if config.wide is Wide.LINEAR:
-            return dict.fromkeys((table.name for table in inputs.tables), len(inputs.labels))
-        case FinalMLPConfig():
-            return context_columns(config, inputs)
-        case _:
-            return {}
+    tables = tuple(dataclasses.replace(table, embedding_dim=columns[table.name]) for table in inputs.tables)
+    dim = max(set(open_dims), key=open_dims.count) if open_dims else wanted
+    return EmbeddingTables(
+        dataclasses.replace(inputs, tables=tables), dataclasses.replace(config.embedding, dim=dim), seed=seed
+    )
 
 
 def check_towers(config: ModelConfig, towers: Towers | None) -> None:
@@ -154,7 +171,7 @@ def check_towers(config: ModelConfig, towers: Towers | None) -> None:
         ConfigError: the model has no tower variant.
     """
     if towers is not None and not isinstance(config, TowerModelConfig):
-        kinds = ", ".join(each.kind for each in get_args(TowerModelConfig))
+        kinds = ", ".join(each().kind for each in MODEL_CONFIGS if isinstance(each(), TowerModelConfig))
         raise ConfigError(
             expected=f"a model with an interaction above the towers: {kinds}",
             found=f"{len(towers)} towers with model {config.kind!r}, which needs its embeddings as they are",
@@ -186,7 +203,7 @@ def _check_inputs(inputs: InputSpec) -> None:
             where="the inputs of the model",
             ways_out="add [[labels]] to the schema; `ziggurat data inspect` guesses one",
         )
-    if not (inputs.dense or inputs.fields or inputs.vectors):
+    if not (inputs.dense or inputs.lookups or inputs.vectors):
         raise SchemaError(
             expected="at least one feature",
             found="none",

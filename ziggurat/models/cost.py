@@ -52,8 +52,8 @@ class ParameterCount:
 
 def num_parameters(model: RankingModel) -> ParameterCount:
     """Parameters in tables (rows × columns, reserved rows too) and in the dense network, tower modules included."""
-    dims = dict(zip((field.table for field in model.inputs.fields), model.embeddings.field_dims, strict=True))
-    embedding = sum(model.inputs.table(table).num_rows * dim for table, dim in dims.items())
+    tables, open_dim = model.embeddings.inputs.tables, model.embeddings.config.dim
+    embedding = sum(table.num_rows * (table.embedding_dim or open_dim) for table in tables)
     dense = [p for name, p in model.named_parameters() if not name.startswith("embeddings.")]
     return ParameterCount(embedding=embedding, dense=sum(parameter.numel() for parameter in dense))
 

@@ -121,6 +121,14 @@ class DCNv2Config:
                 ways_out=("set deep.hidden_dims", "set structure = cross_only"),
             )
 
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DCNv2:
+        """The model on tables of these columns."""
+        return DCNv2(self, inputs=inputs, embeddings=embeddings, towers=towers)
+
 
 class DCNv2(RankingModel):
     """See the module docstring."""

@@ -27,6 +27,7 @@ from ziggurat.models.blocks.interactions.second_order import sum_of_pairs
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,15 @@ class DeepFMConfig:
 
     def __post_init__(self) -> None:
         check_stackable(self.numeric, where="DeepFM settings")
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: a vector, and a first-order weight for each label."""
+        return inputs.table_columns(self.embedding_dim, extra=len(inputs.labels))
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DeepFM:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return DeepFM(self, inputs=inputs, embeddings=embeddings)
 
 
 class DeepFM(RankingModel):

@@ -150,6 +150,14 @@ class DHENConfig:
         if self.norm is Normalization.NONE:
             raise _refused("norm = layer or batch: products of small numbers vanish without one", "norm = none")
 
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: `embeddings_per_feature` vectors."""
+        return inputs.table_columns(self.embedding_dim * self.embeddings_per_feature)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DHEN:
+        """The model on tables of these columns."""
+        return DHEN(self, inputs=inputs, embeddings=embeddings, towers=towers)
+
 
 def _refused(expected: str, found: str) -> ConfigError:
     return ConfigError(expected=expected, found=found, where="DHEN settings", ways_out="correct the setting")

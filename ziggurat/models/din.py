@@ -12,8 +12,8 @@ no probabilities (`weights = plain`): their sum says how strong the interest is.
 data is. Here the attention MLP sees the positions inside the histories alone; FuxiCTR pads them and lets the padding
 count in Dice's statistics.
 
-The weighted sum stands below `interact`, with the lookup, because histories have no fixed length. One history
-attends to one target; several histories attend each to its own.
+A history is looked up once, un-pooled, whatever pooling the schema names; the attention is part of the dense network.
+One history attends to one target; several histories attend each to its own.
 
 Cost of a history: 2·4D·h + … FLOPs a position of it; `flops_per_sample` counts one position.
 """
@@ -27,18 +27,19 @@ from enum import StrEnum
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
-from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
+from ziggurat.models.contract import Embedded, Outputs, Unpooled
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
 
 
@@ -101,6 +102,19 @@ class DINConfig:
                 where="DIN settings",
                 ways_out="correct the setting",
             )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
+        """The histories: attention pools them, whatever the schema says."""
+        return tuple(name for name, _ in histories_and_targets(self, inputs))
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DIN:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return DIN(self, inputs=inputs, embeddings=embeddings)
 
 
 def histories_and_targets(config: DINConfig, inputs: InputSpec) -> list[tuple[str, str]]:
@@ -177,18 +191,16 @@ class TargetAttention(nn.Module):
         self.dice = nn.ModuleList(Dice(width) for width in config.attention_dims if has_dice)
         self.output = nn.Linear(widths[-1], 1)
 
-    def forward(
-        self, target_BD: Float[Tensor, "B D"], history_BTD: Float[Tensor, "B T D"], mask_BT: Bool[Tensor, "B T"]
-    ) -> Float[Tensor, "B D"]:
+    def forward(self, target_BD: Float[Tensor, "B D"], history: Unpooled) -> Float[Tensor, "B D"]:
         """The weighted sum; zeros for an empty history."""
-        samples_P, positions_P = mask_BT.nonzero(as_tuple=True)
-        keys_PD, queries_PD = history_BTD[samples_P, positions_P], target_BD[samples_P]
+        samples_P, keys_PD = history.samples, history.values
+        queries_PD = target_BD[samples_P]
         hidden_PH = torch.cat([queries_PD, keys_PD, queries_PD - keys_PD, queries_PD * keys_PD], dim=1)
         for index, layer in enumerate(self.layers):
             hidden_PH = layer(hidden_PH)
             hidden_PH = self.dice[index](hidden_PH) if len(self.dice) else hidden_PH.relu()
             hidden_PH = dropout(hidden_PH, p=self.config.attention_dropout, training=self.training)
-        scores_P = self.output(hidden_PH).squeeze(1).to(history_BTD.dtype)
+        scores_P = self.output(hidden_PH).squeeze(1).to(keys_PD.dtype)
         if self.config.weights is AttentionWeights.SOFTMAX:
             scores_P = _softmax(scores_P, samples_P, num_samples=len(target_BD))
         pooled_BD = torch.zeros_like(target_BD)
@@ -206,17 +218,19 @@ def _softmax(scores_P: Tensor, samples_P: Tensor, *, num_samples: int) -> Tensor
 class DIN(RankingModel):
     """See the module docstring."""
 
+    reads_sequences = True
+
     def __init__(self, config: DINConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)
         self.config = config
         self.pairs = histories_and_targets(config, inputs)
-        self.places = _places(inputs, self.field_dims)
-        self.attentions = nn.ModuleList(
-            TargetAttention(len(self.places[target]), config=config) for _, target in self.pairs
-        )
+        _check_histories(self.pairs, inputs)
+        columns = config.table_columns(inputs)
+        dims = {spec.name: columns[spec.table] for spec in inputs.lookups}
+        self.attentions = nn.ModuleList(TargetAttention(dims[target], config=config) for _, target in self.pairs)
         self.flat = FlatInputs(
             inputs,
-            field_dims=self.field_dims,
+            field_dims=tuple(dims.values()),
             dim=config.embedding_dim,
             numeric=config.numeric,
             bottom=config.bottom,
@@ -225,19 +239,17 @@ class DIN(RankingModel):
         self.heads = Heads(self.flat.output_dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
         initialise([self.attentions, self.flat, self.heads], config.init)
 
-    def fields(self, batch: Batch) -> Float[Tensor, "B X"]:
-        """Pooled embeddings, the histories pooled by attention."""
-        with torch.autocast(batch.dense.device.type, enabled=False):
-            pooled_BT = self.embeddings(batch)
-            histories = [self.embeddings.sequence(batch, name) for name, _ in self.pairs]
-        pieces = list(pooled_BT.split(self.field_dims, dim=1))
-        names = [each.name for each in self.inputs.fields]
-        for (name, target), attention, (history_BTD, mask_BT) in zip(
-            self.pairs, self.attentions, histories, strict=True
-        ):
-            target_BD = pooled_BT[:, self.places[target].start : self.places[target].stop]
-            pieces[names.index(name)] = attention(target_BD, history_BTD, mask_BT)
-        return torch.cat(pieces, dim=1)
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        """Attention, then the MLP on x₀."""
+        return Outputs(logits=self.interact(embedded.dense, self.attended(embedded), embedded.vectors))
+
+    def attended(self, embedded: Embedded) -> Float[Tensor, "B X"]:
+        """One embedding for each feature, in the order of `inputs.lookups`, the histories pooled by attention."""
+        names = [spec.name for spec in self.inputs.fields]
+        found = dict(zip(names, embedded.fields.split(self.field_dims, dim=1), strict=True))
+        for (name, target), attention in zip(self.pairs, self.attentions, strict=True):
+            found[name] = attention(found[target], embedded.sequences[name])
+        return torch.cat([found[spec.name] for spec in self.inputs.lookups], dim=1)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The MLP on x₀."""
@@ -248,10 +260,14 @@ class DIN(RankingModel):
         return self.flat.first_linears
 
 
-def _places(inputs: InputSpec, field_dims: Sequence[int]) -> dict[str, range]:
-    """Columns of each field."""
-    places, start = {}, 0
-    for spec, columns in zip(inputs.fields, field_dims, strict=True):
-        places[spec.name] = range(start, start + columns)
-        start += columns
-    return places
+def _check_histories(pairs: Sequence[tuple[str, str]], inputs: InputSpec) -> None:
+    """Refuse un-pooled lists that no attention reads."""
+    histories = {name for name, _ in pairs}
+    others = [spec.name for spec in inputs.sequences if spec.name not in histories]
+    if others:
+        raise ConfigError(
+            expected=f"un-pooled lists that DIN attends to: {', '.join(sorted(histories))}",
+            found=f"pooling = none for {', '.join(others)}",
+            where="features of the schema",
+            ways_out=("name them in model.histories", "set pooling = mean or sum in the schema"),
+        )

@@ -70,6 +70,14 @@ class DLRMConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
 
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DLRM:
+        """The model on tables of these columns."""
+        return DLRM(self, inputs=inputs, embeddings=embeddings, towers=towers)
+
 
 class DLRM(RankingModel):
     """See the module docstring."""

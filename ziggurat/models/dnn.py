@@ -51,6 +51,14 @@ class DNNConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
 
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DNN:
+        """The model on tables of these columns."""
+        return DNN(self, inputs=inputs, embeddings=embeddings, towers=towers)
+
 
 class DNN(RankingModel):
     """See the module docstring."""

@@ -34,6 +34,7 @@ from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.interactions.bilinear import BilinearFusion
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 
 
 class Selection(StrEnum):
@@ -90,6 +91,17 @@ class FinalMLPConfig:
     def contexts(self) -> tuple[tuple[str, ...], ...]:
         """Names that each gate reads; () without gates."""
         return (self.first_context, self.second_context) if self.selection is Selection.GATES else ()
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: a vector, and another for each gate that reads one of its features."""
+        extra = context_columns(self, inputs)
+        columns = inputs.table_columns(self.embedding_dim)
+        return {name: width + extra.get(name, 0) for name, width in columns.items()}
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> FinalMLP:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return FinalMLP(self, inputs=inputs, embeddings=embeddings)
 
 
 def context_columns(config: FinalMLPConfig, inputs: InputSpec) -> dict[str, int]:

@@ -13,10 +13,9 @@ al., "FINAL: Factorized Interaction Layer for CTR Prediction".
 
     loss = BCE(σ(y), label) + BCE(σ(y₁), σ(y)*) + BCE(σ(y₂), σ(y)*)            * as a constant
 
-The two further terms have the gradients c·(σ(y_i) − σ(y)), where c is the sample's weight in the loss. c need not be
-known: the first term sends back g = c·(σ(y) − label), whose sign tells a label of 0 from 1 and whose size gives c. So
-`_SelfDistillation` adds the terms on the way back: the training step is exactly the paper's for labels of 0 and 1, and
-the loss that is reported stays plain cross-entropy, comparable with other models'.
+c·(σ(y_i) − σ(y)) is the gradient of the two further terms, c the sample's weight. They enter the loss by their gradient
+alone: the step is the paper's, for soft labels too, and the loss that is reported stays plain cross-entropy, comparable
+with other models'.
 
 Cost: 2·in·out FLOPs a layer and sample (`sum`: twice that).
 """
@@ -25,14 +24,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models.blocks.dense_inputs import NumericInput
@@ -48,7 +49,10 @@ from ziggurat.models.blocks.mlp import (
     normalise,
 )
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
+from ziggurat.models.contract import Embedded, Outputs
+from ziggurat.models.losses import LossSums, labelled_weights
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
 
 
@@ -116,6 +120,15 @@ class FinalNetConfig:
                     where="FinalNet settings",
                     ways_out=("correct the widths", "set residual = sum"),
                 )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> FinalNet:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return FinalNet(self, inputs=inputs, embeddings=embeddings)
 
 
 class FactorizedBlock(nn.Module):
@@ -187,43 +200,42 @@ class FinalNet(RankingModel):
         self.is_binary = [label.task is Task.BINARY for label in inputs.labels]
         initialise([child for child in self.children() if child is not embeddings], config.init)
 
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        """One block's logits, or the mean of two, which are then named as well."""
+        blocks = self.blocks(embedded.dense, embedded.fields, embedded.vectors)
+        if len(blocks) == 1:
+            return Outputs(logits=blocks[0])
+        first_BL, second_BL = (block_BL.to(torch.promote_types(block_BL.dtype, torch.float32)) for block_BL in blocks)
+        return Outputs(logits=(first_BL + second_BL) / 2, named={"first": first_BL, "second": second_BL})
+
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """One block's logits, or the mean of two."""
+        return self.forward_dense(Embedded(dense=dense_BN, fields=fields_BX, vectors=vectors)).logits
+
+    def blocks(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> list[Tensor]:
+        """The logits of each block."""
         fields_BFD = self.stack(dense_BN, fields_BX, vectors)
         gated_BFD = fields_BFD if self.gate is None else self.gate(fields_BFD)
         first_BL = self.first(gated_BFD.flatten(1))
         if self.second is None:
-            return first_BL
-        second_BL = self.second(fields_BFD.flatten(1))
-        if not self.training:
-            return (first_BL + second_BL) / 2
-        columns = [
-            _SelfDistillation.apply(first_BL[:, label].float(), second_BL[:, label].float())
-            if is_binary
-            else (first_BL[:, label] + second_BL[:, label]).float() / 2
-            for label, is_binary in enumerate(self.is_binary)
-        ]
-        return torch.stack(columns, dim=1)  # pyright: ignore[reportArgumentType]
+            return [first_BL]
+        return [first_BL, self.second(fields_BFD.flatten(1))]
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
+        """Cross-entropy of the mean, with the gradients of the terms by which the blocks teach each other."""
+        sums = super().loss(outputs, batch)
+        if not outputs.named:
+            return sums
+        is_binary_L = torch.tensor(self.is_binary, device=outputs.logits.device)
+        mean_BL = outputs.logits.detach().sigmoid()
+        first_BL, second_BL = (
+            F.binary_cross_entropy_with_logits(outputs.named[block], mean_BL, reduction="none")
+            for block in ("first", "second")
+        )
+        weights_BL = labelled_weights(batch.labels, batch.weights) * is_binary_L
+        terms_L = ((first_BL + second_BL) * weights_BL).sum(dim=0)
+        return LossSums(total=sums.total + (terms_L - terms_L.detach()), weight=sums.weight)
 
     def linears_on_raw_inputs(self) -> list[nn.Module]:
         """Those that make fields of raw inputs."""
         return self.stack.first_linears
-
-
-class _SelfDistillation(torch.autograd.Function):
-    """(y₁ + y₂) / 2, whose backward pass adds the gradients of both blocks' cross-entropy against their mean."""
-
-    @staticmethod
-    def forward(ctx: Any, first_B: Tensor, second_B: Tensor) -> Tensor:
-        ctx.save_for_backward(first_B, second_B)
-        return (first_B + second_B) / 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
-        [gradient_B] = gradients
-        first_B, second_B = (saved.sigmoid() for saved in ctx.saved_tensors)
-        mean_B = ((ctx.saved_tensors[0] + ctx.saved_tensors[1]) / 2).sigmoid()
-        error_B = torch.where(gradient_B < 0, mean_B - 1, mean_B)  # σ(y) − label
-        weight_B = torch.where(error_B == 0, 0.0, gradient_B / error_B)
-        half_B = gradient_B / 2
-        return half_B + weight_B * (first_B - mean_B), half_B + weight_B * (second_B - mean_B)

@@ -21,6 +21,7 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import Init, initialise
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,17 @@ class LogisticRegressionConfig:
     kind: Literal["logistic_regression"] = "logistic_regression"
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: one a label, whatever the schema says."""
+        return dict.fromkeys((table.name for table in inputs.tables), len(inputs.labels))
+
+    def build(
+        self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None
+    ) -> LogisticRegression:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return LogisticRegression(self, inputs=inputs, embeddings=embeddings)
 
 
 class LogisticRegression(RankingModel):

@@ -32,6 +32,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
 
 
@@ -95,6 +96,15 @@ class MaskNetConfig:
                 where="MaskNet settings",
                 ways_out="set layer; deep.normalization = batch is for the MLP of the parallel structure",
             )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> MaskNet:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return MaskNet(self, inputs=inputs, embeddings=embeddings)
 
 
 class FieldNorm(nn.Module):

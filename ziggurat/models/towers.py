@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import initialise
 from ziggurat.models.tower_modules import (
@@ -134,7 +135,7 @@ class TowerLayer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        towers.check({field.name: field.table for field in inputs.fields})
+        towers.check({field.name: field.table for field in inputs.lookups})
         self.config = config
         self.towers = towers
         self.input_field_dims = tuple(field_dims)
@@ -191,13 +192,34 @@ class TowerLayer(nn.Module):
         )
 
 
+def pooled_towers(towers: Towers, inputs: InputSpec) -> list[tuple[str, ...]]:
+    """The features of each tower that pass through it: those with a pooled embedding.
+
+    A list that is not pooled belongs to a tower by its table alone; its vectors go straight to the dense network.
+
+    Raises:
+        PlanError: a tower has no other features than those.
+    """
+    names = {spec.name for spec in inputs.fields}
+    pooled = [tuple(name for name in tower if name in names) for tower in towers.towers]
+    for index, tower in enumerate(pooled):
+        if not tower:
+            raise PlanError(
+                expected="a feature with a pooled embedding, or more, in each tower",
+                found=f"only lists that are not pooled: {', '.join(towers.towers[index])}",
+                where=f"towers, tower {index}",
+                ways_out=("move these features to another tower", "use fewer towers"),
+            )
+    return pooled
+
+
 def _columns(inputs: InputSpec, *, field_dims: Sequence[int], towers: Towers) -> list[tuple[range, ...]]:
     ranges: dict[str, range] = {}
     start = 0
     for field, columns in zip(inputs.fields, field_dims, strict=True):
         ranges[field.name] = range(start, start + columns)
         start += columns
-    return [tuple(ranges[name] for name in tower) for tower in towers.towers]
+    return [tuple(ranges[name] for name in tower) for tower in pooled_towers(towers, inputs)]
 
 
 def _merged(columns: Sequence[range]) -> list[slice]:

@@ -155,6 +155,14 @@ class WukongConfig:
         """(n_F, n_L, k) of one layer."""
         return tuple(given[index if len(given) > 1 else 0] for given in (self.num_fm, self.num_linear, self.rank))  # pyright: ignore[reportReturnType]
 
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: `embeddings_per_feature` vectors."""
+        return inputs.table_columns(self.embedding_dim * self.embeddings_per_feature)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> Wukong:
+        """The model on tables of these columns."""
+        return Wukong(self, inputs=inputs, embeddings=embeddings, towers=towers)
+
 
 class WukongLayer(nn.Module):
     """LN(concat(FMB(X), LCB(X)) + residual(X)).

@@ -27,6 +27,7 @@ from ziggurat.models.blocks.interactions.compressed import CompressedInteraction
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models.towers import TowerLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,15 @@ class XDeepFMConfig:
                 where="xDeepFM settings",
                 ways_out=("set model.cin = 16,16", "take deepfm or dnn for none"),
             )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: a vector, and a first-order weight for each label."""
+        return inputs.table_columns(self.embedding_dim, extra=len(inputs.labels))
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> XDeepFM:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return XDeepFM(self, inputs=inputs, embeddings=embeddings)
 
 
 class XDeepFM(RankingModel):

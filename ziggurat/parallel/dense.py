@@ -15,6 +15,7 @@ Tower modules are copied inside their tower group only, and reduced there: nothi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
@@ -27,10 +28,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat.errors import PlanError
-from ziggurat.models import RankingModel
+from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
 from ziggurat.parallel.collectives import CountedGather, CountedReduceScatter
 from ziggurat.parallel.topology import RankGroup, Topology
 from ziggurat.parallel.traffic import Traffic
+
+DenseForward = Callable[[Embedded], Outputs]
 
 
 class DenseParallelism(StrEnum):
@@ -49,27 +52,29 @@ class Reduction(StrEnum):
 
 
 class DenseNetwork(nn.Module):
-    """Everything of a model but embeddings and towers, as a module whose forward is `interact`.
+    """Everything of a model but embeddings and towers, as a module whose forward is `forward_dense`.
 
     Args:
-        model: its submodules are shared, not copied.
-        compute: `model.interact`, or a compiled form of it.
+        model: its submodules, and weights and buffers of its own, are shared, not copied: where FSDP puts a part in a
+            weight's place, the model sees the part.
+        compute: `model.forward_dense`, or a compiled form of it.
     """
 
-    def __init__(self, model: RankingModel, *, compute: Callable[..., Tensor] | None = None) -> None:
+    def __init__(self, model: Model, *, compute: DenseForward | None = None) -> None:
         super().__init__()
         for name, child in model.named_children():
             if name not in ("embeddings", "towers"):
                 self.add_module(name, child)
-        assert not list(model.parameters(recurse=False)), "weights outside of submodules would not be reduced"
-        self._compute = compute or type(model).interact.__get__(model)
+        self._parameters, self._buffers = model._parameters, model._buffers
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self._compute: DenseForward = compute or type(model).forward_dense.__get__(model)
 
-    def forward(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
-        """Logits."""
-        return self._compute(dense_BN, fields_BX, vectors)
+    def forward(self, embedded: Embedded) -> Outputs:
+        """What the dense network gives."""
+        return self._compute(embedded)
 
 
-def check_dense(model: RankingModel) -> None:
+def check_dense(model: Model) -> None:
     """Refuse layers whose result depends on which samples share a rank.
 
     Raises:
@@ -81,11 +86,34 @@ def check_dense(model: RankingModel) -> None:
                 expected="layers that treat every sample by itself",
                 found=f"{type(module).__name__} at {name}: each rank would normalise its own part of the batch",
                 where="parallelize",
-                ways_out=(
-                    "--model.top.norm none (or the setting of this model that adds batch normalisation)",
-                    "train on one device",
-                ),
+                ways_out=(*_without_batch_norm(model), "train on one device"),
             )
+
+
+def _without_batch_norm(model: Model) -> list[str]:
+    """The settings of a model that add batch normalisation, as they are taken back on the command line."""
+    config = getattr(model, "config", None)
+    found = _settings(config) if dataclasses.is_dataclass(config) and not isinstance(config, type) else {}
+    ways = []
+    for name, value in found.items():
+        flag = f"--model.{name.replace('_', '-')}"
+        if value is Normalization.BATCH:
+            ways.append(f"{flag} {Normalization.NONE.value} (or {Normalization.LAYER.value})")
+        elif value is AttentionActivation.DICE:
+            ways.append(f"{flag} {AttentionActivation.RELU.value}")
+    return ways or ["take batch normalisation out of the model"]
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """Every setting in a tree of dataclasses, by its dotted name."""
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(config):
+        value = getattr(config, each.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            found |= {f"{each.name}.{name}": inner for name, inner in _settings(value).items()}
+        else:
+            found[each.name] = value
+    return found
 
 
 def parallel_dense(
@@ -95,7 +123,7 @@ def parallel_dense(
     reduction: Reduction,
     topology: Topology,
     traffic: Traffic,
-) -> Callable[..., Tensor]:
+) -> DenseForward:
     """Make a dense network parallel over all ranks; returns what to call instead of it."""
     has_weights = any(parameter.requires_grad for parameter in network.parameters())
     if topology.world.process_group is None or not has_weights:
@@ -136,9 +164,9 @@ class ShardedNetwork:
     def __init__(self, network: Any) -> None:
         self._network = network
 
-    def __call__(self, *inputs: Any) -> Tensor:
-        """Logits."""
-        return self._network(*inputs)
+    def __call__(self, embedded: Embedded) -> Outputs:
+        """What the dense network gives."""
+        return self._network(embedded)
 
     @contextlib.contextmanager
     def unreduced(self) -> Iterator[None]:
@@ -150,7 +178,7 @@ class ShardedNetwork:
             self._network.set_requires_gradient_sync(True)
 
 
-def unreduced(network: Callable[..., Tensor]) -> contextlib.AbstractContextManager[None]:
+def unreduced(network: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Forward and backward passes in here leave gradients unreduced, to be added to those of the next pass."""
     if isinstance(network, DistributedDataParallel):
         return network.no_sync()
@@ -161,7 +189,7 @@ def unreduced(network: Callable[..., Tensor]) -> contextlib.AbstractContextManag
 
 def replicate(
     module: nn.Module, *, group: RankGroup, reduction: Reduction, traffic: Traffic, purpose: str
-) -> Callable[..., Tensor]:
+) -> Callable[..., Any]:
     """DDP over a group that sums gradients; the module itself where there is nothing to reduce."""
     has_weights = any(parameter.requires_grad for parameter in module.parameters())
     if group.process_group is None or not has_weights:

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import BatchShape
+from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
+from ziggurat.models.towers import pooled_towers
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.host_sums import HostSums, SentPart, sent_parts
@@ -84,7 +86,8 @@ class ShardedEmbeddings(nn.Module):
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
             own = topology.towers_of(topology.group_index, num_towers=len(plan.towers))
-            names = [name for tower in own for name in plan.towers.towers[tower]]
+            pooled = pooled_towers(plan.towers, tables.inputs)
+            names = [name for tower in own for name in pooled[tower]]
         self.field_names = tuple(names)
         crosses_hosts = self._is_flat
         group = topology.tower
@@ -161,14 +164,17 @@ class ShardedEmbeddings(nn.Module):
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
         return pooled_BT * factors_BT
 
+    def unpooled(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
+        """The vectors of a list feature for this rank's samples, not pooled; collective. See `sequences.py`."""
+        return self._sequences(batch, name, dtype=dtype)
+
     def sequence(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-        """The vectors of a list feature for this rank's samples, not pooled; collective. See `sequences.py`.
-
-        As `EmbeddingTables.sequence`, but L is the longest list of this rank's batch.
-        """
-        return self._sequences(batch, name, dtype=dtype)
+        """As `EmbeddingTables.sequence`, but L is the longest list of this rank's batch; collective."""
+        return pad_lists(*self.unpooled(batch, name, dtype=dtype))
 
     def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
         """The first half of `forward`, of a flat model: look up and send; `hop` has the second. See `pipeline.py`."""

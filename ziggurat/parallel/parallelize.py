@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from ziggurat.config import to_json
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
 from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
@@ -65,14 +65,14 @@ class Parallel:
     config: ParallelConfig
     traffic: Traffic
 
-    def table_optimizer(self, model: RankingModel) -> ShardedTableOptimizer:
+    def table_optimizer(self, model: Model) -> ShardedTableOptimizer:
         """The exact optimizer of a parallel model's tables."""
         assert isinstance(model.embeddings, ShardedEmbeddings)
         return ShardedTableOptimizer(model.embeddings, topology=self.topology, traffic=self.traffic)
 
 
 def parallelize(
-    model: RankingModel,
+    model: Model,
     plan: Plan,
     topology: Topology,
     *,
@@ -143,7 +143,7 @@ def parallelize(
     network = parallel_dense(
         DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
     )
-    object.__setattr__(model, "interact", network)  # not as a submodule: names of weights stay as they are
+    object.__setattr__(model, "forward_dense", network)  # not as a submodule: names of weights stay as they are
     return Parallel(plan, topology, config, traffic)
 
 
@@ -154,7 +154,7 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
         PlanError: it does not fit, or a table-row-wise table has ranks on several hosts.
     """
     plan.check(
-        tables={spec.name: spec.table for spec in inputs.fields},
+        tables={spec.name: spec.table for spec in inputs.lookups},
         world_size=topology.world_size,
         names=[table.name for table in inputs.tables],
     )
@@ -177,7 +177,7 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
             )
 
 
-def _check_towers(model: RankingModel, plan: Plan) -> None:
+def _check_towers(model: Model, plan: Plan) -> None:
     """A model's towers are part of what it computes; a plan only says where they are."""
     if model.towers is None or (plan.towers is not None and plan.towers.towers == model.towers.towers.towers):
         return

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.models import RankingModel
+from ziggurat.models import Model, Outputs
 from ziggurat.parallel.dense import Reduction, unreduced
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.exchange import BlockExchange, Transfer
@@ -53,7 +53,7 @@ class Pipeline:
         num_parts: parts of a batch; 1 does not cut.
     """
 
-    def __init__(self, model: RankingModel, parallel: Parallel, *, num_parts: int = 2) -> None:
+    def __init__(self, model: Model, parallel: Parallel, *, num_parts: int = 2) -> None:
         assert isinstance(model.embeddings, ShardedEmbeddings)
         self._model, self._parallel = model, parallel
         self._embeddings = model.embeddings
@@ -87,14 +87,18 @@ class Pipeline:
         self,
         batch: Batch,
         *,
-        loss_of: Callable[[Tensor, Batch], Tensor],
+        loss_of: Callable[[Outputs, Batch], Tensor],
+        autocast: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
         upcoming: Batch | None = None,
     ) -> Tensor:
         """Forward and backward passes of one batch; collective.
 
         Args:
             batch: of this rank.
-            loss_of: this rank's share of the global loss, from logits and the samples they belong to.
+            loss_of: this rank's share of the global loss, from the model's outputs and the samples they belong to.
+            autocast: entered anew for the forward pass of each part. Autocast keeps what it made of a weight until it
+                is left; one context around all parts would take the first part's weights for the second, and FSDP has
+                gathered others by then.
             upcoming: the next batch, whose ids are sent now.
 
         Returns:
@@ -103,13 +107,20 @@ class Pipeline:
         parts = self._take(batch)
         self._announce(upcoming)
         if self.num_parts == 1:
-            loss = loss_of(self._model(parts[0]), parts[0])
+            with autocast():
+                outputs = self._model.forward_dense(self._model.embed(parts[0]))
+            loss = loss_of(outputs, parts[0])
             self._embeddings.send_ids()
             loss.backward()
             return loss.detach()
-        started = [self._below(part) for part in parts]
+        with autocast():
+            started = [self._below(part) for part in parts]
         self._embeddings.send_ids()
-        losses = [self._above(part, loss_of, is_last=index == len(started) - 1) for index, part in enumerate(started)]
+        losses = []
+        for index, part in enumerate(started):
+            is_last = index == len(started) - 1
+            with contextlib.nullcontext() if is_last else unreduced(self._model.forward_dense):
+                losses.append(self._above(part, loss_of, autocast=autocast))
         for part in started:
             torch.autograd.backward(part.token, part.token.new_empty(0))
         self._reduce_towers()
@@ -125,12 +136,19 @@ class Pipeline:
             token, transfer = self._towers.start(self._embeddings(batch))
         return _Part(batch, token, transfer)
 
-    def _above(self, part: _Part, loss_of: Callable[[Tensor, Batch], Tensor], *, is_last: bool) -> Tensor:
-        """Interaction and loss, there and back; sends the gradient over the last hop."""
+    def _above(
+        self,
+        part: _Part,
+        loss_of: Callable[[Outputs, Batch], Tensor],
+        *,
+        autocast: Callable[[], contextlib.AbstractContextManager[object]],
+    ) -> Tensor:
+        """Dense network and loss, there and back; sends the gradient over the last hop."""
         fields = self._hop.receive_values(part.transfer).detach().requires_grad_()
-        with contextlib.nullcontext() if is_last else unreduced(self._model.interact):
-            loss = loss_of(self._model.interact(part.batch.dense, fields, part.batch.vectors), part.batch)
-            loss.backward()
+        with autocast(), _given_fields(self._model, fields):
+            outputs = self._model.forward_dense(self._model.embed(part.batch))
+        loss = loss_of(outputs, part.batch)
+        loss.backward()
         gradient = torch.zeros_like(fields) if fields.grad is None else fields.grad
         self._hop.send_gradient(part.transfer, gradient)
         return loss.detach()
@@ -169,6 +187,16 @@ class Pipeline:
         if batch is not None:
             self._ahead = (batch, cut_batch(batch, self.num_parts))
             self._embeddings.announce(*self._ahead[1])
+
+
+@contextlib.contextmanager
+def _given_fields(model: Model, fields_BX: Tensor) -> Iterator[None]:
+    """Let `embed` find the pooled fields that have arrived, instead of looking them up."""
+    object.__setattr__(model, "fields", lambda batch: fields_BX)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "fields")
 
 
 def cut_batch(batch: Batch, num_parts: int) -> list[Batch]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
@@ -63,8 +63,8 @@ class SequenceExchange:
 
     def __call__(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-        """The vectors of a list feature for this rank's samples; collective. See `EmbeddingTables.sequence`.
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
+        """The vectors of a list feature for this rank's samples; collective. See `EmbeddingTables.unpooled`.
 
         Raises:
             BoundsError: a row outside the table.
@@ -77,12 +77,7 @@ class SequenceExchange:
         lengths = offsets.diff()
         shards = self._tables.shards[table]
         check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
-        vectors_ND = self._vectors(rows_N, shards, dtype=dtype)
-        longest = int(lengths.max()) if lengths.numel() else 0
-        mask_BL = torch.arange(longest, device=lengths.device) < lengths.unsqueeze(1)
-        padded_BLD = vectors_ND.new_zeros(size, longest, vectors_ND.shape[1])
-        padded_BLD[mask_BL] = vectors_ND
-        return padded_BLD, mask_BL
+        return self._vectors(rows_N, shards, dtype=dtype), offsets - offsets[:1]
 
     def _vectors(self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...], *, dtype: torch.dtype) -> Tensor:
         """(N, D) vectors of rows of one table."""

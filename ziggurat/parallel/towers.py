@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.tower_modules import IdentityTower
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.towers import TowerLayer, pooled_towers
 from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
 from ziggurat.parallel.topology import Topology
@@ -90,7 +90,8 @@ class TowerTransform(nn.Module):
         super().__init__()
         self._topology, self._flow = topology, flow
         self.towers = towers
-        input_field_dims = [[field_dims[name] for name in tower] for tower in towers.towers]
+        pooled = pooled_towers(towers, embeddings.inputs)
+        input_field_dims = [[field_dims[name] for name in tower] for tower in pooled]
         output_field_dims = input_field_dims
         if layer is not None:
             output_field_dims = [list(layer.module(t).output_field_dims) for t in range(len(towers))]
@@ -107,7 +108,7 @@ class TowerTransform(nn.Module):
                 for index, dim in enumerate(output_field_dims[tower]):
                     blocks.append(Block(dim, ((group, column),)))
                     if layer is None:
-                        starts[towers.towers[tower][index]] = blocks[-1]
+                        starts[pooled[tower][index]] = blocks[-1]
                     column += dim
             widths.append([dim for t in towers_of_group for dim in output_field_dims[t]])
         if layer is None:

@@ -39,15 +39,15 @@ def place_tables(
         PlanError: the towers do not fit the features or the ranks.
     """
     shell = Plan(world_size=world_size, tables=(), towers=towers, tower_size=tower_size)
-    homes = {field.table: range(world_size) for field in inputs.fields}
+    homes = {field.table: range(world_size) for field in inputs.lookups}
     if towers is not None:
-        towers.check({field.name: field.table for field in inputs.fields})
+        towers.check({field.name: field.table for field in inputs.lookups})
         group = {name: shell.tower_ranks(index) for index, tower in enumerate(towers.towers) for name in tower}
-        homes = {field.table: group[field.name] for field in inputs.fields}
+        homes = {field.table: group[field.name] for field in inputs.lookups}
     lengths = list_lengths or {}
     loads = {table.name: 0.0 for table in inputs.tables}
     sizes = {table.name: table.num_rows * (table.embedding_dim or dim) for table in inputs.tables}
-    for field in inputs.fields:
+    for field in inputs.lookups:
         columns = inputs.table(field.table).embedding_dim or dim
         loads[field.table] += columns * (1.0 + lengths.get(field.name, 1.0))
     load_of, size_of = [0.0] * world_size, [0] * world_size

@@ -225,7 +225,7 @@ def planning_problem(
         ranks = {
             name: tuple(shell.tower_ranks(index)) for index, tower in enumerate(model.towers.towers) for name in tower
         }
-        homes = {spec.table: ranks[spec.name] for spec in model.inputs.fields}
+        homes = {spec.table: ranks[spec.name] for spec in model.inputs.lookups}
         allowed = tuple(homes.get(table.name) for table in work.tables)
     usable = [each for each in placements if world > 1 or each is Placement.TABLE_WISE]
     problem = PlanningProblem(

@@ -148,7 +148,7 @@ class PlanReport:
         tower_of: dict[str, int] = {}
         if towers is not None:
             of_feature = {name: index for index, tower in enumerate(towers.towers) for name in tower}
-            tower_of = {spec.table: of_feature[spec.name] for spec in planned.model.inputs.fields}
+            tower_of = {spec.table: of_feature[spec.name] for spec in planned.model.inputs.lookups}
         for index, (profile, each) in enumerate(zip(planned.problem.tables, planned.assignments, strict=True)):
             shards = planned.problem.shards(index, each)
             yield TableRow(

@@ -24,6 +24,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
     AutoIntConfig,
+    BuiltInConfig,
     CrossConfig,
     DCNv2Config,
     DeepFMConfig,
@@ -38,7 +39,6 @@ from ziggurat.models import (
     LogisticRegressionConfig,
     MaskNetConfig,
     MLPConfig,
-    ModelConfig,
     Normalization,
     WukongConfig,
     XDeepFMConfig,
@@ -332,7 +332,7 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
     return config if schema is None else replace(config, table_schema=schema)
 
 
-def _table_run(recipe: str, model: ModelConfig, schema: Schema) -> RunConfig:
+def _table_run(recipe: str, model: BuiltInConfig, schema: Schema) -> RunConfig:
     split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
     training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(metric="auc", patience=1))
     if len(schema.labels) > 1:

@@ -35,12 +35,12 @@ from typing import TypeVar
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
 from ziggurat.errors import ConfigError
-from ziggurat.models import Init, LogisticRegressionConfig, ModelConfig
+from ziggurat.models import BuiltInConfig, Init, LogisticRegressionConfig
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 
-M = TypeVar("M", bound=ModelConfig)
+M = TypeVar("M", bound=BuiltInConfig)
 
 
 AVERAGE_DECAY = 0.98

@@ -8,7 +8,7 @@ from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
-from ziggurat.models import ModelConfig, TowerModelConfig
+from ziggurat.models import BuiltInConfig, TowerModelConfig
 from ziggurat.models.build import check_towers
 from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.dense import DenseParallelism, Reduction
@@ -96,7 +96,7 @@ class RunConfig:
     teacher: SyntheticConfig | None = None
     data: DataConfig
     table_schema: Schema
-    model: ModelConfig
+    model: BuiltInConfig
     training: TrainingConfig = field(default_factory=TrainingConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)

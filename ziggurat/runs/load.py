@@ -27,7 +27,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
-from ziggurat.models import RankingModel, build_model
+from ziggurat.models import Model, build_model
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.runs.execute import load_config
@@ -59,7 +59,7 @@ class Run:
     folder: Path
     config: RunConfig
     preprocessing: Preprocessing
-    model: RankingModel
+    model: Model
     step: int
     team: Team
 

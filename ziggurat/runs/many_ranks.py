@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ziggurat.config import flattened, from_json, to_json
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
@@ -98,7 +98,7 @@ class Ranks:
             facts = fingerprint({}, inputs=prepared.inputs, datasets=datasets, vocabulary=vocabulary, versions=False)
             require_equal(facts, where="data, before the first step")
 
-    def parallelize(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Parallel | None:
+    def parallelize(self, model: Model, *, run: RunFolder, resume: bool) -> Parallel | None:
         """Plan on rank 0, and make the model parallel on all; None on one device.
 
         Args:
@@ -138,7 +138,7 @@ class Ranks:
         report = traffic_report(parallel, self._agreement)
         self._agreement.on_first(lambda: TRAFFIC.write(run.traffic, report))
 
-    def _make_plan(self, model: RankingModel, *, run: RunFolder, resume: bool) -> Plan:
+    def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> Plan:
         world_size, asked = self._hosts.world_size, self._config.parallel.tower_size
         if self._plan is not None:
             return self._plan

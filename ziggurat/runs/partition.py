@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
 from ziggurat.errors import ConfigError, DataError, PlanError
+from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import JaggedSpec
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.models.blocks.fields import FieldAlignment
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
@@ -106,7 +107,7 @@ def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress
     """Collect interactions and loads from a run's model and training data."""
     config, progress = config or ProbeConfig(), progress or NoProgress()
     model, inputs = run.model, run.model.inputs
-    if not inputs.fields:
+    if not inputs.lookups:
         raise PlanError(
             expected="features with an embedding",
             found="none: the model sees numbers and vectors alone",
@@ -130,12 +131,12 @@ def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress
             prefetch=2,
         ),
     )
-    sums = InteractionSums(len(inputs.fields))
+    sums = InteractionSums(len(inputs.lookups))
     num_rows = torch.zeros(len(inputs.jagged), dtype=torch.float64)
     total = min(config.num_samples, loader.num_rows)
     progress.begin("probe", total=total)
     for batch in loader.batches(epoch=0):
-        sums.add(comparable_fields(model, model.embeddings(batch)))
+        sums.add(comparable_fields(model, pooled_lookups(model, batch)))
         num_rows += batch.jagged.lengths(num_features=len(inputs.jagged)).sum(1) if inputs.jagged else 0
         progress.update(min(sums.num_samples, total))
         if sums.num_samples >= total:
@@ -150,16 +151,32 @@ def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress
     )
 
 
-def comparable_fields(model: RankingModel, pooled_BT: Tensor) -> Tensor:
-    """Pooled embeddings (B, T) as (B, F, D) in one space: the model's, or filled with zeros where it has none."""
+def pooled_lookups(model: Model, batch: Batch) -> Tensor:
+    """One embedding for each feature that has any, in the order of `inputs.lookups`; un-pooled lists by their mean."""
+    pooled_BT = model.embeddings(batch)
+    if not model.inputs.sequences:
+        return pooled_BT
+    names = [spec.name for spec in model.inputs.fields]
+    found = dict(zip(names, pooled_BT.split(model.embeddings.field_dims, dim=1), strict=True))
+    found |= {spec.name: model.unpooled(batch, spec.name).mean() for spec in model.inputs.sequences}
+    return torch.cat([found[spec.name] for spec in model.inputs.lookups], dim=1)
+
+
+def comparable_fields(model: Model, pooled_BT: Tensor) -> Tensor:
+    """Embeddings of all features (B, T) as (B, F, D) in one space: the model's, or filled with zeros where it has none.
+
+    Args:
+        model: its tables and projections.
+        pooled_BT: what `pooled_lookups` gives.
+    """
     projections = _projections(model)
-    dims = model.embeddings.field_dims
+    dims = lookup_dims(model)
     if projections is None:
         return pad_fields(pooled_BT, field_dims=dims)
     return torch.cat(projections(pooled_BT), dim=1).view(len(pooled_BT), len(dims), projections.dim)
 
 
-def feature_loads(model: RankingModel, *, lengths: dict[str, float]) -> tuple[FeatureLoad, ...]:
+def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLoad, ...]:
     """What each feature costs.
 
     Args:
@@ -168,7 +185,7 @@ def feature_loads(model: RankingModel, *, lengths: dict[str, float]) -> tuple[Fe
     """
     tables = model.embeddings
     loads = []
-    for spec in model.inputs.fields:
+    for spec in model.inputs.lookups:
         place = tables.tables.places[spec.table]
         is_list = isinstance(spec, JaggedSpec)
         loads.append(
@@ -192,15 +209,20 @@ def table_bytes(optimizer: TableOptimizerKind, *, num_rows: int, dim: int) -> in
     return 4 * (num_rows * dim + state)
 
 
-def _projections(model: RankingModel) -> FieldAlignment | None:
+def lookup_dims(model: Model) -> tuple[int, ...]:
+    """Columns of the embedding of each feature, in the order of `inputs.lookups`."""
+    return tuple(model.embeddings.tables.places[spec.table].dim for spec in model.inputs.lookups)
+
+
+def _projections(model: Model) -> FieldAlignment | None:
     """The model's map of its pooled embeddings into one space, if it has one."""
     for module in model.modules():
-        if isinstance(module, FieldAlignment) and module.field_dims == model.embeddings.field_dims:
+        if isinstance(module, FieldAlignment) and module.field_dims == lookup_dims(model):
             return module
     return None
 
 
-def _note(model: RankingModel) -> str:
+def _note(model: Model) -> str:
     if model.towers is not None:
         return "the run has towers already; embeddings of a flat run show better what belongs together"
     if _projections(model) is None:

@@ -182,13 +182,13 @@ def simulate_run(
 
 def neighbours(inputs: InputSpec, *, most: int) -> Towers:
     """Blocks of neighbouring tables, with about the same number of features: the largest power of two up to `most`."""
-    tables = list(dict.fromkeys(spec.table for spec in inputs.fields))
+    tables = list(dict.fromkeys(spec.table for spec in inputs.lookups))
     count = 1
     while count * 2 <= min(most, len(tables)):
         count *= 2
     bounds = [len(tables) * index // count for index in range(count + 1)]
     blocks = [set(tables[first:last]) for first, last in pairwise(bounds)]
-    towers = tuple(tuple(spec.name for spec in inputs.fields if spec.table in block) for block in blocks)
+    towers = tuple(tuple(spec.name for spec in inputs.lookups if spec.table in block) for block in blocks)
     return Towers(towers=towers, strategy="sequential")
 
 

@@ -31,8 +31,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format, replacing
 from ziggurat.files import digest_of as digest_of_data
-from ziggurat.models import build_model, flops_per_sample, num_parameters
-from ziggurat.models.ranking_model import RankingModel
+from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig
@@ -64,7 +63,7 @@ class RunCost:
     step_flops: int
 
     @staticmethod
-    def of(model: RankingModel) -> RunCost:
+    def of(model: Model) -> RunCost:
         """Counted exactly; see `models/cost.py`."""
         parameters, flops = num_parameters(model), flops_per_sample(model)
         return RunCost(

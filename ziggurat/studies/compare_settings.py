@@ -25,6 +25,7 @@ from typing import Any
 from ziggurat.errors import ConfigError
 from ziggurat.models import (
     AutoIntConfig,
+    BuiltInConfig,
     CrossConfig,
     DCNv2Config,
     DeepFMConfig,
@@ -38,7 +39,6 @@ from ziggurat.models import (
     LogisticRegressionConfig,
     MaskNetConfig,
     MLPConfig,
-    ModelConfig,
     Normalization,
     WukongConfig,
     XDeepFMConfig,
@@ -72,7 +72,7 @@ class ModelSettings:
         rate: factor on both learning rates; `recipe` only.
     """
 
-    model: ModelConfig
+    model: BuiltInConfig
     embedding_l2: float
     rate: float = 1.0
 
@@ -166,7 +166,7 @@ _OTHER_MLP = _mlp(128, 128, dropout=0.2)
 _OTHER_L2 = 0.3
 
 
-def _other(model: ModelConfig) -> ModelSettings:
+def _other(model: BuiltInConfig) -> ModelSettings:
     return ModelSettings(model=model, embedding_l2=_OTHER_L2)
 
 

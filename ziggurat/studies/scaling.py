@@ -24,11 +24,11 @@ from dataclasses import replace
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import (
+    BuiltInConfig,
     DCNv2Config,
     DLRMConfig,
     DNNConfig,
     MLPConfig,
-    ModelConfig,
     WukongConfig,
     build_model,
     flops_per_sample,
@@ -39,12 +39,12 @@ MAX_CROSS_LAYERS = 4
 _MAX_WIDTH = 4096.0
 
 
-def forward_flops(config: ModelConfig, inputs: InputSpec) -> int:
+def forward_flops(config: BuiltInConfig, inputs: InputSpec) -> int:
     """FLOPs of a forward pass of one sample."""
     return flops_per_sample(build_model(config, inputs, seed=0, draw_tables=False)).forward
 
 
-def grow(config: ModelConfig, inputs: InputSpec, *, factor: float) -> ModelConfig:
+def grow(config: BuiltInConfig, inputs: InputSpec, *, factor: float) -> BuiltInConfig:
     """Settings with `factor` times the FLOPs of `config`, as near as whole numbers allow.
 
     Args:
@@ -88,7 +88,7 @@ def widened(mlp: MLPConfig, factor: float) -> MLPConfig:
     return replace(mlp, hidden_dims=tuple(max(1, round(width * factor)) for width in mlp.hidden_dims))
 
 
-def _grow_wukong(config: WukongConfig, inputs: InputSpec, *, target: float) -> ModelConfig:
+def _grow_wukong(config: WukongConfig, inputs: InputSpec, *, target: float) -> BuiltInConfig:
     """Layers first, while they fit; then everything in a layer together."""
     assert len({len(each) for each in (config.num_fm, config.num_linear, config.rank)}) == 1, "equal layers"
     layers = config.num_layers
@@ -96,7 +96,7 @@ def _grow_wukong(config: WukongConfig, inputs: InputSpec, *, target: float) -> M
         layers += 1
     deep = replace(config, num_layers=layers)
 
-    def wider(s: float) -> ModelConfig:
+    def wider(s: float) -> BuiltInConfig:
         def times(sizes: tuple[int, ...]) -> tuple[int, ...]:
             return tuple(max(1, round(size * s)) for size in sizes)
 
@@ -111,7 +111,7 @@ def _grow_wukong(config: WukongConfig, inputs: InputSpec, *, target: float) -> M
     return _widen(wider)(inputs, target)
 
 
-def _grow_dcn_v2(config: DCNv2Config, inputs: InputSpec, *, target: float) -> ModelConfig:
+def _grow_dcn_v2(config: DCNv2Config, inputs: InputSpec, *, target: float) -> BuiltInConfig:
     """Cross layers first, while they fit; then the deep network."""
 
     def crossed(layers: int) -> DCNv2Config:
@@ -124,10 +124,10 @@ def _grow_dcn_v2(config: DCNv2Config, inputs: InputSpec, *, target: float) -> Mo
     return _widen(lambda s: replace(deep, deep=widened(deep.deep, s)))(inputs, target)
 
 
-def _widen(wider: Callable[[float], ModelConfig]) -> Callable[[InputSpec, float], ModelConfig]:
+def _widen(wider: Callable[[float], BuiltInConfig]) -> Callable[[InputSpec, float], BuiltInConfig]:
     """Bisect the factor of widths between 1 and 4096 until the FLOPs meet a target."""
 
-    def found(inputs: InputSpec, target: float) -> ModelConfig:
+    def found(inputs: InputSpec, target: float) -> BuiltInConfig:
         low, high = 1.0, 2.0
         while high < _MAX_WIDTH and forward_flops(wider(high), inputs) < target:
             low, high = high, high * 2.0

@@ -22,12 +22,12 @@ import torch
 from ziggurat.config import override
 from ziggurat.errors import ConfigError
 from ziggurat.models import (
+    BuiltInConfig,
     CrossConfig,
     DCNv2Config,
     DLRMConfig,
     DNNConfig,
     MLPConfig,
-    ModelConfig,
     Normalization,
     WukongConfig,
 )
@@ -41,7 +41,7 @@ from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, fit_with_band
 from ziggurat.training.progress import NoProgress, Progress
 
-SMALLEST: dict[str, ModelConfig] = {
+SMALLEST: dict[str, BuiltInConfig] = {
     "wukong": WukongConfig(
         embedding_dim=8,
         num_layers=1,
@@ -121,7 +121,7 @@ class ScaledPoint:
     """
 
     factor: float
-    model: ModelConfig
+    model: BuiltInConfig
     runs: tuple[RunRecord, ...]
 
     @property
@@ -158,7 +158,7 @@ class ScaledModel:
         return {"name": self.name, "falls": self.falls, "points": points, "law": dataclasses.asdict(self.fitted)}
 
 
-def smallest(name: str) -> ModelConfig:
+def smallest(name: str) -> BuiltInConfig:
     """The settings that a model starts from."""
     return scale_model(SMALLEST[name])
 

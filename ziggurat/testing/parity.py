@@ -23,14 +23,13 @@ from torch.distributed.tensor import DTensor
 
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
-from ziggurat.models import RankingModel
+from ziggurat.models import Model, Outputs
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
-from ziggurat.training.losses import loss_sums
 
 _LEARNING_RATE = 0.1
 
@@ -49,7 +48,7 @@ class Tolerance:
 
 
 def assert_same_as_single_device(
-    build: Callable[[], RankingModel],
+    build: Callable[[], Model],
     plan: Plan,
     *,
     batch: Batch,
@@ -81,22 +80,22 @@ def assert_same_as_single_device(
     single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)
     many_dense = torch.optim.SGD(many.parameters(), lr=_LEARNING_RATE)
     pipeline = Pipeline(many, parallel, num_parts=num_parts)
-    weight = loss_sums(torch.zeros_like(local.labels), local.labels, local.weights, inputs=many.inputs).weight
+    weight = many.loss_weight(local)
     if topology.world.process_group is not None:
         dist.all_reduce(weight)
 
-    def share_of_loss(logits: Tensor, samples: Batch) -> Tensor:
-        return loss_sums(logits, samples.labels, samples.weights, inputs=many.inputs).mean(weight)
+    def share_of_loss(outputs: Outputs, samples: Batch) -> Tensor:
+        return many.loss(outputs, samples).mean(weight)
 
     for step in range(2):
         mine = slice(bounds[topology.rank], bounds[topology.rank + 1])
         with torch.no_grad():
             limit = tolerance.fields if step == 0 else tolerance.others
             _same(f"fields of step {step + 1}", many.fields(local), single.fields(batch)[mine], limit)
-        wanted = single(batch)
-        loss_sums(wanted, batch.labels, batch.weights, inputs=single.inputs).mean().backward()
+        wanted = single.forward_dense(single.embed(batch))
+        single.loss(wanted, batch).mean().backward()
         with torch.no_grad():
-            _same(f"logits of step {step + 1}", many(local), wanted[mine], tolerance.others)
+            _same(f"logits of step {step + 1}", many(local), wanted.logits[mine], tolerance.others)
         pipeline.step(local, loss_of=share_of_loss)
         _compare_dense(single, many, tolerance.others, gradients=True)
         single_dense.step()
@@ -111,7 +110,7 @@ def assert_same_as_single_device(
 
 
 def assert_same_sequences(
-    build: Callable[[], RankingModel],
+    build: Callable[[], Model],
     plan: Plan,
     *,
     batch: Batch,
@@ -171,7 +170,7 @@ def _uneven(size: int, world_size: int) -> list[int]:
     return [size * sum(weights[: rank + 1]) // sum(weights) for rank in range(world_size - 1)]
 
 
-def _compare_dense(single: RankingModel, many: RankingModel, limit: float, *, gradients: bool) -> None:
+def _compare_dense(single: Model, many: Model, limit: float, *, gradients: bool) -> None:
     wanted = dict(single.named_parameters())
     for name, parameter in many.named_parameters():
         value = parameter.grad if gradients else parameter.detach()
@@ -184,7 +183,7 @@ def _compare_dense(single: RankingModel, many: RankingModel, limit: float, *, gr
         _same(f"{'gradient of ' if gradients else ''}{name}", whole, target, limit)
 
 
-def _compare_tables(single: RankingModel, many: RankingModel, limit: float) -> None:
+def _compare_tables(single: Model, many: Model, limit: float) -> None:
     embeddings = many.embeddings
     assert isinstance(embeddings, ShardedEmbeddings)
     tables = embeddings.tables
@@ -195,7 +194,7 @@ def _compare_tables(single: RankingModel, many: RankingModel, limit: float) -> N
             _same(f"table {shard.table}", tables.part(shard), wanted, limit)
 
 
-def _compare_copies(many: RankingModel, topology: Topology) -> None:
+def _compare_copies(many: Model, topology: Topology) -> None:
     """Tables that several ranks have a copy of are the same bits on all of them."""
     tables = many.embeddings.tables
     assert isinstance(tables, ShardedTables)

@@ -19,7 +19,7 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.training.calibration import calibration_curve
 from ziggurat.training.metrics import MetricAccumulator, gather_rows
 from ziggurat.training.progress import NoProgress, Progress
@@ -51,7 +51,7 @@ def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size:
 
 
 def gathered_scores_of(
-    model: RankingModel,
+    model: Model,
     batches: Iterable[Batch],
     *,
     progress: Progress | None = None,
@@ -71,7 +71,7 @@ def gathered_scores_of(
         yield rows, scores
 
 
-def scores_of(model: RankingModel, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
+def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
     """For each batch, `(batch, scores)` with scores a float32 array (B, L)."""
     device = next(iter(model.parameters()), torch.zeros(())).device
     binary = torch.tensor([label.task is Task.BINARY for label in model.inputs.labels], device=device)
@@ -92,7 +92,7 @@ def scores_of(model: RankingModel, batches: Iterable[Batch], *, progress: Progre
 
 
 def evaluate_batches(
-    model: RankingModel,
+    model: Model,
     batches: Iterable[Batch],
     *,
     inputs: InputSpec,

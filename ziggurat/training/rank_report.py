@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.embeddings import ShardedEmbeddings
@@ -26,7 +26,7 @@ _DENSE = {
 
 
 def rank_sections(
-    model: RankingModel, parallel: Parallel, *, overlaps: list[str], compute: torch.dtype
+    model: Model, parallel: Parallel, *, overlaps: list[str], compute: torch.dtype
 ) -> dict[str, dict[str, str]]:
     """Sections of the start-up report: ranks, links, overlap, and the plan.
 
@@ -61,7 +61,7 @@ def rank_sections(
     return {"Ranks": lines, "Plan": plan}
 
 
-def kernel_report(model: RankingModel) -> dict[str, Any]:
+def kernel_report(model: Model) -> dict[str, Any]:
     """Lookup kernels; of a parallel model those of this rank's tables."""
     embeddings = model.embeddings
     if not isinstance(embeddings, ShardedEmbeddings):

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from ziggurat.models import RankingModel, flops_per_sample, num_parameters
-from ziggurat.models.blocks.dot import PairwiseDot
-from ziggurat.models.blocks.fieldwise import FieldMix
+from ziggurat.models import Model, flops_per_sample, num_parameters
 from ziggurat.models.cost import ParameterCount
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
@@ -91,7 +89,7 @@ class ModelFacts:
     has_mixes: bool
 
     @staticmethod
-    def of(model: RankingModel) -> ModelFacts:
+    def of(model: Model) -> ModelFacts:
         """The facts of a model that is not parallel yet."""
         return ModelFacts(
             parameters=num_parameters(model),
@@ -146,7 +144,7 @@ def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:
     return rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=compute)
 
 
-def tower_section(model: RankingModel) -> dict[str, dict[str, str]]:
+def tower_section(model: Model) -> dict[str, dict[str, str]]:
     """The section on towers: their module, and for each its features and compression; none for a flat model."""
     if model.towers is None:
         return {}

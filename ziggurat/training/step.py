@@ -1,8 +1,8 @@
 """One training step: forward, loss, backward, guard, clip, update. The trainer and the benchmarks run this very code.
 
-    lookup (FP32 tables) ─► towers, if any (eager) ─► interact (eager or compiled) ─► loss (FP32)
-                            └───────── FP32 or BF16 ─────────┘   │ backward
-    dense gradients ──┐                                          ▼
+    embed: lookup (FP32 tables), towers (eager) ─► forward_dense (eager or compiled) ─► loss (FP32)
+                                 └─────────── FP32 or BF16 ───────────┘           │ backward
+    dense gradients ──┐                                                           ▼
     table gradients ──┴─► all finite? ─► clip the global norm ─► dense optimizer, table optimizer
 
 On many ranks the same step runs on each, with its own samples: what it adds up over ranks stands in `world_sums.py`,
@@ -30,14 +30,13 @@ from ziggurat.cache import cache_folder
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.models import RankingModel
+from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.ops.allocator import keep_freed_memory
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.losses import loss_sums
 from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.weight_average import WeightAverage
 from ziggurat.training.world_sums import WorldSums, local
@@ -71,7 +70,7 @@ class TrainStep:
     On the CPU the process keeps freed memory from here on (see `ziggurat.ops.allocator`; `memory` says what was done).
     """
 
-    def __init__(self, model: RankingModel, config: TrainingConfig, *, parallel: Parallel | None = None) -> None:
+    def __init__(self, model: Model, config: TrainingConfig, *, parallel: Parallel | None = None) -> None:
         self.model = model
         self.config = config
         self.parallel = parallel
@@ -101,7 +100,8 @@ class TrainStep:
         self.average = _weight_average(model, config, fused=fused, parallel=parallel)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
-        self._interact = compiled_interact(model, config.compile)
+        self._forward_dense = compiled_dense(model, config.compile)
+        self._is_weight_checked = parallel is None
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult:
         """Train on one batch.
@@ -137,12 +137,16 @@ class TrainStep:
         if self.table_optimizer is not None:
             self.table_optimizer.zero_grad()
 
-    def logits(self, batch: Batch) -> Tensor:
+    def outputs(self, batch: Batch) -> Outputs:
         """Forward pass in the step's precision; full batches run the compiled network, others the eager one."""
         full = batch.batch_size == self.config.loader.batch_size
-        interact = self._interact if full else self.model.interact
-        with self._autocast():  # of the tower modules too; `fields` leaves the lookup out
-            return interact(batch.dense, self.model.fields(batch), batch.vectors).float()
+        with self._autocast():  # of the tower modules too; `embed` leaves the lookup out
+            embedded = self.model.embed(batch)
+            if not full or self.config.compile is Compile.OFF:
+                return self.model.forward_dense(embedded)
+            for sequence in embedded.sequences.values():
+                torch._dynamo.maybe_mark_dynamic(sequence.values, 0)  # lists of a batch have any number of rows
+            return self._forward_dense(embedded)
 
     def overlaps(self) -> list[str]:
         """What travels while something is computed, on many ranks."""
@@ -159,16 +163,15 @@ class TrainStep:
 
     def _forward_backward(self, batch: Batch, upcoming: Batch | None = None) -> Tensor:
         if self._pipeline is not None:
-            weight = self._world.start_weight(batch)
+            weight = self._world.start_weight(self.model.loss_weight(batch))
 
-            def loss_of(logits_BL: Tensor, part: Batch) -> Tensor:
-                sums = loss_sums(logits_BL, part.labels, part.weights, inputs=self.model.inputs)
+            def loss_of(outputs: Outputs, part: Batch) -> Tensor:
+                sums = self.model.loss(outputs, part)
+                self._check_weight(sums, part)
                 return sums.mean(weight.wait())  # this part's share of the global loss
 
-            with self._autocast():
-                return self._pipeline.step(batch, loss_of=loss_of, upcoming=upcoming)
-        sums = loss_sums(self.logits(batch), batch.labels, batch.weights, inputs=self.model.inputs)
-        loss = sums.mean()
+            return self._pipeline.step(batch, loss_of=loss_of, autocast=self._autocast, upcoming=upcoming)
+        loss = self.model.loss(self.outputs(batch), batch).mean()
         if loss.requires_grad:
             loss.backward()
         if self._whole_tables and self.config.embedding_l2:
@@ -176,6 +179,20 @@ class TrainStep:
             tables = [table.detach() for table in self._whole_tables if table.grad is not None]
             torch._foreach_add_(gradients, tables, alpha=self.config.embedding_l2)
         return loss
+
+    def _check_weight(self, sums: LossSums, batch: Batch) -> None:
+        """Once: the weight that ranks add up ahead must be the one that the loss divides by."""
+        if self._is_weight_checked:
+            return
+        expected = self.model.loss_weight(batch)
+        if expected.shape != sums.weight.shape or not torch.allclose(expected, sums.weight.detach()):
+            raise ConfigError(
+                expected=f"loss_weight(batch) of the model to be the weight of its loss, {sums.weight.tolist()}",
+                found=str(expected.tolist()),
+                where=f"model {type(self.model).__name__}, on several ranks",
+                ways_out="override loss_weight beside loss",
+            )
+        self._is_weight_checked = True
 
     def _guard(self, loss: float) -> tuple[float, float, bool]:
         """The loss of all ranks, the factor that clips the gradients, and whether everything is finite."""
@@ -223,17 +240,17 @@ class TrainStep:
         return contextlib.nullcontext()
 
 
-def compiled_interact(model: RankingModel, mode: Compile) -> Callable[..., Tensor]:
+def compiled_dense(model: Model, mode: Compile) -> Callable[[Embedded], Outputs]:
     """The dense network of a model, compiled as asked; artifacts are cached for the next process."""
     if mode is Compile.OFF:
-        return model.interact
+        return model.forward_dense
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
-    return torch.compile(model.interact, fullgraph=True, dynamic=False, mode=inductor_mode)
+    return torch.compile(model.forward_dense, fullgraph=True, dynamic=False, mode=inductor_mode)
 
 
 def _weight_average(
-    model: RankingModel, config: TrainingConfig, *, fused: bool, parallel: Parallel | None
+    model: Model, config: TrainingConfig, *, fused: bool, parallel: Parallel | None
 ) -> WeightAverage | None:
     if not config.weight_average:
         return None
@@ -262,7 +279,11 @@ def _dense_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> 
     rate, decay = config.learning_rate, config.weight_decay
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
-    groups = [{"params": group} for group in (whole, parts) if group]
+    # Torch's fused SGD and Adagrad do not know parts of weights; its one-kernel-a-step form (`foreach`) does.
+    fused_parts = config.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
+    groups = [{"params": whole}] if whole else []
+    if parts:
+        groups.append({"params": parts, "fused": fused_parts, "foreach": not fused_parts})
     match config.optimizer:
         case DenseOptimizer.ADAM:
             return torch.optim.Adam(groups, lr=rate, weight_decay=decay, fused=True)

@@ -24,7 +24,7 @@ from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.embeddings import BatchShape
 from ziggurat.features.batch import Batch
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.embeddings import ShardedEmbeddings
@@ -95,7 +95,7 @@ class Team:
         """Where this rank shows progress."""
         return progress if progress is not None and self.is_first else NoProgress()
 
-    def train_step(self, model: RankingModel, config: TrainingConfig) -> TrainStep:
+    def train_step(self, model: Model, config: TrainingConfig) -> TrainStep:
         """The step, in one precision and with one lookup kernel on all ranks."""
         if self._agreement is None or self.parallel is None:
             return TrainStep(model, config, parallel=self.parallel)
@@ -109,7 +109,7 @@ class Team:
         self.parallel.traffic.reset()
         return step
 
-    def kernel_name(self, model: RankingModel) -> KernelChoice:
+    def kernel_name(self, model: Model) -> KernelChoice:
         """What looks up embeddings, the same on all ranks."""
         embeddings = model.embeddings
         if not isinstance(embeddings, ShardedEmbeddings):
@@ -139,7 +139,7 @@ class Team:
             return ((batch.to(device), None) for batch in batches)
         return with_next(batches, device=device)
 
-    def drain(self, model: RankingModel) -> None:
+    def drain(self, model: Model) -> None:
         """Receive what was sent ahead for a step that will not come."""
         if isinstance(model.embeddings, ShardedEmbeddings):
             model.embeddings.drain()
@@ -151,7 +151,7 @@ class Team:
         named = [f"{text} on rank {rank}" for rank, text in enumerate(self._agreement.gather(mine)) if text != OVERFLOW]
         return named[0] if named else mine
 
-    def _agree_on_kernel(self, model: RankingModel, shape: BatchShape) -> None:
+    def _agree_on_kernel(self, model: Model, shape: BatchShape) -> None:
         assert self._agreement is not None
         embeddings = model.embeddings
         assert isinstance(embeddings, ShardedEmbeddings)

@@ -26,7 +26,7 @@ import torch
 from ziggurat.data.encoded.loader import Loader
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.checkpoint import JSON, CheckpointStore, Match
@@ -89,7 +89,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: RankingModel,
+        model: Model,
         *,
         config: TrainingConfig,
         train: Any,

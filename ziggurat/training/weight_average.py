@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 
 LIVE = "live."
 COUNT = "average_count"
@@ -35,7 +35,7 @@ class WeightAverage:
         decay: β, 0 < β < 1.
     """
 
-    def __init__(self, model: RankingModel, *, decay: float) -> None:
+    def __init__(self, model: Model, *, decay: float) -> None:
         self.decay = decay
         self.live = dict(model.state_dict())
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}

@@ -29,10 +29,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ziggurat.features.batch import Batch
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.training.losses import labelled_weight
 
 
 class PendingWeight:
@@ -42,7 +40,7 @@ class PendingWeight:
         self._weight_L, self._work = weight_L, work
 
     def wait(self) -> Float[Tensor, "L"] | None:
-        """The weight; None on one device, where a batch's own weight is the global one."""
+        """The weight; None without `parallelize`, where a batch's own weight is the global one."""
         if self._work is not None:
             with communicating("loss weights"):
                 self._work.wait()
@@ -62,11 +60,16 @@ class WorldSums:
         self._group = None if parallel is None else parallel.topology.world.process_group
         self._counted = [value for name, value in named.items() if self._counts(name, value)]
 
-    def start_weight(self, batch: Batch) -> PendingWeight:
-        """Start to add up the labelled weight of this step's batches."""
-        if self._group is None or self._parallel is None:
+    def start_weight(self, weight_L: Float[Tensor, "L"]) -> PendingWeight:
+        """Start to add up the weight of this step's batches.
+
+        Args:
+            weight_L: `Model.loss_weight` of this rank's batch; overwritten.
+        """
+        if self._parallel is None:
             return PendingWeight(None, None)
-        weight_L = labelled_weight(batch.labels, batch.weights)
+        if self._group is None:
+            return PendingWeight(weight_L, None)
         self._parallel.traffic.count_reduction("loss weights", num_bytes=weight_L.numel() * weight_L.element_size())
         with communicating("loss weights"):
             work = dist.all_reduce(weight_L, group=self._group, async_op=True)

@@ -18,10 +18,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ziggurat.features.inputs import InputSpec, JaggedSpec
-from ziggurat.models import RankingModel, build_model
-from ziggurat.models.blocks.dense_inputs import DenseInputs
-from ziggurat.models.blocks.dot import PairwiseDot
-from ziggurat.models.blocks.fieldwise import BatchedLinear
+from ziggurat.models import Model, build_model
 from ziggurat.models.build import ModelConfig
 from ziggurat.models.cost import flops_of
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
@@ -121,7 +118,7 @@ def step_work(
     """
     small = replace(inputs, tables=tuple(replace(table, num_rows=_SMALL_ROWS) for table in inputs.tables))
     model = build_model(config, small, seed=0, towers=towers, draw_tables=False)
-    dims = {spec.table: dim for spec, dim in zip(inputs.fields, model.embeddings.field_dims, strict=True)}
+    dims = {name: place.dim for name, place in model.embeddings.tables.places.items()}
     optimizer = model.embeddings.config.optimizer
     raw = model.linears_on_raw_inputs()
     inner = {id(module) for module in model.embeddings.modules()}
@@ -134,7 +131,7 @@ def step_work(
         model=config.kind,
         batch_size=batch_size,
         tables=table_profiles(inputs, dims=dims, optimizer=optimizer, list_lengths=list_lengths or {}),
-        fields=tuple((spec.name, spec.table, dims[spec.table]) for spec in inputs.fields),
+        fields=tuple((spec.name, spec.table, dims[spec.table]) for spec in inputs.lookups),
         bottom=_network(bottom, on_raw_inputs=raw),
         top=_network(top, on_raw_inputs=raw),
         towers=_towers(model),
@@ -154,7 +151,7 @@ def table_profiles(
     """
     profiles = []
     for table in inputs.tables:
-        users = [spec for spec in inputs.fields if spec.table == table.name]
+        users = [spec for spec in inputs.lookups if spec.table == table.name]
         rows = sum(list_lengths.get(spec.name, 1.0) if isinstance(spec, JaggedSpec) else 1.0 for spec in users)
         dim = dims.get(table.name, table.embedding_dim or 1)
         a_row, an_element = state_bytes(optimizer)
@@ -181,7 +178,7 @@ def state_bytes(optimizer: TableOptimizerKind) -> tuple[int, int]:
     return 4 * a_row, 4 * (len(shapes) - a_row)
 
 
-def _towers(model: RankingModel) -> tuple[TowerWork, ...]:
+def _towers(model: Model) -> tuple[TowerWork, ...]:
     layer = model.towers
     if layer is None:
         return ()

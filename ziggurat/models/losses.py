@@ -81,7 +81,7 @@ def loss_sums(
     """Numerators and denominators of `loss_of`, for sums over ranks or over accumulated batches."""
     logits_BL = logits_BL.float()
     known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
-    weights_BL = _labelled_weights(labels_BL, weights_B)
+    weights_BL = labelled_weights(labels_BL, weights_B)
     losses = [
         _sample_losses(logits_BL[:, column], known_BL[:, column], label.task)
         for column, label in enumerate(inputs.labels)
@@ -92,7 +92,7 @@ def loss_sums(
 
 def labelled_weight(labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None) -> Float[Tensor, "L"]:
     """`LossSums.weight` of a batch, known before the forward pass, so that its sum over ranks can travel meanwhile."""
-    return _labelled_weights(labels_BL, weights_B).sum(dim=0)
+    return labelled_weights(labels_BL, weights_B).sum(dim=0)
 
 
 def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
@@ -102,7 +102,10 @@ def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) ->
     return torch.where(is_binary_L, logits_BL.sigmoid(), logits_BL)
 
 
-def _labelled_weights(labels_BL: Tensor, weights_B: Tensor | None) -> Tensor:
+def labelled_weights(
+    labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None
+) -> Float[Tensor, "B L"]:
+    """w_b m_bl: the weight of each sample for each label, 0 where the label is missing."""
     present_BL = labels_BL.isnan().logical_not()
     return present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
 

@@ -8,7 +8,7 @@ import torch
 
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
-from ziggurat.training.losses import loss_of, loss_sums, scores_from_logits
+from ziggurat.models.losses import loss_of, loss_sums, scores_from_logits
 
 CLICK = InputSpec(labels=(LabelSpec(name="click"),))
 MIXED = InputSpec(labels=(LabelSpec(name="click"), LabelSpec(name="stars", task=Task.REGRESSION)))

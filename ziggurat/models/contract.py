@@ -1,0 +1,170 @@
+"""The contract of a model: three methods, and what passes between them.
+
+    batch ──► embed ──► Embedded(dense, fields, sequences, vectors) ──► forward_dense ──► Outputs(logits, named)
+                                                                                             │
+                                                                    LossSums ◄── loss ◄──────┴── batch (labels, weights)
+
+`embed` does what `parallelize` spreads over ranks: lookups, pooled and un-pooled, and towers. `forward_dense` is the
+dense network: torch operations alone, which may be compiled as one graph, autocast, and replicated or sharded. `loss`
+reads whatever `forward_dense` returned and the real labels. The parts are kept apart because they differ in everything
+else: tables are huge, sparse, and updated row by row by their own optimizer; tower modules live where their tables
+live; the dense network is small. The training step, the pipeline, evaluation and scoring call these three methods and
+nothing else, so training and evaluation take one path.
+
+A model is written for one device: no process group, optimizer or file appears in it. `Embedded`, `Outputs` and
+`Unpooled` are pytrees of torch, so compilation and FSDP find the tensors in them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ziggurat.embeddings import EmbeddingTables
+from ziggurat.embeddings.tables import pad_lists
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.models.losses import LossSums, labelled_weight, loss_sums
+from ziggurat.models.towers import TowerLayer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unpooled:
+    """The vectors of a list feature, one for each row, not pooled: those of sample b at offsets[b] … offsets[b + 1].
+
+    Args:
+        values: (N, D) vectors, sample after sample.
+        offsets: (B + 1,) from 0 to N.
+    """
+
+    values: Float[Tensor, "N D"]
+    offsets: Int64[Tensor, "B+1"]
+
+    @property
+    def samples(self) -> Int64[Tensor, "N"]:
+        """The sample of each vector."""
+        lengths_B = self.offsets.diff()
+        samples_B = torch.arange(lengths_B.shape[0], device=lengths_B.device)
+        return samples_B.repeat_interleave(lengths_B, output_size=self.values.shape[0])
+
+    def mean(self) -> Float[Tensor, "B D"]:
+        """The mean of each list; zeros for an empty one."""
+        lengths_B = self.offsets.diff()
+        sums_BD = self.values.new_zeros(lengths_B.shape[0], self.values.shape[1])
+        return sums_BD.index_add(0, self.samples, self.values) / lengths_B.clamp(min=1).unsqueeze(1)
+
+    def padded(self) -> tuple[Float[Tensor, "B T D"], Bool[Tensor, "B T"]]:
+        """Vectors as long as the longest list of the batch, zeros after the end of a list; and what lies inside.
+
+        The shape depends on data, so this is for networks that are not compiled.
+        """
+        return pad_lists(self.values, self.offsets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedded:
+    """What `embed` gives and the dense network reads.
+
+    Args:
+        dense: (B, N) numbers after their transforms.
+        fields: (B, X) all pooled fields side by side: embeddings in the order of `inputs.fields`, or what towers
+            make of them.
+        sequences: the lists that are not pooled (`Pooling.NONE`), by feature name.
+        vectors: (B, dim) pretrained vectors, by feature name.
+    """
+
+    dense: Float[Tensor, "B N"]
+    fields: Float[Tensor, "B X"]
+    sequences: dict[str, Unpooled] = field(default_factory=dict)
+    vectors: dict[str, Float[Tensor, "B V"]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What the dense network gives.
+
+    Args:
+        logits: (B, L), one for each label (a regression label's logit is its predicted value).
+        named: further tensors that `loss` reads, by a name of the model's choice.
+    """
+
+    logits: Float[Tensor, "B L"]
+    named: dict[str, Tensor] = field(default_factory=dict)
+
+
+for _kind in (Unpooled, Embedded, Outputs):
+    pytree.register_dataclass(_kind)
+
+
+class Model(nn.Module, ABC):
+    """Scores samples. A model of your own derives from this class and implements `forward_dense`, at least.
+
+    Names of submodules are the keys of checkpoints. Weights of the model are either below `embeddings`, below
+    `towers`, or part of the dense network.
+
+    Args:
+        inputs: names, order and sizes of what is in a batch.
+        embeddings: the tables; `embeddings.field_dims` must fit the model.
+        towers: groups of features behind tower modules; None for a flat model.
+    """
+
+    def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.embeddings = embeddings
+        self.towers = towers
+
+    @property
+    def field_dims(self) -> tuple[int, ...]:
+        """Numbers of each field in `Embedded.fields`: outputs of the towers, or pooled embeddings."""
+        return self.embeddings.field_dims if self.towers is None else self.towers.field_dims
+
+    def forward(self, batch: Batch) -> Float[Tensor, "B L"]:
+        """Logits of every sample and label (a regression label's logit is its predicted value)."""
+        return self.forward_dense(self.embed(batch)).logits
+
+    def embed(self, batch: Batch) -> Embedded:
+        """Everything below the dense network: pooled fields, through towers if there are any, and un-pooled lists."""
+        fields_BX = self.fields(batch)
+        return Embedded(
+            dense=batch.dense,
+            fields=fields_BX,
+            sequences={spec.name: self.unpooled(batch, spec.name) for spec in self.inputs.sequences},
+            vectors=batch.vectors,
+        )
+
+    def fields(self, batch: Batch) -> Float[Tensor, "B X"]:
+        """Pooled embeddings, then towers if there are any; X = Σ field_dims.
+
+        Under autocast the tower modules compute in its dtype, as the dense network does; the lookup never does. A
+        pipeline on many ranks starts exactly this part ahead, so an `embed` of your own asks for fields here.
+        """
+        with torch.autocast(batch.dense.device.type, enabled=False):
+            pooled_BT = self.embeddings(batch)
+        return pooled_BT if self.towers is None else self.towers(pooled_BT)
+
+    def unpooled(self, batch: Batch, name: str) -> Unpooled:
+        """The vectors of a list feature, one for each of its rows."""
+        with torch.autocast(batch.dense.device.type, enabled=False):
+            values_ND, offsets_B1 = self.embeddings.unpooled(batch, name)
+        return Unpooled(values=values_ND, offsets=offsets_B1)
+
+    @abstractmethod
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        """The dense network: pure torch operations, traceable as one graph."""
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
+        """Numerators and denominators of the loss; by default of the labels' losses, weighted.
+
+        A loss whose denominators are others than the labelled weight overrides `loss_weight` as well.
+        """
+        return loss_sums(outputs.logits, batch.labels, batch.weights, inputs=self.inputs)
+
+    def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
+        """`LossSums.weight` of a batch before its forward pass, so that the sum over ranks travels meanwhile."""
+        return labelled_weight(batch.labels, batch.weights)
