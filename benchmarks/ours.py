@@ -33,6 +33,7 @@ from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
+    BuiltInConfig,
     CrossConfig,
     CrossKind,
     DCNv2Config,
@@ -41,7 +42,6 @@ from ziggurat.models import (
     DLRMConfig,
     MLPConfig,
     Model,
-    ModelConfig,
     Normalization,
     NumericInput,
     Structure,
@@ -180,7 +180,7 @@ def build(workload: Workload, *, kernel: KernelChoice) -> Model:
     return build_model(config_of(workload, kernel=kernel), inputs_of(workload), seed=workload.seed)
 
 
-def config_of(workload: Workload, *, kernel: KernelChoice = KernelChoice.AUTO) -> ModelConfig:
+def config_of(workload: Workload, *, kernel: KernelChoice = KernelChoice.AUTO) -> BuiltInConfig:
     """Settings of that network."""
     embedding = EmbeddingConfig(dim=workload.dim, kernel=kernel)
     bottom, top = MLPConfig(hidden_dims=workload.bottom_mlp[:-1]), MLPConfig(hidden_dims=workload.top_mlp)

@@ -1,79 +1,161 @@
-"""Models that differ in their tables or in what stands below the interaction, on several ranks as on one device."""
+"""Every built-in model on several ranks as on one device: replicated, sharded, in parts, with and without towers."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import pytest
 
 from tests.parallel.test_parity import TOWERS, inputs, placed
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.features.schema import Pooling
 from ziggurat.models import (
+    MODEL_CONFIGS,
+    AttentionActivation,
+    AutoIntConfig,
+    BuiltInConfig,
+    DCNv2Config,
     DeepFMConfig,
     DHENConfig,
     DINConfig,
+    DLRMConfig,
+    DNNConfig,
     FinalMLPConfig,
+    FinalNetConfig,
+    LogisticRegressionConfig,
+    MaskNetConfig,
     MLPConfig,
-    ModelConfig,
     TowerModuleConfig,
     TowerModuleKind,
     WukongConfig,
+    XDeepFMConfig,
     build_model,
 )
-from ziggurat.models.din import AttentionActivation
+from ziggurat.models.build import TowerModelConfig
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.plan import Placement, Plan
+from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.parallelize import ParallelConfig
+from ziggurat.plan import Placement, Plan, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks
 
 TABLES = EmbeddingConfig(kernel=KernelChoice.TORCH)
-MLP = MLPConfig(hidden_dims=(7,))
+MLP = MLPConfig(hidden_dims=(6,))
 FM = TowerModuleConfig(kind=TowerModuleKind.FM, compression=2.0, fm_rank=2)
+CONFIGS: tuple[BuiltInConfig, ...] = (
+    DLRMConfig(embedding_dim=8, bottom=MLP, top=MLP, embedding=TABLES),
+    DCNv2Config(embedding_dim=8, deep=MLP, embedding=TABLES),
+    DNNConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
+    WukongConfig(
+        embedding_dim=8, num_layers=2, num_fm=(2,), num_linear=(2,), rank=(3,), mlp=MLP, bottom=MLP, head=MLP,
+        embedding=TABLES, tower_module=FM, embeddings_per_feature=2,
+    ),
+    DHENConfig(
+        embedding_dim=8, num_layers=2, num_outputs=(2,), mlp=MLP, bottom=MLP, head=MLP, embedding=TABLES,
+        tower_module=FM,
+    ),
+    LogisticRegressionConfig(embedding=TABLES),
+    DeepFMConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
+    XDeepFMConfig(embedding_dim=8, cin=(3, 2), deep=MLP, embedding=TABLES),
+    AutoIntConfig(embedding_dim=8, num_layers=1, deep=MLP, embedding=TABLES),
+    MaskNetConfig(embedding_dim=8, deep=MLP, embedding=TABLES),
+    FinalMLPConfig(
+        embedding_dim=8, first=MLP, second=MLP, gate=MLP, first_context=("user",), second_context=("shop",),
+        embedding=TABLES,
+    ),
+    FinalNetConfig(embedding_dim=8, first=MLP, second=MLP, embedding=TABLES),
+    DINConfig(
+        embedding_dim=8, histories=("tags",), attention_dims=(5,), deep=MLP, embedding=TABLES,
+        attention_activation=AttentionActivation.RELU,
+    ),
+)  # fmt: skip
 
 
-def config_of(kind: str) -> ModelConfig:
-    match kind:
-        case "wukong":
-            return WukongConfig(
-                embedding_dim=8, num_layers=2, num_fm=(2,), num_linear=(2,), rank=(3,), mlp=MLP, bottom=MLP, head=MLP,
-                embedding=TABLES, tower_module=FM, embeddings_per_feature=2,
-            )  # fmt: skip
-        case "dhen":
-            return DHENConfig(
-                embedding_dim=8, num_layers=2, num_outputs=(2,), mlp=MLP, bottom=MLP, head=MLP, embedding=TABLES,
-                tower_module=FM,
-            )  # fmt: skip
-        case "deepfm":
-            return DeepFMConfig(embedding_dim=8, deep=MLP, embedding=TABLES)
-        case "finalmlp":
-            return FinalMLPConfig(
-                embedding_dim=8, first=MLP, second=MLP, gate=MLP, first_context=("user",), second_context=("shop",),
-                embedding=TABLES,
-            )  # fmt: skip
-        case _:
-            return DINConfig(
-                embedding_dim=8, histories=("tags",), attention_dims=(5,), deep=MLP, embedding=TABLES,
-                attention_activation=AttentionActivation.RELU,
-            )  # fmt: skip
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model and a way to run it."""
+
+    model: BuiltInConfig
+    dense: DenseParallelism = DenseParallelism.DDP
+    num_parts: int = 1
+    numbers: bool = True
+    soft_labels: bool = False
+    towers: Towers | None = None
 
 
-def check(rank: int, plan_json: str, kind: str) -> None:
-    """Runs on every rank."""
+def check(rank: int, plan_json: Any, cases: list[Any]) -> None:
+    """Several cases, one after the other, in one group of processes."""
     del rank
     plan = from_json(Plan, plan_json, where="test")
-    assert_same_as_single_device(
-        lambda: build_model(config_of(kind), inputs(), seed=3, towers=plan.towers),
-        plan,
-        batch=random_batch(inputs(), 13, seed=1),
-        tolerance=Tolerance(fields=1e-6),
+    for each in cases:
+        case = from_json(Case, each, where="test")
+        features = inputs() if case.numbers else dataclasses.replace(inputs(), dense=())
+        batch = random_batch(features, 13, seed=1)
+        if case.soft_labels:
+            batch.labels.mul_(0.7).add_(0.1)
+        try:
+            assert_same_as_single_device(
+                lambda case=case, features=features: build_model(case.model, features, seed=3, towers=case.towers),
+                plan,
+                batch=batch,
+                config=ParallelConfig(dense=case.dense),
+                num_parts=case.num_parts,
+                tolerance=Tolerance(fields=1e-6, others=3e-6),
+                ranks_a_host=2,
+            )
+        except Exception as error:
+            raise AssertionError(f"{case}: {error}") from error
+
+
+def run(plan: Plan, cases: list[Case]) -> None:
+    run_ranks(check, plan.world_size, to_json(plan), [to_json(case) for case in cases])
+
+
+def test_no_model_is_left_out():
+    assert {type(config) for config in CONFIGS} == set(MODEL_CONFIGS)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("dense", [DenseParallelism.DDP, DenseParallelism.FSDP])
+def test_flat_models_equal_one_device(dense: DenseParallelism, num_parts: int):
+    run(
+        placed(2, Placement.TABLE_WISE),
+        [Case(model=model, dense=dense, num_parts=num_parts, soft_labels=True) for model in CONFIGS],
     )
 
 
-@pytest.mark.parametrize("kind", ["deepfm", "finalmlp", "din"])
-def test_flat_models_equal_one_device(kind):
-    run_ranks(check, 2, to_json(placed(2, Placement.TABLE_WISE)), kind)
+@pytest.mark.parametrize("dense", list(DenseParallelism))
+def test_tower_models_equal_one_device(dense: DenseParallelism):
+    models = [model for model in CONFIGS if isinstance(model, TowerModelConfig)]
+    run(
+        placed(4, Placement.TABLE_WISE, TOWERS, 2),
+        [Case(model=model, dense=dense, towers=TOWERS, num_parts=1 + index % 2) for index, model in enumerate(models)],
+    )
 
 
-@pytest.mark.parametrize("kind", ["wukong", "dhen"])
-def test_tower_models_equal_one_device(kind):
-    run_ranks(check, 4, to_json(placed(4, Placement.TABLE_WISE, TOWERS, 2)), kind)
+def test_attention_below_towers_of_a_plan_and_weights_directly_on_a_model():
+    """A plan's towers reorder columns on their way; DIN's histories go another way; each model is as on one device."""
+    din = next(model for model in CONFIGS if isinstance(model, DINConfig))
+    bare = LogisticRegressionConfig(embedding=TABLES)
+    run(
+        placed(4, Placement.TABLE_WISE, TOWERS, 2),
+        [Case(model=din, dense=dense, num_parts=parts) for dense in DenseParallelism for parts in (1, 2)]
+        + [Case(model=bare, numbers=False, dense=dense) for dense in DenseParallelism],
+    )
+
+
+def test_histories_are_looked_up_once():
+    """Un-pooled only: no pooled column of them is made, sent, or thrown away."""
+    din = next(model for model in CONFIGS if isinstance(model, DINConfig))
+    model = build_model(din, inputs(), seed=3)
+    assert [spec.name for spec in model.inputs.sequences] == ["tags"]
+    assert model.inputs.sequences[0].pooling is Pooling.NONE
+    assert len(model.embeddings.field_dims) == len(inputs().lookups) - 1
+    batch = random_batch(inputs(), 5)
+    model(batch).sum().backward()
+    read = [slot.name for parts in model.embeddings.recorded for part in parts for slot in part.layout.slots]
+    assert "tags" not in read
+    assert read.count("shop") == 2  # the single feature, and the history's rows of the same table

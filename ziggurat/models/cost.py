@@ -20,6 +20,7 @@ from torch import nn
 from ziggurat.models.blocks.cross import CrossNetMix, ExpertCores
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import CountsFlops
+from ziggurat.models.contract import Model
 from ziggurat.models.finalmlp import ContextGate
 from ziggurat.models.ranking_model import RankingModel
 
@@ -50,7 +51,7 @@ class ParameterCount:
         return self.embedding + self.dense
 
 
-def num_parameters(model: RankingModel) -> ParameterCount:
+def num_parameters(model: Model) -> ParameterCount:
     """Parameters in tables (rows × columns, reserved rows too) and in the dense network, tower modules included."""
     tables, open_dim = model.embeddings.inputs.tables, model.embeddings.config.dim
     embedding = sum(table.num_rows * (table.embedding_dim or open_dim) for table in tables)
@@ -58,9 +59,14 @@ def num_parameters(model: RankingModel) -> ParameterCount:
     return ParameterCount(embedding=embedding, dense=sum(parameter.numel() for parameter in dense))
 
 
-def flops_per_sample(model: RankingModel) -> Flops:
-    """FLOPs of the matrix products of the towers and of `model.interact` for one sample."""
-    return flops_of(model.modules(), on_raw_inputs=model.linears_on_raw_inputs())
+def flops_per_sample(model: Model) -> Flops:
+    """FLOPs of the matrix products of the towers and of `model.forward_dense` for one sample."""
+    return flops_of(model.modules(), on_raw_inputs=raw_linears(model))
+
+
+def raw_linears(model: Model) -> list[nn.Module]:
+    """Linear maps on raw inputs; those of a built-in model."""
+    return model.linears_on_raw_inputs() if isinstance(model, RankingModel) else []
 
 
 def flops_of(modules: Iterable[nn.Module], *, on_raw_inputs: Sequence[nn.Module] = ()) -> Flops:

@@ -21,6 +21,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -281,7 +282,7 @@ def _dense_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> 
     parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
     # Torch's fused SGD and Adagrad do not know parts of weights; its one-kernel-a-step form (`foreach`) does.
     fused_parts = config.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
-    groups = [{"params": whole}] if whole else []
+    groups: list[dict[str, Any]] = [{"params": whole}] if whole else []
     if parts:
         groups.append({"params": parts, "fused": fused_parts, "foreach": not fused_parts})
     match config.optimizer:

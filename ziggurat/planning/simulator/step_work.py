@@ -19,8 +19,11 @@ from torch import nn
 
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.models import Model, build_model
+from ziggurat.models.blocks.dense_inputs import DenseInputs
+from ziggurat.models.blocks.dot import PairwiseDot
+from ziggurat.models.blocks.fieldwise import BatchedLinear
 from ziggurat.models.build import ModelConfig
-from ziggurat.models.cost import flops_of
+from ziggurat.models.cost import flops_of, raw_linears
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.plan import Towers
 from ziggurat.planning.problem import TableProfile
@@ -120,7 +123,7 @@ def step_work(
     model = build_model(config, small, seed=0, towers=towers, draw_tables=False)
     dims = {name: place.dim for name, place in model.embeddings.tables.places.items()}
     optimizer = model.embeddings.config.optimizer
-    raw = model.linears_on_raw_inputs()
+    raw = raw_linears(model)
     inner = {id(module) for module in model.embeddings.modules()}
     if model.towers is not None:
         inner |= {id(module) for module in model.towers.modules()}
