@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from ziggurat.models import Model, flops_per_sample, num_parameters
+from ziggurat.models.blocks.dot import PairwiseDot
+from ziggurat.models.blocks.fieldwise import FieldMix
 from ziggurat.models.cost import ParameterCount
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
