@@ -12,7 +12,8 @@ from tests.parallel.test_parity import TOWERS, build, inputs, placed
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
-from ziggurat.models import RankingModel, TowerModuleConfig, TowerModuleKind
+from ziggurat.models import Model, Outputs, TowerModuleConfig, TowerModuleKind
+from ziggurat.models.losses import loss_sums
 from ziggurat.models.towers import build_tower_module
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
@@ -21,15 +22,14 @@ from ziggurat.parallel.wire import Rounding, WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.losses import loss_sums
 from ziggurat.training.rank_report import rank_sections
 
 BATCH, GLOBAL_BATCH = 64, 65_536  # gradients are as small as in a batch of 65,536
 TABLE = "user"
 
 
-def share_of_loss(logits: Tensor, samples: Batch) -> Tensor:
-    return loss_sums(logits, samples.labels, None, inputs=inputs()).mean(torch.tensor(float(GLOBAL_BATCH)))
+def share_of_loss(outputs: Outputs, samples: Batch) -> Tensor:
+    return loss_sums(outputs.logits, samples.labels, None, inputs=inputs()).mean(torch.tensor(float(GLOBAL_BATCH)))
 
 
 def table_gradient(precision: torch.dtype) -> Tensor:
@@ -37,12 +37,12 @@ def table_gradient(precision: torch.dtype) -> Tensor:
     model, batch = build(towers=TOWERS, optimizer="sgd"), random_batch(inputs(), BATCH, seed=1)
     before = model.embeddings.tables.view(TABLE).clone()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision is torch.bfloat16):
-        share_of_loss(model(batch), batch).backward()
+        share_of_loss(model.forward_dense(model.embed(batch)), batch).backward()
     TableOptimizer(model.embeddings).step(GLOBAL_BATCH)
     return before - model.embeddings.tables.view(TABLE)
 
 
-def parallel_model(plan: Plan, wire: WireConfig) -> tuple[RankingModel, Parallel]:
+def parallel_model(plan: Plan, wire: WireConfig) -> tuple[Model, Parallel]:
     model = build(towers=TOWERS, optimizer="sgd")
     topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=1)
     return model, parallelize(model, plan, topology, config=ParallelConfig(wire=wire))
@@ -59,8 +59,7 @@ def gradient_on_ranks(rank: int, plan_json: Any, num_parts: int) -> dict[str, An
         tables: Any = model.embeddings.tables
         shard = next((shard for shard in tables.mine.rows.shards if shard.table == TABLE), None)
         before = None if shard is None else tables.part(shard).clone()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            pipeline.step(local, loss_of=share_of_loss)
+        pipeline.step(local, loss_of=share_of_loss, autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16))
         parallel.table_optimizer(model).step(GLOBAL_BATCH)
         gradient = None if shard is None or before is None else (before - tables.part(shard)).numpy()
         lines = rank_sections(model, parallel, overlaps=[], compute=torch.bfloat16)["Ranks"]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ziggurat.config import flattened
 from ziggurat.errors import PlanError
-from ziggurat.models import RankingModel
+from ziggurat.models import Model
 from ziggurat.parallel.agreement import require_equal
 from ziggurat.plan import Plan
 
@@ -31,7 +31,7 @@ _TABLE_ROWS = 4
 _PLAIN = (bool, int, float, str, tuple)
 
 
-def require_same_model(model: RankingModel, plan: Plan, *, settings: dict[str, Any], seed: int | None) -> None:
+def require_same_model(model: Model, plan: Plan, *, settings: dict[str, Any], seed: int | None) -> None:
     """Compare over all ranks; collective. Without other ranks nothing happens.
 
     Args:
@@ -49,7 +49,7 @@ def require_same_model(model: RankingModel, plan: Plan, *, settings: dict[str, A
     require_equal(facts | model_facts(model), where="model and settings, in parallelize")
 
 
-def model_facts(model: RankingModel) -> dict[str, str]:
+def model_facts(model: Model) -> dict[str, str]:
     """What a model is, as text by name: equal for two models that compute the same numbers."""
     facts = flattened(model.inputs, prefix="inputs") | flattened(model.embeddings.config, prefix="embedding")
     for name, module in model.named_modules():
