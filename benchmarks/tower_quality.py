@@ -43,8 +43,8 @@ from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.plan import Towers
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
-from ziggurat.recipes.run_config import RanksConfig, RunConfig
-from ziggurat.runs.execute import load_config, train_run
+from ziggurat.recipes.run_config import RanksConfig, RunConfig, load_config
+from ziggurat.runs.execute import train_run
 from ziggurat.runs.partition import partition_run
 from ziggurat.training.config import Precision
 from ziggurat.training.progress import Progress, show_progress

@@ -21,7 +21,7 @@ from ziggurat.files import sha256_of
 from ziggurat.planning.cluster.catalogue import load_cluster, named_cluster
 from ziggurat.planning.costs.learned import LearnedJudge
 from ziggurat.planning.costs.measurements import Measurements
-from ziggurat.runs.execute import load_config
+from ziggurat.recipes.run_config import load_config
 from ziggurat.studies.compare_runs import RunRecord
 
 RELEASED = Path(__file__).parent / "released"

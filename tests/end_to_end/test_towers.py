@@ -13,7 +13,7 @@ import torch
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
-from ziggurat.runs.execute import load_config
+from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.load import load_run
 
 TOWERS = ziggurat.Towers(towers=(("tags", "user_id"), ("item",)), strategy="by hand")
@@ -92,10 +92,10 @@ def test_resumed_is_as_if_never_stopped(place: Path, capsys: pytest.CaptureFixtu
 
     ziggurat.Towers(towers=(("item",), ("tags", "user_id"))).save("others.json")
     assert main(["train", "runs/cut", "--resume", "--towers", "others.json"]) == 2
-    assert "start a new run with these towers" in capsys.readouterr().err
+    assert "towers.towers: " in capsys.readouterr().err
     before = (place / "runs/cut/config.json").read_text()
     assert main(["train", "runs/cut", "--resume", "--compression", "4"]) == 2
-    assert "compression=4.0" in capsys.readouterr().err
+    assert "model.tower-module.compression: 8.0 in the run, 4.0 given" in capsys.readouterr().err
     assert (place / "runs/cut/config.json").read_text() == before
     run("train", "runs/cut", "--resume", "--towers", "towers.json", "--compression", "8")
 

@@ -181,11 +181,15 @@ def test_a_model_without_products_says_that_cosines_mean_little(place: Path) -> 
     assert probe.interactions.shape == (4, 4)
 
 
-def test_other_raw_data_are_refused(dlrm: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    events(900, seed=1).write_parquet("events.parquet")
-    with pytest.raises(DataError, match="trained on"):
-        partition_run(dlrm, config=TowerPartitionConfig())
+def test_other_raw_data_are_refused(dlrm: Path, place: Path) -> None:
+    path = place / "events.parquet"
+    content = path.read_bytes()
+    events(900, seed=1).write_parquet(path)
+    try:
+        with pytest.raises(DataError, match="trained on"):
+            partition_run(dlrm, config=TowerPartitionConfig())
+    finally:
+        path.write_bytes(content)
 
 
 def test_bytes_of_a_table_count_the_state() -> None:

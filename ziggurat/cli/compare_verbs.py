@@ -196,7 +196,7 @@ def _data_named(name: str, schema: str | None, changes: Mapping[str, str]) -> Co
     from ziggurat.config import settings
     from ziggurat.features.schema_io import read_schema
     from ziggurat.recipes.catalogue import RECIPES, recipe_named
-    from ziggurat.runs.execute import load_config
+    from ziggurat.recipes.run_config import load_config
     from ziggurat.studies.compare_data import ComparedData
     from ziggurat.studies.compare_own import own_data
 

@@ -118,7 +118,7 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
     from ziggurat.config import override
     from ziggurat.plan import Towers
     from ziggurat.recipes.catalogue import recipe_named
-    from ziggurat.runs.execute import load_config
+    from ziggurat.recipes.run_config import load_config
 
     schema = None
     if options.schema:

@@ -56,8 +56,6 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
 
     stored, folder = _run_to_train(options)
     config = _with_towers(apply_settings(stored, settings_from(options, rest) | _rank_overrides(options)), options)
-    if options.resume:
-        _refuse_other_towers(config, stored=stored)
     if options.settings:
         _print_settings(stored, config)
         return 0
@@ -72,6 +70,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
         f"{fit.samples_per_s:,.0f} samples/s, first step {fit.first_step_s:.1f} s" if fit.samples_per_s else "no step"
     )
     print_line(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}")
+    print_line(f"end    {fit.end}")
     print_line(f"report {result.report}")
     return 0
 
@@ -230,11 +229,10 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
 def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     """The config and folder that the command line names."""
     from ziggurat.recipes.catalogue import recipe_named
-    from ziggurat.runs.execute import load_config
+    from ziggurat.recipes.run_config import load_config
 
     if options.resume:
-        folder = Path(options.out or options.recipe or "")
-        return load_config(folder), folder
+        return _run_to_resume(options)
     if options.config:
         config = load_config(options.config)
         return config, Path(options.out or f"runs/{config.recipe or 'run'}")
@@ -275,6 +273,32 @@ def _print_settings(stored: RunConfig, config: RunConfig) -> None:
         print_table(("setting", "type", "default", "given", "what it means"), rows)
 
 
+def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
+    """The stored config of the run to resume, with what the command line names beside it; and its folder.
+
+    `train RUN --resume`, or `train RECIPE --resume --out RUN`, which must be the recipe that the run was started with.
+    """
+    from ziggurat.recipes.run_config import load_config
+
+    folder = Path(options.out or options.recipe or "")
+    stored = load_config(folder)
+    recipe = options.recipe
+    if options.out and recipe and Path(recipe) != folder and recipe != stored.recipe:
+        raise ConfigError(
+            expected=f"the recipe that the run was started with, {stored.recipe!r}",
+            found=repr(recipe),
+            where=f"{folder / 'config.json'}, --resume",
+            ways_out=(f"go on with the run: ziggurat train {folder} --resume", f"train {recipe} in another folder"),
+        )
+    if options.config:
+        stored = load_config(options.config)
+    if options.schema:
+        from ziggurat.features.schema_io import read_schema
+
+        stored = dataclasses.replace(stored, table_schema=read_schema(options.schema))
+    return stored, folder
+
+
 def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
     """The config with what `--towers` and `--compression` say."""
     from ziggurat.models.build import check_towers
@@ -293,19 +317,6 @@ def _with_towers(config: RunConfig, options: argparse.Namespace) -> RunConfig:
         )
     check_towers(config.model, config.towers)
     return override(config, {"model.tower-module.compression": options.compression})
-
-
-def _refuse_other_towers(config: RunConfig, *, stored: RunConfig) -> None:
-    """A resumed run goes on with its own towers and modules: others have other weights."""
-    modules, own = (getattr(each.model, "tower_module", None) for each in (config, stored))
-    if config.towers == stored.towers and modules == own:
-        return
-    raise ConfigError(
-        expected="the towers and tower modules that the run was started with",
-        found="other groups of features" if config.towers != stored.towers else f"{modules} instead of {own}",
-        where="command line, with --resume",
-        ways_out=("leave the settings of towers out", "start a new run with these towers: --out FOLDER"),
-    )
 
 
 def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from itertools import chain
 from typing import Any
 
 import torch
@@ -59,14 +58,13 @@ def model_facts(model: Model) -> dict[str, str]:
         for key, value in vars(module).items():
             if dataclasses.is_dataclass(value) and type(value).__name__.endswith("Config"):
                 facts |= flattened(value, prefix=f"{path} {key}")
-    for name, value in chain(model.named_parameters(), model.named_buffers()):
+    for name, value in model.state_dict().items():
         if not name.startswith("embeddings."):
             facts[f"weight {name}"] = _described(value)
     tables = model.embeddings.tables
-    if not tables.is_open:
+    if tables.is_drawn:
         for name in tables.places:
-            rows = tables.rows(name)
-            facts[f"table {name}, first rows"] = _described(rows.read(0, min(_TABLE_ROWS, rows.num_rows)))
+            facts[f"table {name}, first rows"] = _described(tables.view(name)[:_TABLE_ROWS])
     return facts
 
 

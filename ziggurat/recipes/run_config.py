@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ziggurat.config import from_json
 from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.errors import ConfigError
@@ -16,6 +18,7 @@ from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
+from ziggurat.training.run_folder import CONFIG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +127,10 @@ class RunConfig:
                 where="model.tower-module",
                 ways_out=("give the towers: --towers FILE", "leave model.tower-module and --compression alone"),
             )
+
+
+def load_config(path: str | Path) -> RunConfig:
+    """The configuration of a run, from its folder or from a config.json."""
+    path = Path(path)
+    file = path if path.suffix == ".json" else path / "config.json"
+    return from_json(RunConfig, CONFIG.read(file), where=str(file))

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ziggurat.cache import cache_folder
-from ziggurat.config import from_json, to_json
+from ziggurat.config import to_json
 from ziggurat.data.datasets import fetch
 from ziggurat.data.preprocess.prepare import DataConfig, PreparedData, prepare
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
@@ -34,6 +34,10 @@ from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
 from ziggurat.training.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
+from ziggurat.runs.data_paths import with_absolute_paths
+from ziggurat.runs.data_record import DataRecord, refuse_other_data
+from ziggurat.runs.fingerprint import Difference
+from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
 from ziggurat.training.trainer import FitResult, Trainer
 
@@ -141,46 +145,77 @@ def train_run(
     with job(timeout_s=config.parallel.timeout_s):
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
-        if not resume:
-            ranks.on_first(run.refuse_old_run)
+        config, changes = _start_or_resume(run, config, resume=resume)
+        ranks.on_first(lambda: _check_folder(run, resume=resume))
+        if changes is not None:
+            progress.say(sources_text(run, changes))
         prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
         ranks.require_same_data(prepared)
-        model = build_model(
-            config.model,
-            prepared.inputs,
-            seed=config.training.seed,
-            towers=config.towers,
-            draw_tables=False,
-        )
-        facts = ModelFacts.of(model)
-        parallel = ranks.parallelize(model, run=run, resume=resume)
-        if not (resume and ranks.on_first(lambda: complete_steps(run.checkpoints))):
-            for tables in tables_of(model):
-                tables.draw(config.training.seed)
-        if parallel is None:
-            model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
+        if changes is not None and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
+            progress.say(note)
+        trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=resume, progress=progress)
+        # A checkpoint that does not fit raises here, before anything is written.
+        is_over = resume and trainer.restore() and trainer.ending.is_finished
+        if is_over:
+            progress.say(f"finished: {trainer.ending.text()}")
+            progress.say(f"to go on: ziggurat train {run.path} --resume {trainer.ending.ways_on()}")
         else:
-            ranks.keep_plan(parallel, run=run)
-        trainer = Trainer(
-            model,
-            config=config.training,
-            train=prepared.train,
-            valid=prepared.valid,
-            folder=run.path,
-            progress=progress,
-            parallel=parallel,
-        )
-        config = resolved(config, trainer=trainer)
-        data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
-        report = startup_report(trainer.step, data=data_lines, facts=facts)
-        ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
-        progress.say(report.text())
+            config = resolved(config, trainer=trainer)
+            data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+            report = startup_report(trainer.step, data=data_lines, facts=facts)
+            ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
+            if trainer.team.parallel is not None:
+                ranks.keep_plan(trainer.team.parallel, run=run)
+            progress.say(report.text())
         fit = trainer.fit(resume=resume)
         evaluations = _final_evaluations(trainer, prepared)
-        if parallel is not None:
-            ranks.write_traffic(parallel, run=run)
+        if trainer.team.parallel is not None and not is_over:
+            ranks.write_traffic(trainer.team.parallel, run=run)
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
+
+
+def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tuple[RunConfig, list[Difference] | None]:
+    """The config to run, with absolute paths; and, for a run that is resumed, what changes in it."""
+    if resume and (run.config.exists() or run.checkpoints.exists()):
+        return config_to_resume(run, config)
+    return with_absolute_paths(config), None
+
+
+def _check_folder(run: RunFolder, *, resume: bool) -> None:
+    if not resume:
+        run.refuse_old_run()
+    run.refuse_unwritable()
+
+
+def _trainer(
+    config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, progress: Progress
+) -> tuple[Trainer, ModelFacts]:
+    """The trainer of a run, its model on the ranks; and the facts of the model as a whole."""
+    model = build_model(
+        config.model,
+        prepared.inputs,
+        seed=config.training.seed,
+        towers=config.towers,
+        draw_tables=False,
+    )
+    facts = ModelFacts.of(model)
+    parallel = ranks.parallelize(model, run=run, resume=resume)
+    if not (resume and ranks.on_first(lambda: complete_steps(run.checkpoints))):
+        for tables in tables_of(model):
+            tables.draw(config.training.seed)
+    if parallel is None:
+        model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
+    trainer = Trainer(
+        model,
+        config=config.training,
+        train=prepared.train,
+        valid=prepared.valid,
+        folder=run.path,
+        progress=progress,
+        parallel=parallel,
+    )
+    return trainer, facts
 
 
 def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:
@@ -188,6 +223,7 @@ def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, r
     INPUTS.write(run.inputs, to_json(prepared.inputs))
     if not run.preprocessing.exists():
         prepared.preprocessing.save(run.preprocessing)
+    DataRecord.of(prepared, data=raw_files(config, progress=NoProgress())).save(run.data)
     STARTUP.write(run.startup, report.sections)
 
 
@@ -205,10 +241,3 @@ def _final_evaluations(trainer: Trainer, prepared: PreparedData) -> dict[str, Ev
         for name, dataset in splits.items()
         if dataset is not None and dataset.num_rows
     }
-
-
-def load_config(path: str | Path) -> RunConfig:
-    """The configuration of a run, from its folder or from a config.json."""
-    path = Path(path)
-    file = path if path.suffix == ".json" else path / "config.json"
-    return from_json(RunConfig, CONFIG.read(file), where=str(file))

@@ -27,6 +27,7 @@ from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
 from ziggurat.planning.towers.items import FeatureLoad
 from ziggurat.planning.towers.partitioner import TowerPartition, TowerPartitionConfig, partition_towers
+from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
 from ziggurat.training.progress import NoProgress, Progress
@@ -114,7 +115,7 @@ def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress
             where=str(run.folder),
             ways_out="towers are for models with embedding tables",
         )
-    prepared = prepare_run(run.config, progress=progress)
+    prepared = prepare_run(located(run.config, folder=run.folder), progress=progress)
     if prepared.preprocessing.fingerprint != run.preprocessing.fingerprint:
         raise DataError(
             expected="the training data that the run was trained on",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from ziggurat.data.encoded.ledger import verify_ledgers
 from ziggurat.errors import CheckpointError
-from ziggurat.runs.execute import load_config, prepare_run
+from ziggurat.recipes.run_config import load_config
+from ziggurat.runs.data_paths import located
+from ziggurat.runs.execute import prepare_run
 from ziggurat.training.checkpoint import CheckpointStore
 from ziggurat.training.run_folder import RunFolder
 
@@ -34,6 +36,6 @@ def verify_run(folder: str | Path) -> Verdict:
         except CheckpointError as error:
             good = False
             lines.append(f"checkpoint {step:,}: DAMAGED\n{error}")
-    train = prepare_run(config).train
+    train = prepare_run(located(config, folder=run.path)).train
     report = verify_ledgers([run.ledger], num_rows=train.num_rows, row_sum=train.row_sum)
     return Verdict(lines=lines + report.lines(), good=good and report.good)

@@ -25,8 +25,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import Format
-from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.execute import load_config
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.load import load_run
 from ziggurat.runs.plan_inputs import prepared_data

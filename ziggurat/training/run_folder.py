@@ -2,6 +2,7 @@
 
 runs/movielens_dlrm/
   config.json        the whole configuration (`ziggurat train --config FILE` repeats it)
+  data.json          digests of the data and of the raw files it was made of
   inputs.json        names and sizes of the model's inputs
   preprocessing/     schema, vocabularies and statistics, as fitted
   startup.json       machine, versions, kernels and precision chosen, and why
@@ -19,10 +20,12 @@ runs/movielens_dlrm/
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, FileError
 from ziggurat.files import Format, Seal
 from ziggurat.training.checkpoint.retention import complete_steps
 
@@ -44,6 +47,11 @@ class RunFolder:
     def config(self) -> Path:
         """Whole configuration."""
         return self.path / "config.json"
+
+    @property
+    def data(self) -> Path:
+        """What the run is trained on: digests of splits, vocabulary and raw files."""
+        return self.path / "data.json"
 
     @property
     def inputs(self) -> Path:
@@ -119,6 +127,25 @@ class RunFolder:
                 f"remove it: rm -r {self.path}",
             ),
         )
+
+    def refuse_unwritable(self) -> None:
+        """Raise FileError if nothing can be written here: said before data is prepared, not after. Leaves no trace."""
+        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise FileError(
+                expected="a folder for the run that can be written to",
+                found=str(error),
+                where=str(self.path),
+                ways_out=("choose another folder: --out runs/another_name", "correct the permissions", "free space"),
+            ) from error
+        finally:
+            for made in missing:  # innermost first
+                with contextlib.suppress(OSError):
+                    made.rmdir()
 
     def evaluation(self, split: str) -> Path:
         """Result of the final evaluation of one split."""

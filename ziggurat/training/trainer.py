@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.checkpoint import JSON, CheckpointStore, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
+from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.non_finite import dump_batch, non_finite_error
@@ -47,30 +47,6 @@ from ziggurat.training.state import (
 )
 from ziggurat.training.step import StepResult
 from ziggurat.training.team import Team
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitResult:
-    """What a finished `fit` has done.
-
-    Args:
-        steps: steps taken in all, resumed ones included.
-        best_step: step of the best evaluation, 0 without validation data.
-        best_value: the early-stop metric there.
-        skipped: steps skipped because of NaN or infinity.
-        stopped_early: whether patience ran out.
-        samples_per_s: training rate of this process, or of all ranks together (evaluation, checkpoints and first step
-            left out); 0 if no step.
-        first_step_s: duration of this process's first step: it holds torch.compile, where asked for.
-    """
-
-    steps: int
-    best_step: int
-    best_value: float | None
-    skipped: int
-    stopped_early: bool
-    samples_per_s: float
-    first_step_s: float
 
 
 class Trainer:
@@ -117,6 +93,7 @@ class Trainer:
         self._interval = (0.0, 0)
         self._pinned: set[int] = set()
         self._showing = False
+        self._restored: bool | None = None
 
     @property
     def kernel_name(self) -> KernelChoice:
@@ -140,7 +117,8 @@ class Trainer:
             NumericsError: NaN or infinity, with `non_finite` STOP; no weight was touched, the batch is dumped.
             CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
         """
-        resumed = self._resume() if resume else self._start()
+        resumed = self.restore() if resume else self._start()
+        self._restored = None
         self.records = self.team.records(self.folder, resume_step=self.position.step if resumed else None)
         self.ledger = self.team.ledger(self.folder)
         self.ledger.truncate(self.position.step)
@@ -154,8 +132,27 @@ class Trainer:
             self.records.close()
             self.ledger.close()
         stopped_early = self._patience_is_out()
+        if stopped_early:
+            self.progress.say(self.ending.text())
         self._restore_best()
         return self._result(stopped_early)
+
+    def restore(self) -> bool:
+        """Load the newest intact checkpoint, for `fit(resume=True)` to go on from; False if there is none yet.
+
+        Nothing in the folder is written. `fit` does this itself where it was not done before.
+
+        Raises:
+            CheckpointError: nothing intact, or the checkpoint does not fit model and optimizers.
+        """
+        if self._restored is None:
+            self._restored = self._resume()
+        return self._restored
+
+    @property
+    def ending(self) -> Ending:
+        """Whether and why the run ends where it stands (after `restore`, or after `fit`)."""
+        return Ending(position=self.position, config=self.config)
 
     def evaluate(self, dataset: Any, *, split: str = "") -> Evaluation:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
@@ -294,8 +291,7 @@ class Trainer:
         return improved
 
     def _patience_is_out(self) -> bool:
-        patience = self.config.early_stop.patience
-        return bool(patience) and self.position.not_improved >= patience
+        return self.ending.patience_is_out
 
     def _save(self, *, pinned: bool) -> None:
         self.records.flush(durable=True)
@@ -342,7 +338,7 @@ class Trainer:
         return True
 
     def _max_steps_reached(self) -> bool:
-        return bool(self.config.max_steps) and self.position.step >= self.config.max_steps
+        return self.ending.max_steps_reached
 
     def _restore_best(self) -> None:
         best = self.position.best_step
@@ -388,6 +384,7 @@ class Trainer:
             best_value=self.position.best_value,
             skipped=self.position.skipped,
             stopped_early=stopped_early,
+            end=self.ending.text(),
             samples_per_s=self._rate(),
             first_step_s=self._first_step_s,
         )

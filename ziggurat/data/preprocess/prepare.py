@@ -132,7 +132,7 @@ def prepare(
     """
     progress = progress or (lambda phase, done, total: None)
     sources = _Sources(config)
-    fingerprint = _fingerprint(config, schema, sources.paths)
+    fingerprint = _fingerprint(config, schema, sources)
     target = Path(folder) / fingerprint
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -162,17 +162,23 @@ def prepare(
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
     """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
     try:
-        fingerprint = _fingerprint(config, schema, _Sources(config).paths)
+        fingerprint = _fingerprint(config, schema, _Sources(config))
         target = Path(folder) / fingerprint
         return open_prepared(target, fingerprint=fingerprint, reused=True) if target.exists() else None
     except ZigguratError:
         return None
 
 
-def _fingerprint(config: DataConfig, schema: Schema, paths: Sequence[Path]) -> str:
+def _fingerprint(config: DataConfig, schema: Schema, sources: _Sources) -> str:
     """16 hex digits that change with the settings, the schema and the raw files."""
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    state = {"format": _FORMAT, "config": to_json(config), "schema": schema.to_state(), "files": files}
+
+    def facts(path: Path) -> tuple[str, int, int]:
+        return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
+
+    # How the files were named (relative, absolute, by a glob) changes nothing; which split each is for does.
+    files = [[facts(path) for path in paths] for paths in sources.by_split]
+    settings = {name: value for name, value in to_json(config).items() if name not in ("train", "valid", "test")}
+    state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -203,8 +209,8 @@ class _Sources:
             )
         self._config = config
         named = [config.train, config.valid, config.test] if config.split.by is SplitBy.FILES else [config.train]
-        self._expanded = [RawSource(paths, format=config.format).paths if paths else () for paths in named]
-        self.paths: tuple[Path, ...] = tuple(path for paths in self._expanded for path in paths)
+        self.by_split = [RawSource(paths, format=config.format).paths if paths else () for paths in named]
+        self.paths: tuple[Path, ...] = tuple(path for paths in self.by_split for path in paths)
 
     @property
     def by_files(self) -> bool:
@@ -214,7 +220,7 @@ class _Sources:
         """The sources in the order of the splits; None for a split without files."""
         form, text = self._config.format, self._config.text
         return [
-            RawSource(paths, format=form, bad_rows=bad_rows, text=text) if paths else None for paths in self._expanded
+            RawSource(paths, format=form, bad_rows=bad_rows, text=text) if paths else None for paths in self.by_split
         ]
 
 
@@ -376,7 +382,7 @@ class _Build:
         )
 
     def _refuse_changed_files(self, fingerprint: str) -> None:
-        if _fingerprint(self._config, self._schema, self._sources.paths) != fingerprint:
+        if _fingerprint(self._config, self._schema, self._sources) != fingerprint:
             raise DataError(
                 expected="raw files that stay as they are while they are prepared",
                 found="one of them changed",

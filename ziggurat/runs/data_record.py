@@ -1,0 +1,228 @@
+"""data.json of a run: what it was trained on. A resume refuses other data by it, an evaluation names its own.
+
+    vocabulary   fingerprint of the fitted preprocessing: schema, ids in their order, statistics
+    splits       rows and SHA-256 of every encoded value, for train, valid and test
+    raw_files    path, size, digest and role of every raw file
+
+Two files of equal counts, or one file overwritten by another, differ in these digests; the same file at another place,
+or touched by a copy, does not. The digest of a raw file reads 17 blocks of 64 KiB, spread evenly from its first byte
+to its last, so that it takes a moment for a terabyte too: it is there to recognise a file, and the digests of the
+encoded values are there to prove that nothing changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.preprocess.prepare import DataConfig, PreparedData
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.source import RawSource
+from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.errors import DataError
+from ziggurat.files import Format
+from ziggurat.runs.fingerprint import Difference, differences
+from ziggurat.training.run_folder import RunFolder
+
+_FORMAT = Format(
+    name="ziggurat.run_data",
+    what="the record of a run's data",
+    ways_out=("restore the file from a copy", "delete it: the run is then resumed without comparing its data"),
+)
+_BLOCKS, _BLOCK_BYTES = 17, 1 << 16
+_ALL = "all"  # the role of a file whose rows a split deals out
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawFile:
+    """One raw file of a run.
+
+    Args:
+        path: absolute.
+        num_bytes: its size.
+        digest: see the module's docstring.
+        role: train, valid or test where the files were split before, else "all".
+    """
+
+    path: str
+    num_bytes: int
+    digest: str
+    role: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRecord:
+    """Rows and digest of one split."""
+
+    name: str
+    num_rows: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord:
+    """See the module's docstring."""
+
+    vocabulary: str
+    splits: tuple[SplitRecord, ...]
+    raw_files: tuple[RawFile, ...]
+
+    @staticmethod
+    def of(prepared: PreparedData, *, data: DataConfig) -> DataRecord:
+        """The record of prepared data.
+
+        Args:
+            prepared: the data.
+            data: with the real paths in it (`execute.raw_files`).
+        """
+        return DataRecord(
+            vocabulary=prepared.preprocessing.fingerprint,
+            splits=_splits(prepared),
+            raw_files=tuple(raw_file(path, role=role) for path, role in files_with_roles(data)),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write it."""
+        _FORMAT.write(path, to_json(self))
+
+    @staticmethod
+    def load(path: Path) -> DataRecord | None:
+        """Read it; None if there is none, as in runs of before.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        return from_json(DataRecord, _FORMAT.read(path), where=str(path)) if path.exists() else None
+
+    def rows(self, split: str) -> int:
+        """Rows of a split."""
+        return sum(entry.num_rows for entry in self.splits if entry.name == split)
+
+    def facts(self) -> dict[str, str]:
+        """What must be equal, as a fingerprint."""
+        found = {"vocabulary": self.vocabulary}
+        for entry in self.splits:
+            found[f"data {entry.name} rows"] = str(entry.num_rows)
+            found[f"data {entry.name} content"] = entry.digest
+        return found
+
+
+def files_with_roles(data: DataConfig) -> list[tuple[Path, str]]:
+    """Every raw file, globs and folders expanded, with its role."""
+    by_files = data.split.by is SplitBy.FILES
+    named = {"train": data.train, "valid": data.valid, "test": data.test}
+    return [
+        (path, name if by_files else _ALL)
+        for name, paths in named.items()
+        if paths
+        for path in RawSource(paths, format=data.format).paths
+    ]
+
+
+def raw_file(path: Path, *, role: str = _ALL) -> RawFile:
+    """What a raw file is recognised by."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        last = max(0, size - _BLOCK_BYTES)
+        for start in sorted({last * block // (_BLOCKS - 1) for block in range(_BLOCKS)}):
+            file.seek(start)
+            digest.update(file.read(_BLOCK_BYTES))
+    return RawFile(path=str(path.absolute()), num_bytes=size, digest=digest.hexdigest(), role=role)
+
+
+def refuse_other_data(run: RunFolder, prepared: PreparedData) -> str:
+    """Raise unless the prepared data is what the run was trained on so far; returns what could not be compared.
+
+    Raises:
+        DataError: rows, content or vocabularies differ; says which.
+    """
+    record = DataRecord.load(run.data)
+    if record is not None:
+        saved, where = record.facts(), run.data
+    elif run.preprocessing.exists():
+        saved, where = {"vocabulary": Preprocessing.load(run.preprocessing).fingerprint}, run.preprocessing
+    else:
+        return "data: not compared, the run has no record of it"
+    now = DataRecord(vocabulary=prepared.preprocessing.fingerprint, splits=_splits(prepared), raw_files=())
+    given = now.facts() if record is not None else {"vocabulary": now.vocabulary}
+    found = [each for each in differences(saved, given) if not _is_incomparable(each)]
+    if found:
+        raise DataError(
+            expected="the data that the run was trained on: the same rows in the same order",
+            found="; ".join(f"{it.setting}: {_short(it.first)} in the run, {_short(it.second)} now" for it in found),
+            where=f"{where}, --resume",
+            ways_out=(
+                "restore the raw files; where they lie now may be named: --data.train FILE",
+                "start a new run on this data: --out ANOTHER_FOLDER",
+            ),
+        )
+    return "" if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
+
+
+def _splits(prepared: PreparedData) -> tuple[SplitRecord, ...]:
+    datasets = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test}
+    return tuple(
+        SplitRecord(name=name, num_rows=found.num_rows, digest=found.digest)
+        for name, found in datasets.items()
+        if found is not None
+    )
+
+
+def _is_incomparable(difference: Difference) -> bool:
+    """Data that was prepared before there were digests has one of its files, which says nothing of another one."""
+    values = (difference.first, difference.second)
+    return difference.setting.endswith(" content") and any(value.startswith("manifest ") for value in values)
+
+
+def _short(value: str) -> str:
+    return value[:12] + "…" if len(value) > 16 else value or "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownFile:
+    """A raw file that a run has read, and how much of it was trained on.
+
+    Args:
+        path: as it was given.
+        role: see `RawFile`.
+        trained_rows: rows of the run's training split.
+        all_rows: of all its splits.
+    """
+
+    path: Path
+    role: str
+    trained_rows: int
+    all_rows: int
+
+    def warning(self, run: Path) -> str:
+        """What to know before its metrics are believed."""
+        if self.role == _ALL:
+            rows = f"{self.trained_rows:,} of the {self.all_rows:,} rows of that data were trained on"
+        elif self.role == "train":
+            rows = "all of it was trained on"
+        else:
+            rows = "it chose the best step" if self.role == "valid" else "it is the run's own test data"
+        return f"{self.path} is data of this run: {rows}; its own test rows: ziggurat evaluate {run} --split test"
+
+
+def known_files(record: DataRecord | None, paths: Sequence[Path]) -> list[KnownFile]:
+    """Those of `paths` that a run has read in training, by content: a copy is recognised too."""
+    if record is None:
+        return []
+    sizes = {file.num_bytes for file in record.raw_files}
+    by_digest = {file.digest: file for file in record.raw_files}
+    found: list[KnownFile] = []
+    for path in _existing(paths):
+        file = by_digest.get(raw_file(path).digest) if path.stat().st_size in sizes else None
+        if file is not None and file.role != "test":
+            rows = sum(entry.num_rows for entry in record.splits)
+            found.append(KnownFile(path=path, role=file.role, trained_rows=record.rows("train"), all_rows=rows))
+    return found
+
+
+def _existing(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if path.is_file()]

@@ -1,0 +1,112 @@
+"""What a resumed run goes on with: everything as it was stored, but for settings that may change.
+
+    settings      those of config.json; what is given must equal them, or be one of `MAY_CHANGE`
+    auto          precision, kernel and threads that were chosen at the first start stay chosen
+    vocabularies  those of preprocessing/; the data must still have them, row for row (data_record.py)
+    weights       the newest intact checkpoint
+
+All of this is compared before anything in the folder is written: a good run stays good whatever it is resumed with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ziggurat.errors import ConfigError
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.runs.data_paths import located, with_absolute_paths
+from ziggurat.runs.fingerprint import Difference, differences, fingerprint
+from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.training.config import Precision
+from ziggurat.training.run_folder import RunFolder
+
+MAY_CHANGE = (
+    # how long, how often, and when to stop
+    "training.epochs",
+    "training.max-steps",
+    "training.early-stop.patience",
+    "training.early-stop.min-delta",
+    "training.evaluate-every",
+    "training.evaluation-batch-size",
+    "training.checkpoint-every",
+    "training.checkpoint",
+    "training.log-every",
+    "training.non-finite",
+    # what computes: other sums are rounded otherwise, and mean the same
+    "training.threads",
+    "training.precision",
+    "training.compile",
+    "training.loader.prefetch",
+    "training.loader.batch-size",
+    "model.embedding.kernel",
+    "parallel",
+    # where the same data lies; its content is compared apart
+    "data.train",
+    "data.valid",
+    "data.test",
+    "data.bad-rows",
+    "data.bad-row-budget",
+    "dataset.source",
+)
+_SHOWN = 8
+
+
+def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[Difference]]:
+    """The config to go on with, and what changes in it.
+
+    Args:
+        run: its folder, with a config.json.
+        given: what the resumed run was asked for.
+
+    Raises:
+        ConfigError: a setting differs that may not change; names it with both values.
+        MissingFileError: the raw data cannot be found any more.
+    """
+    stored = load_config(run.path)
+    given = _as_stored_where_auto(given, stored)
+    same_place = [getattr(given.data, name) == getattr(stored.data, name) for name in ("train", "valid", "test")]
+    if all(same_place) and given.dataset.source == stored.dataset.source:
+        stored = located(stored, folder=run.path)
+        given = replace(given, data=replace(given.data, **_files(stored)), dataset=stored.dataset)
+    given = with_absolute_paths(given)
+    before, after = (fingerprint(config, versions=False) for config in (stored, given))
+    other = differences(before, after, ignore=MAY_CHANGE)
+    if other:
+        lines = [f"{it.setting}: {it.first or 'none'} in the run, {it.second or 'none'} given" for it in other]
+        if len(lines) > _SHOWN:
+            lines = [*lines[:_SHOWN], f"and {len(other) - _SHOWN} more"]
+        raise ConfigError(
+            expected="the settings that the run was started with (epochs, patience, intervals and ranks may change)",
+            found="; ".join(lines),
+            where=f"{run.config}, --resume",
+            ways_out=(
+                f"leave them out: what is not given is taken from the run (ziggurat train {run.path} --resume)",
+                "start a new run with these settings: --out ANOTHER_FOLDER, without --resume",
+            ),
+        )
+    return given, differences(before, after)
+
+
+def sources_text(run: RunFolder, changes: list[Difference]) -> str:
+    """What is taken from where, for the person who resumes."""
+    lines = [
+        f"resuming {run.path}: settings and schema of its {run.config.name}, vocabularies of its "
+        f"{run.preprocessing.name}/, weights of its newest intact checkpoint"
+    ]
+    lines += [f"  changed: {it.setting} {it.first or 'none'} → {it.second or 'none'}" for it in changes]
+    return "\n".join(lines)
+
+
+def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
+    training, embedding = given.training, given.model.embedding
+    if training.precision is Precision.AUTO:
+        training = replace(training, precision=stored.training.precision)
+    if not training.threads:
+        training = replace(training, threads=stored.training.threads)
+    if embedding.kernel is KernelChoice.AUTO:
+        embedding = replace(embedding, kernel=stored.model.embedding.kernel)
+    return replace(given, training=training, model=replace(given.model, embedding=embedding))
+
+
+def _files(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    return {name: getattr(config.data, name) for name in ("train", "valid", "test")}

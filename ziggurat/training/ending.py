@@ -1,0 +1,92 @@
+"""How a run ended: what it did, why it makes no further step, and which setting lets it go on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ziggurat.training.config import TrainingConfig
+from ziggurat.training.state import Position
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What a finished `fit` has done.
+
+    Args:
+        steps: steps taken in all, resumed ones included.
+        best_step: step of the best evaluation, 0 without validation data.
+        best_value: the early-stop metric there.
+        skipped: steps skipped because of NaN or infinity.
+        stopped_early: whether patience ran out.
+        end: why it ended, in words.
+        samples_per_s: training rate of this process, or of all ranks together (evaluation, checkpoints and first step
+            left out); 0 if no step.
+        first_step_s: duration of this process's first step: it holds torch.compile, where asked for.
+    """
+
+    steps: int
+    best_step: int
+    best_value: float | None
+    skipped: int
+    stopped_early: bool
+    end: str
+    samples_per_s: float
+    first_step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """Whether a run at `position` is at its end under `config`, and why."""
+
+    position: Position
+    config: TrainingConfig
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no step is left."""
+        return self.position.finished or self.epochs_are_done
+
+    @property
+    def epochs_are_done(self) -> bool:
+        """Whether all epochs were trained."""
+        return self.position.epoch >= self.config.epochs
+
+    @property
+    def max_steps_reached(self) -> bool:
+        """Whether the limit of steps, if there is one, was reached."""
+        return bool(self.config.max_steps) and self.position.step >= self.config.max_steps
+
+    @property
+    def patience_is_out(self) -> bool:
+        """Whether early stop ends the run."""
+        patience = self.config.early_stop.patience
+        return bool(patience) and self.position.not_improved >= patience
+
+    def text(self) -> str:
+        """Why the run ends where it stands, and its best step, in one line; "" while it goes on."""
+        position, metric = self.position, self.config.early_stop.metric
+        if not self.is_finished:
+            return ""
+        if self.epochs_are_done:
+            reason = f"all epochs done ({self.config.epochs}), {position.step:,} steps"
+        elif self.max_steps_reached:
+            reason = f"max-steps reached at step {position.step:,}"
+        else:
+            reason = (
+                f"early stop at step {position.step:,}: {metric} no better in {position.not_improved} evaluations "
+                f"(patience {self.config.early_stop.patience})"
+            )
+        if position.best_value is None:
+            return reason
+        return f"{reason}; best at step {position.best_step:,}, {metric} {position.best_value:.5f}"
+
+    def ways_on(self) -> str:
+        """The settings that let a finished run go on."""
+        position, ways = self.position, []
+        if self.epochs_are_done:
+            ways.append(f"--training.epochs {position.epoch + 1}")
+        if self.max_steps_reached:
+            ways.append(f"--training.max-steps {2 * position.step}")
+        if self.patience_is_out:
+            ways.append(f"--training.early-stop.patience {position.not_improved + 1}")
+        return " ".join(ways)
