@@ -65,6 +65,14 @@ def test_settings_and_sizes_reach_the_plan(capsys: pytest.CaptureFixture[str]) -
     assert "assumed ids a sample" not in shown
 
 
+def test_the_printed_command_trains_what_was_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.toml").write_text('[[feature]]\nkind = "categorical"\nname = "shop"\n\n[[label]]\nname = "click"\n')
+    arguments = ["plan", "table_dnn", "--schema", "my.toml", "--cluster", "h100x8", "--rows", "shop=1000"]
+    assert main([*arguments, "--model.embedding-dim", "32", "--save", "plan.json", *QUICK]) == 0
+    shown = capsys.readouterr().out
+    assert "ziggurat train table_dnn --schema my.toml --model.embedding-dim 32 --plan plan.json" in shown
+
+
 def test_a_cluster_from_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "show", "h100x16", "--out", "cluster.toml"]) == 0
     assert load_cluster("cluster.toml").world_size == 16
@@ -101,6 +109,7 @@ def test_simulation_prints_and_plots(capsys: pytest.CaptureFixture[str]) -> None
     ]
     assert shown.split("devices")[1].split()[:2] == ["model", "ms"]
     assert all(float(row[2 if row[1] == "flat" else 5]) >= 7.0 for row in rows)  # the program's own time
+    assert "not of a proven optimum" in shown
     assert Path("growth.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -17,7 +17,7 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DCNv2Config, DLRMConfig, LogisticRegressionConfig, WukongConfig, build_model
 from ziggurat.studies.scaling import MAX_CROSS_LAYERS, MAX_WUKONG_LAYERS, forward_flops, grow
-from ziggurat.studies.scaling_law import ScalingLaw, fit_law, fit_with_band
+from ziggurat.studies.scaling_law import ScalingLaw, doubt_of, fit_law, fit_with_band
 from ziggurat.studies.scaling_runs import SMALLEST, smallest
 
 INPUTS = InputSpec(
@@ -97,6 +97,17 @@ def test_a_rising_loss_has_no_gain() -> None:
         fit_law([1.0, 2.0], [0.5, 0.4])
 
 
+def test_fits_that_mean_nothing_are_named() -> None:
+    law = ScalingLaw(a=0.4, b=0.1, c=0.3)
+    x = [1.0, 4.0, 16.0, 64.0]
+    assert doubt_of(x, law(x).tolist(), law=law) == ""
+    assert "exactly" in doubt_of(x[:3], law(x[:3]).tolist(), law=law)
+    rising = [0.5, 0.4, 0.41, 0.39]
+    assert "does not fall" in doubt_of(x, rising, law=fit_law(x, rising))
+    cliff = [0.5, 0.4, 0.4 - 1e-9, 0.4 - 2e-9]  # everything in the first step: no exponent is steep enough
+    assert "end of the range" in doubt_of(x, cliff, law=fit_law(x, cliff))
+
+
 def test_the_band_holds_the_truth() -> None:
     law = ScalingLaw(a=0.4, b=0.1, c=0.5)
     x = [1.0, 4.0, 16.0, 64.0, 256.0]
@@ -117,7 +128,10 @@ def test_the_command_scales(
     cache_with_kernels(tmp_path / "cache", monkeypatch)
     given = ["scale", "wukong,dlrm", "--compute", "1x..9x", "--points", "3", "--rows", "3000"]
     assert main([*given, "--out", str(tmp_path), "--json", str(tmp_path / "found.json")]) == 0
-    assert "wukong" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "wukong" in shown
+    assert "3 points determine three numbers exactly" in shown
+    assert "x^(" not in shown
     data = json.loads((tmp_path / "found.json").read_text())
     for model in data["models"]:
         flops = [point["flops"] for point in model["points"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,11 +88,20 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     if options.save:
         found.planned.plan.save(options.save)
         ranks = found.planned.plan.world_size
-        towers = f" --towers {options.towers}" if options.towers else ""
-        towers += f" --compression {options.compression}" if options.compression else ""
-        command = f"torchrun … -m ziggurat train {options.run}{towers} --plan {options.save}"
-        print_line(f"plan      {options.save}, to be executed by {ranks} ranks: {command}")
+        print_line(f"plan      {options.save}, to be executed by {ranks} ranks: {train_command(options, rest)}")
     return 0
+
+
+def train_command(options: argparse.Namespace, rest: Sequence[str]) -> str:
+    """What trains the planned run: the same recipe or config, with the same settings."""
+    words = ["ziggurat", "train"]
+    if Path(options.run).is_dir():
+        words += ["--config", str(Path(options.run) / "config.json")]
+    else:
+        words += ["--config", options.run] if options.run.endswith(".json") else [options.run]
+    given = {"--schema": options.schema, "--towers": options.towers, "--compression": options.compression}
+    words += [word for flag, value in given.items() if value for word in (flag, value)]
+    return f"torchrun … -m {shlex.join([*words, *rest, '--plan', options.save])}"
 
 
 def simulate(options: argparse.Namespace, rest: list[str]) -> int:
@@ -106,6 +116,10 @@ def simulate(options: argparse.Namespace, rest: list[str]) -> int:
     for step in steps:
         if step.timeline is None:
             print_line(f"{step.cluster.world_size} devices, {step.kind}: does not fit: {step.note}")
+    print_line(
+        f"note: each step is of the best plan that a search of {options.budget_s:g} s found, not of a proven optimum; "
+        "gains of a few percent may be the search's. A longer --budget-s, or another --seed, tells."
+    )
     if options.plot:
         plot_simulation(steps, Path(options.plot), title=options.run)
         print_line(f"plot {options.plot}")

@@ -144,9 +144,8 @@ def digest_of(config: RunConfig) -> str:
     """A digest of the data, model and training settings; not of names and of the kernel, which differs by rounding."""
     tables = dataclasses.replace(config.model.embedding, kernel=KernelChoice.AUTO)
     model = dataclasses.replace(config.model, embedding=tables)
-    parts = [config.dataset.name, config.dataset.rows, config.data.split, config.table_schema.to_state()]
-    parts += [config.teacher, model, config.training]
-    return digest_of_data(to_json(parts))[:16]
+    data = [*to_json([config.dataset.name, config.dataset.rows, config.data.split]), config.table_schema.to_state()]
+    return digest_of_data([*data, *to_json([config.teacher, model, config.training])])[:16]
 
 
 def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, progress: Progress) -> RunRecord:

@@ -17,6 +17,7 @@ sample; the sign of the exponent is missing in print), which is this law with a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from ziggurat.errors import DataError
 
+MIN_POINTS = 4
 _EXPONENTS = np.geomspace(1e-3, 4.0, 120)
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -91,6 +93,26 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> ScalingLaw:
         else:
             low = left
     return _linear(xs, ys, float(np.exp((low + high) / 2)))[0]
+
+
+def doubt_of(x: Sequence[float], losses: Sequence[float], *, law: ScalingLaw) -> str:
+    """Why a fitted exponent means nothing; "" if nothing speaks against it.
+
+    Three points determine a, b and c exactly, whatever they are; an exponent at an end of the range that is searched is
+    that end's and not the data's; and losses that rise somewhere follow no falling law.
+
+    Args:
+        x: compute of each point, ascending.
+        losses: mean loss of each.
+        law: fitted to them.
+    """
+    if len(set(x)) < MIN_POINTS:
+        return f"{len(set(x))} points determine three numbers exactly: measure {MIN_POINTS} sizes or more"
+    if any(later >= earlier for earlier, later in itertools.pairwise(losses)):
+        return "the loss does not fall at every step: more seeds, or more data"
+    if law.b == 0.0 or not 1.02 * _EXPONENTS[0] < law.c < 0.98 * _EXPONENTS[-1]:
+        return "the exponent lies at the end of the range that is searched"
+    return ""
 
 
 def _linear(x: NDArray[np.float64], y: NDArray[np.float64], c: float) -> tuple[ScalingLaw, float]:

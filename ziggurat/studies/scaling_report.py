@@ -13,7 +13,7 @@ from ziggurat.studies.scaling_runs import ScaleConfig, ScaledModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LAW_COLUMNS = ("model", "law, x = compute over the smallest", "90 % of the exponent", "falls at every step")
+LAW_COLUMNS = ("model", "law, x = compute over the smallest", "90 % of the exponent", "falls at every step", "why not")
 
 
 def point_columns(config: ScaleConfig) -> tuple[str, ...]:
@@ -51,7 +51,8 @@ def law_rows(scaled: Sequence[ScaledModel]) -> list[tuple[str, ...]]:
     for model in scaled:
         law, (low, high) = model.fitted.law, model.fitted.exponents
         text = f"{law.a:.4f} + {law.b:.4f} · x^(−{law.c:.3f})"
-        rows.append((model.name, text, f"{low:.3f} … {high:.3f}", "yes" if model.falls else "no"))
+        shown_law = ("not fitted", "") if model.doubt else (text, f"{low:.3f} … {high:.3f}")
+        rows.append((model.name, *shown_law, "yes" if model.falls else "no", model.doubt))
     return rows
 
 
@@ -96,6 +97,10 @@ def plot(scaled: Sequence[ScaledModel], config: ScaleConfig) -> Figure:
         for point in model.points:
             losses = [run.test[config.metrics[0]] for run in point.runs]
             axes.plot([point.flops] * len(losses), losses, "o", color=color, markersize=5)
+        if model.doubt:
+            means = [point.mean(config.metrics[0]) for point in model.points]
+            axes.plot([point.flops for point in model.points], means, ":", color=color, label=f"{model.name}, no law")
+            continue
         grid = [smallest * x for x in model.fitted.grid]
         axes.plot(grid, model.fitted.law(model.fitted.grid), color=color, label=model.name)
         axes.fill_between(grid, model.fitted.low, model.fitted.high, color=color, alpha=0.15, linewidth=0)

@@ -38,7 +38,7 @@ from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
-from ziggurat.studies.scaling_law import FittedLaw, fit_with_band
+from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
 from ziggurat.training.progress import NoProgress, Progress
 
 SMALLEST: dict[str, BuiltInConfig] = {
@@ -149,13 +149,25 @@ class ScaledModel:
         losses = [point.mean(self.metric) for point in self.points]
         return all(later < earlier for earlier, later in itertools.pairwise(losses))
 
+    @property
+    def doubt(self) -> str:
+        """Why the fitted exponent means nothing; "" if nothing speaks against it."""
+        compute = [point.flops / self.points[0].flops for point in self.points]
+        return doubt_of(compute, [point.mean(self.metric) for point in self.points], law=self.fitted.law)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         points = [
             {"factor": point.factor, "flops": point.flops, "runs": [run.to_json() for run in point.runs]}
             for point in self.points
         ]
-        return {"name": self.name, "falls": self.falls, "points": points, "law": dataclasses.asdict(self.fitted)}
+        return {
+            "name": self.name,
+            "falls": self.falls,
+            "doubt": self.doubt,
+            "points": points,
+            "law": dataclasses.asdict(self.fitted),
+        }
 
 
 def smallest(name: str) -> BuiltInConfig:

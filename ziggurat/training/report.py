@@ -1,7 +1,8 @@
 """report.html: one file that shows how a run went, with plots inside (SVG), readable offline.
 
-Loss and validation metric over steps, learning rate, throughput, calibration of the final evaluation, the start-up
-report and the configuration. Made again at any time with `ziggurat report RUN`.
+Metrics of the final evaluation, loss and validation metrics over steps with the best step marked, learning rate,
+throughput, calibration, the start-up report, and which settings differ from their defaults. Made again at any time with
+`ziggurat report RUN`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ import html
 import io
 import json
 import math
+import re
+import typing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ziggurat.config import flattened
+from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.files import write_text
+from ziggurat.models import ModelConfig
+from ziggurat.training.config import TrainingConfig
+from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.records import read_records
+from ziggurat.training.report_plots import calibration_figure, training_figures
 from ziggurat.training.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
 
 STYLE = """
@@ -33,8 +42,11 @@ td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
 svg{width:100%;height:auto}
 pre{background:#f5f7fa;padding:1rem;overflow:auto;font-size:13px}
 .quiet{color:#67727f}
+.wide{overflow-x:auto}
+details{margin:.8rem 0}
+summary{cursor:pointer;color:#2563a8}
+td{overflow-wrap:anywhere}
 """
-INK, SECOND = "#2563a8", "#c2571a"
 
 
 def write_report(folder: str | Path) -> Path:
@@ -45,86 +57,22 @@ def write_report(folder: str | Path) -> Path:
     config = CONFIG.read(run.config) if run.config.exists() else {}
     startup = STARTUP.read(run.startup) if run.startup.exists() else {}
     traffic = TRAFFIC.read(run.traffic) if run.traffic.exists() else {}
+    title, best = title_of(run, config), best_step(records, config)
     parts = [
-        f"<h1>{html.escape(run.path.name)}</h1>",
-        f"<p class=quiet>{_summary(records)}</p>",
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
         _metrics_table(evaluations),
         "<h2>Training</h2><div class=plots>",
-        *(_svg(figure) for figure in training_figures(records)),
+        *(_svg(figure) for figure in training_figures(records, best_step=best)),
         "</div>",
         _calibration_section(evaluations),
         _traffic_section(traffic),
         _startup_section(startup),
-        f"<h2>Configuration</h2><pre>{html.escape(json.dumps(config, indent=2, ensure_ascii=False))}</pre>",
+        _config_section(config),
     ]
-    page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(run.path.name)}</title>"
+    page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
     write_text(run.report, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return run.report
-
-
-def training_figures(records: list[dict[str, Any]]) -> list[Figure]:
-    """Loss, validation metrics, learning rate and throughput over steps; those that have data."""
-    train = [record for record in records if record["kind"] == "train"]
-    valid = [record for record in records if record["kind"] == "valid"]
-    steps = [record["step"] for record in train]
-    figures: list[Figure] = []
-    if train:
-        figures.append(_line(steps, [record["loss"] for record in train], title="Training loss", unit="loss"))
-    metrics = [
-        name for name in (valid[0] if valid else {}) if name.split("/")[0] in ("auc", "gauc", "log_loss", "rmse")
-    ]
-    for name in metrics:
-        points = [(record["step"], record[name]) for record in valid if name in record]
-        figures.append(
-            _line(
-                [step for step, _ in points],
-                [value for _, value in points],
-                title=f"Validation {name}",
-                unit=name,
-                marker="o",
-            )
-        )
-    if train:
-        figures.append(_line(steps, [record["lr"] for record in train], title="Learning rate (dense)", unit="rate"))
-        rates = [record.get("timing", {}).get("samples_per_s", math.nan) for record in train]
-        figures.append(_line(steps, rates, title="Throughput", unit="samples/s"))
-    return figures
-
-
-def calibration_figure(curves: dict[str, list[dict[str, float]]], *, title: str) -> Figure:
-    """Mean label against mean score in bins of equal count, with standard errors; the diagonal is perfect."""
-    figure, axes = _axes(title)
-    top = 0.0
-    for index, (label, points) in enumerate(curves.items()):
-        scores = [point["mean_score"] for point in points]
-        labels = [point["mean_label"] for point in points]
-        errors = [point["standard_error"] for point in points]
-        top = max([top, *scores, *labels])
-        colour = (INK, SECOND)[index % 2]
-        axes.errorbar(scores, labels, yerr=errors, fmt="o-", ms=4, lw=1, color=colour, label=label, capsize=2)
-    axes.plot([0, top], [0, top], color="#9aa5b1", lw=1, ls="--", label="perfect")
-    axes.set_xlabel("mean predicted probability")
-    axes.set_ylabel("share of positives")
-    axes.legend(frameon=False)
-    return figure
-
-
-def _axes(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.4, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    return figure, axes
-
-
-def _line(steps: list[int], values: list[float], *, title: str, unit: str, marker: str = "") -> Figure:
-    figure, axes = _axes(title)
-    axes.plot(steps, values, color=INK, lw=1.4, marker=marker, ms=4)
-    axes.set_xlabel("step")
-    axes.set_ylabel(unit)
-    axes.ticklabel_format(axis="y", useOffset=False)
-    return figure
 
 
 def _svg(figure: Figure) -> str:
@@ -135,23 +83,93 @@ def _svg(figure: Figure) -> str:
     return f"<figure style='margin:0'>{text[text.index('<svg') :]}</figure>"
 
 
-def _summary(records: list[dict[str, Any]]) -> str:
+def title_of(run: RunFolder, config: dict[str, Any]) -> str:
+    """What was trained on what: "dcn_v2 on movielens-1m"; the folder's name where the config does not say."""
+    model = config.get("model", {}).get("kind", "")
+    files = config.get("data", {}).get("train") or []
+    data = config.get("dataset", {}).get("name") or ", ".join(Path(file).name for file in files[:3])
+    data += f" and {len(files) - 3} more files" if len(files) > 3 else ""
+    return f"{model} on {data}" if model and data else run.path.name
+
+
+def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
+    """The step of the best evaluation by the metric that training stops by; 0 without one."""
+    metric = config.get("training", {}).get("early_stop", {}).get("metric", "auc")
+    valid = [record for record in records if record["kind"] == "valid" and record.get(metric) is not None]
+    if not valid:
+        return 0
+    sign = 1.0 if higher_is_better(metric) else -1.0
+    return max(valid, key=lambda record: sign * record[metric])["step"]
+
+
+def _date(run: RunFolder) -> str:
+    """When the log was written last."""
+    if not run.metrics.exists():
+        return "no log"
+    return datetime.fromtimestamp(run.metrics.stat().st_mtime, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _summary(records: list[dict[str, Any]], *, best: int) -> str:
     steps = max((record["step"] for record in records), default=0)
     skipped = sum(record["kind"] == "skipped" for record in records)
-    return f"{steps:,} steps" + (f", {skipped} skipped because of NaN or infinity" if skipped else "")
+    text = f"{steps:,} steps" + (f", best at step {best:,}" if best else "")
+    return text + (f", {skipped} skipped because of NaN or infinity" if skipped else "")
 
 
 def _metrics_table(evaluations: dict[str, Any]) -> str:
+    """One line a metric, one column a split: narrow, however many labels there are."""
     if not evaluations:
         return ""
     names = list(dict.fromkeys(name for value in evaluations.values() for name in value["metrics"]))
-    head = "".join(f"<th class=n>{html.escape(name)}" for name in names)
+    head = "".join(f"<th class=n>{html.escape(split)}" for split in evaluations)
+    counts = "".join(f"<td class=n>{value['num_rows']:,}" for value in evaluations.values())
     rows = "".join(
-        f"<tr><td>{html.escape(split)}<td class=n>{value['num_rows']:,}"
-        + "".join(f"<td class=n>{_shown(value['metrics'].get(name))}" for name in names)
-        for split, value in evaluations.items()
+        f"<tr><td>{html.escape(name)}"
+        + "".join(f"<td class=n>{_shown(value['metrics'].get(name))}" for value in evaluations.values())
+        for name in names
     )
-    return f"<h2>Final evaluation</h2><table><tr><th>split<th class=n>rows{head}{rows}</table>"
+    note = "<p class=quiet>ne: log loss over that of always predicting the mean label; 1 is no better than that.</p>"
+    has_ne = any(name.split("/")[0] == "ne" for name in names)
+    table = f"<table><tr><th>metric{head}<tr><td>rows{counts}{rows}</table>"
+    return f"<h2>Final evaluation</h2>{table}{note if has_ne else ''}"
+
+
+def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(setting, value, default) of data, model and training where they differ from the defaults of their classes."""
+    kinds = {each.__dataclass_fields__["kind"].default: each for each in typing.get_args(ModelConfig)}
+    kind = kinds.get(config.get("model", {}).get("kind"))
+    groups = {"data": DataConfig, "training": TrainingConfig} | ({"model": kind} if kind is not None else {})
+    found = []
+    for group, cls in groups.items():
+        defaults, values = flattened(cls()), flattened(config.get(group, {}))
+        found += [
+            (f"{group}.{name}", value.strip('"'), defaults.get(name, "none").strip('"'))
+            for name, value in values.items()
+            if value != defaults.get(name)
+        ]
+    return found
+
+
+def _config_section(config: dict[str, Any]) -> str:
+    if not config:
+        return ""
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in ("--" + name, value, default))
+        for name, value, default in changed_settings(config)
+    )
+    table = f"<div class=wide><table><tr><th>setting<th>value<th>default{rows}</table></div>"
+    whole = html.escape(json.dumps(config, indent=2, ensure_ascii=False))
+    about = "<p class=quiet>What differs from the defaults of the model, the data and the training.</p>"
+    return f"<h2>Configuration</h2>{about}{table}<details><summary>all of it</summary><pre>{whole}</pre></details>"
+
+
+def dated(text: str) -> str:
+    """Text with dates in place of seconds since 1970."""
+    return re.sub(
+        r"(?<=from )(\d{9,10})\b",
+        lambda found: datetime.fromtimestamp(int(found[1]), tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        text,
+    )
 
 
 def _shown(value: float | None) -> str:
@@ -178,13 +196,13 @@ def _traffic_section(traffic: dict[str, Any]) -> str:
     )
     head = "<tr><th>what<th>link<th class=n>bytes a step<th class=n>messages a step<th class=n>bytes in all"
     about = f"Counted on {traffic['ranks']} ranks over {traffic['steps']:,} steps, not estimated; all ranks together."
-    return f"<h2>Traffic</h2><p class=quiet>{about}</p><table>{head}{rows}</table>"
+    return f"<h2>Traffic</h2><p class=quiet>{about}</p><div class=wide><table>{head}{rows}</table></div>"
 
 
 def _startup_section(startup: dict[str, dict[str, str]]) -> str:
     rows = "".join(
         f"<tr><th colspan=2>{html.escape(title)}"
-        + "".join(f"<tr><td>{html.escape(name)}<td>{html.escape(str(value))}" for name, value in lines.items())
+        + "".join(f"<tr><td>{html.escape(name)}<td>{html.escape(dated(str(value)))}" for name, value in lines.items())
         for title, lines in startup.items()
     )
     return f"<h2>Start-up report</h2><table>{rows}</table>" if rows else ""
