@@ -17,6 +17,7 @@ from benchmarks.ours import build, describe, training_config
 from benchmarks.worker import Turns, serve
 from benchmarks.workload import Workload
 from ziggurat.data.encoded.dataset import EncodedDataset
+from ziggurat.data.source import LoaderSource
 from ziggurat.features.batch import Batch
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.training.trainer import Trainer
@@ -35,14 +36,16 @@ class OurTrainer:
 
     def loop(self, turns: Turns) -> None:
         """Train until the harness has seen enough."""
-        batches = self.trainer.loader.batches
+        assert isinstance(self.trainer.feed.source, LoaderSource)
+        loader = self.trainer.feed.source.loader
+        batches = loader.batches
 
         def held(*, epoch: int, start_row: int = 0) -> Iterator[Batch]:
             for batch in batches(epoch=epoch, start_row=start_row):
                 turns.next_step(float(self.trainer.position.step))
                 yield batch
 
-        self.trainer.loader.batches = held  # type: ignore[method-assign]
+        loader.batches = held  # type: ignore[method-assign]
         self.trainer.fit()
 
 

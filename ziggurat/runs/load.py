@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config import from_json
-from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
-from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
-from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.errors import MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -32,12 +32,11 @@ from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.many_ranks import Ranks
-from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
+from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import INPUTS, RunFolder
-from ziggurat.training.state import Position
 from ziggurat.training.team import Team
 
 CHUNK_ROWS = 65_536

@@ -185,7 +185,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             variant=request.variant,
             seed=request.config.training.seed,
             digest=digest_of(request.config),
-            epochs=round(fit.steps / trainer.loader.steps_per_epoch),
+            epochs=round(fit.steps / trainer.feed.steps_per_epoch),
             best_step=fit.best_step,
             valid=trainer.evaluate(data.valid, split="valid").metrics,
             samples_per_s=fit.samples_per_s or _logged_rate(trainer.folder),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.training.ahead import with_next
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.progress import NoProgress, Progress
@@ -133,11 +132,9 @@ class Team:
         """Count no traffic inside."""
         return contextlib.nullcontext() if self.parallel is None else self.parallel.traffic.paused()
 
-    def with_next(self, batches: Iterable[Batch], *, device: torch.device) -> Iterator[tuple[Batch, Batch | None]]:
-        """Each batch on `device` with the one after it; one device has no use for that one."""
-        if self.parallel is None:
-            return ((batch.to(device), None) for batch in batches)
-        return with_next(batches, device=device)
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank says (plain data), in rank order."""
+        return [value] if self._agreement is None else self._agreement.gather(value)
 
     def drain(self, model: Model) -> None:
         """Receive what was sent ahead for a step that will not come."""

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from ziggurat.data.encoded.loader import Loader
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
@@ -32,14 +31,15 @@ from ziggurat.training.checkpoint import JSON, CheckpointStore, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
+from ziggurat.training.feed import Fed, Feed
 from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.non_finite import dump_batch, non_finite_error
+from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import EVALUATION, RunFolder
 from ziggurat.training.schedule import learning_rate_factor
 from ziggurat.training.state import (
     RNG,
-    Position,
     allocate_optimizer_state,
     restore_state,
     seed_everything,
@@ -55,8 +55,10 @@ class Trainer:
     Args:
         model: on its device; its `inputs` name the labels.
         config: settings.
-        train: an EncodedDataset or MemoryDataset.
-        valid: the same, or None: then no evaluation, no early stop.
+        train: a `DataSource` of this rank's batches, or a data set (EncodedDataset, MemoryDataset), which all ranks
+            then read as `config.loader` says.
+        valid: a data set, or batches of this rank that can be iterated again and again; None: no evaluation, no early
+            stop.
         folder: the run's folder; created, refused if another run is in it (unless `fit(resume=True)`).
         progress: where to show progress; None: nowhere.
         parallel: what `parallelize` returned for the model; None: one device. All ranks then construct a Trainer and
@@ -83,7 +85,8 @@ class Trainer:
         self.model = model
         self.step = self.team.train_step(model, config)
         self.config = self.step.config
-        self.loader = Loader(train, config=config.loader, rank=self.team.rank, world_size=self.team.world_size)
+        ranks = {"rank": self.team.rank, "world_size": self.team.world_size, "gather": self.team.gather}
+        self.feed = Feed(train, config=config, **ranks)
         self.valid = valid
         self.position = Position()
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
@@ -102,12 +105,8 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, if nothing stops it early."""
-        position, steps = self.position, self.position.step
-        if position.epoch < self.config.epochs:
-            steps += self.loader.num_steps(start_row=self._row_in_epoch())
-            steps += (self.config.epochs - position.epoch - 1) * self.loader.steps_per_epoch
-        return min(steps, self.config.max_steps) if self.config.max_steps else steps
+        """Steps of the whole run, if nothing stops it early; 0 where the training data does not know."""
+        return self.feed.total_steps(self.position)
 
     def fit(self, *, resume: bool = False) -> FitResult:
         """Train to the end, or go on from the newest intact checkpoint.
@@ -158,12 +157,15 @@ class Trainer:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
         self._showing = False
-        self.progress.begin(f"evaluate {split}".strip(), total=dataset.num_rows)
-        loader = ordered_batches(dataset, batch_size=batch_size, rank=self.team.rank, world_size=self.team.world_size)
+        self.progress.begin(f"evaluate {split}".strip(), total=getattr(dataset, "num_rows", None))
+        batches = dataset
+        if hasattr(dataset, "read_group"):
+            ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
+            batches = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
         with self.team.traffic_paused():
             result = evaluate_batches(
                 self.model,
-                loader.batches(epoch=0),
+                batches,
                 inputs=self.model.inputs,
                 progress=self.progress,
                 process_group=self.team.process_group,
@@ -177,20 +179,20 @@ class Trainer:
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
+        first_row = position.rows - self.feed.row_in_epoch(position)
         begin = time.perf_counter()
-        loaded = self.loader.batches(epoch=epoch, start_row=self._row_in_epoch())
-        for batch, upcoming in self.team.with_next(loaded, device=self.step.device):
-            before = position.rows
-            result = self._train(batch, upcoming)
+        empty = Batch.empty(self.model.inputs)
+        for fed in self.feed.epoch(device=self.step.device, empty=empty):
+            result = self._train(fed)
             elapsed = time.perf_counter() - begin
-            self._count_time(elapsed, position.rows - before)
+            self._count_time(elapsed, fed.num_rows)
             self._log(result)
             if not self._showing:
-                self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.loader.num_rows)
+                self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.feed.num_rows)
                 self._showing = True
-            done = position.rows - epoch * self.loader.num_rows
-            self.progress.update(done, note=f"loss {result.loss:.4f} · {self._rate():,.0f} samples/s")
-            self._boundary(last=done >= self.loader.num_rows)
+            note = f"loss {result.loss:.4f} · {self._rate():,.0f} samples/s"
+            self.progress.update(position.rows - first_row, note=note)
+            self._boundary(last=fed.upcoming is None)
             if position.finished or position.epoch != epoch:
                 self.team.drain(self.model)
                 return
@@ -198,14 +200,12 @@ class Trainer:
         # An epoch without a single batch left (an empty data set, or a resume at its very end).
         self._boundary(last=True)
 
-    def _train(self, batch: Batch, upcoming: Batch | None) -> StepResult:
-        position = self.position
+    def _train(self, fed: Fed) -> StepResult:
+        position, num_rows = self.position, fed.num_rows
         factor = self._factor()
-        result = self.step(batch, factor=factor, upcoming=upcoming)
+        result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming if self.team.world_size > 1 else None)
         if not result.finite:
-            result = self._on_non_finite(batch, result)
-        left = self.loader.num_rows - self._row_in_epoch()
-        num_rows = min(self.config.loader.batch_size * self.team.world_size, left)
+            result = self._on_non_finite(fed.batch, result)
         position.step += 1
         position.step_in_epoch += 1
         position.rows += num_rows
@@ -214,7 +214,7 @@ class Trainer:
             position.loss_rows += num_rows
         else:
             position.skipped += 1
-        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=batch.row_ids.numpy())
+        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.batch.row_ids.numpy())
         return result
 
     def _factor(self) -> float:
@@ -225,10 +225,6 @@ class Trainer:
             reductions=self.position.reductions,
             learning_rate=self.config.learning_rate,
         )
-
-    def _row_in_epoch(self) -> int:
-        """Rows of the present epoch that all ranks together have trained."""
-        return self.position.rows - self.position.epoch * self.loader.num_rows
 
     def _log(self, result: StepResult) -> None:
         position = self.position
@@ -297,6 +293,7 @@ class Trainer:
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
         self.position.threads, self.position.world_size = torch.get_num_threads(), self.team.world_size
+        self.position.sources = self.feed.states()
         state: dict[str, JSON] = {"position": self.position.to_json()}
         for old in self._pinned - {self.position.best_step}:
             self.store.unpin(old)
@@ -324,6 +321,7 @@ class Trainer:
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
         self.position = Position.from_json(checkpoint.state["position"])
+        self.feed.restore(self.position, where=str(self.folder.checkpoints))
         if self.position.world_size != self.team.world_size:
             seed_everything(self.config.seed + self.position.step, rank=self.team.rank)
             self.progress.say(f"ranks: {self.team.world_size}, before: {self.position.world_size}")

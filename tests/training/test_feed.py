@@ -1,0 +1,78 @@
+"""Any source of batches trains and resumes: shuffled by itself, on one device, on ranks that have unequal shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.own_sources import ShuffledBlocks, SizedBlocks, all_rows, train_blocks
+from tests.training.rank_runs import Case, model_of, training_config
+from ziggurat.data.source import state_from_json, state_to_json
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.config import Decay, ScheduleConfig
+from ziggurat.training.trainer import Trainer
+
+NUM_STEPS = 2 * 7  # two epochs of 100 samples in blocks of 16
+
+
+def trainer_on(source: Any, folder: Path, **changes: Any) -> Trainer:
+    return Trainer(model_of(Case()), config=training_config(1, **changes), train=source, folder=folder)
+
+
+def test_a_source_is_resumed_where_it_stood(tmp_path: Path) -> None:
+    """Stopped in the second epoch after every possible step, and gone on from the checkpoint before: the same bits."""
+    whole, rows, steps = train_blocks(0, 1, str(tmp_path / "whole"), 0, False, [100])
+    assert (rows, steps) == (200, NUM_STEPS)
+    for stop in (3, 8, 11):
+        train_blocks(0, 1, str(tmp_path / f"{stop}"), stop, False, [100])
+        again, _, _ = train_blocks(0, 1, str(tmp_path / f"{stop}"), 0, True, [100])
+        assert again == whole, stop
+
+
+def test_ranks_with_unequal_shares_stop_together_and_resume(tmp_path: Path) -> None:
+    """Rank 1 has half as many samples: it joins with empty batches. Resumed on two ranks, refused on one."""
+    folder, sizes = str(tmp_path / "run"), [100, 50]
+    results = run_ranks(train_blocks, 2, 2, str(tmp_path / "whole"), 0, False, sizes)
+    assert [result[1:] for result in results] == [(300, NUM_STEPS)] * 2
+    run_ranks(train_blocks, 2, 2, folder, 5, False, sizes)
+    resumed = run_ranks(train_blocks, 2, 2, folder, 0, True, sizes)
+    assert resumed == results
+    with pytest.raises(CheckpointError, match="2 in the checkpoint"):
+        train_blocks(0, 1, folder, 0, True, [100])
+
+
+def test_a_schedule_needs_an_end(tmp_path: Path) -> None:
+    linear = ScheduleConfig(decay=Decay.LINEAR)
+    stream = ShuffledBlocks(all_rows(40), block=16, seed=0)
+    with pytest.raises(ConfigError, match="max_steps"):
+        trainer_on(stream, tmp_path / "a", schedule=linear)
+    assert trainer_on(stream, tmp_path / "b", schedule=linear, max_steps=9).total_steps == 9
+    sized = SizedBlocks(all_rows(40), block=16, seed=0)
+    trainer = trainer_on(sized, tmp_path / "c", schedule=linear)
+    assert trainer.total_steps == 2 * 3
+    assert trainer.fit().steps == 6
+
+
+def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="StatefulDataLoader"):
+        trainer_on([all_rows(8)], tmp_path)
+    source = ShuffledBlocks(all_rows(40), block=16, seed=0)
+    source.state_dict = lambda: {"position": object()}  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="pickles"):
+        trainer_on(source, tmp_path).fit()
+
+
+def test_states_survive_json_exactly() -> None:
+    source = ShuffledBlocks(all_rows(40), block=16, seed=0)
+    next(iter(source))
+    state = source.state_dict()
+    again = state_from_json(state_to_json(state))
+    assert again.keys() == state.keys()
+    assert (again["order"], again["note"], again[3]) == (state["order"], state["note"], state[3])
+    assert again["generator"].equal(state["generator"])
+    for broken in ({"__tensor__": "?", "dtype": "uint8", "shape": [1]}, {"__array__": ""}, {"other": 1}):
+        with pytest.raises(CheckpointError, match="data source"):
+            state_from_json(broken)

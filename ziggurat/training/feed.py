@@ -1,0 +1,153 @@
+"""Feed: one epoch of a data source as the trainer needs it, batch by batch, a step ahead.
+
+    step k      forward   backward   update
+    ids k+1            ──────►                    travel while step k computes
+
+Each batch comes with the one after it, because looking up embeddings on many ranks starts with ids that travel to the
+ranks that hold the rows. The batch is known long before (sources work ahead), so its ids leave one step early and no
+step waits for them. Only ids may do so: they do not depend on weights, and the numbers stay those of one device.
+
+The state of the source is read *after a batch and before the next*: a checkpoint after step k must go on with batch
+k + 1, although batch k + 1 has been taken already.
+
+Our own source makes the same number of steps on every rank. Others may not: there, ranks tell each other every step
+whether they have a batch, and one that has none left joins with an empty batch until all are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.training.config import Decay, TrainingConfig
+from ziggurat.training.position import Position
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A batch on its way into a step.
+
+    Args:
+        batch: to train on, on the device.
+        upcoming: the batch after it; None at the end of the epoch.
+        num_rows: samples of the step, over all ranks.
+    """
+
+    batch: Batch
+    upcoming: Batch | None
+    num_rows: int
+
+
+class Feed:
+    """The training data of one rank, and where it stands.
+
+    Args:
+        train: a source, or a data set, which all ranks then read as `config.loader` says.
+        config: epochs, steps, schedule, loader.
+        rank: of this process.
+        gather: what all ranks say (plain data), in rank order; collective. On one device what this one says.
+
+    Raises:
+        ConfigError: a schedule towards an end that the source does not know.
+    """
+
+    def __init__(
+        self, train: Any, *, config: TrainingConfig, rank: int, world_size: int, gather: Callable[[Any], list[Any]]
+    ) -> None:
+        self.source = as_source(train, config=config.loader, rank=rank, world_size=world_size)
+        self._config, self._rank, self._world_size, self._gather = config, rank, world_size, gather
+        self._state: dict[str, Any] = {}
+        self._waits = False  # this rank's epoch is over, that of another one is not
+        if config.schedule.decay in (Decay.LINEAR, Decay.COSINE) and not self.total_steps(Position()):
+            raise ConfigError(
+                expected="max_steps, or training data that knows how many batches an epoch has (__len__)",
+                found=f"{type(self.source).__name__} with schedule.decay = {config.schedule.decay.value}",
+                where="training settings, schedule",
+                ways_out=("max_steps=…", "schedule.decay constant or plateau"),
+            )
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of an epoch over all ranks, if the source knows."""
+        return getattr(self.source, "num_rows", None)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of an epoch; 0 if the source does not know."""
+        return len(self.source) if isinstance(self.source, Sized) else 0
+
+    def row_in_epoch(self, position: Position) -> int:
+        """Rows of the present epoch that all ranks have trained; 0 for sources that keep count themselves."""
+        if isinstance(self.source, LoaderSource):
+            return position.rows - position.epoch * self.source.num_rows
+        return 0
+
+    def total_steps(self, position: Position) -> int:
+        """Steps of the whole run, if nothing stops it early; 0 if the source does not know."""
+        epochs, limit = self._config.epochs, self._config.max_steps
+        steps = epochs * self.steps_per_epoch or limit
+        if isinstance(self.source, LoaderSource):  # batches may have had another size, on another number of ranks
+            steps = position.step
+            if position.epoch < epochs:
+                steps += self.source.loader.num_steps(start_row=self.row_in_epoch(position))
+                steps += (epochs - position.epoch - 1) * self.steps_per_epoch
+        return min(steps, limit) if limit else steps
+
+    def epoch(self, *, device: torch.device, empty: Batch) -> Iterator[Fed]:
+        """The rest of the source's epoch.
+
+        Args:
+            device: of the model.
+            empty: a batch of no samples.
+        """
+        waits, self._waits = self._waits, False
+        iterator = iter(()) if waits else iter(self.source)
+        batch, num_rows, state, _ = self._following(iterator, empty)
+        while batch is not None:
+            current = batch.to(device)
+            batch, next_rows, next_state, is_done = self._following(iterator, empty)
+            batch = None if batch is None else batch.to(device)
+            self._state = {"source": state, "is_done": is_done}
+            yield Fed(current, batch, num_rows)
+            num_rows, state = next_rows, next_state
+
+    def _following(self, iterator: Iterator[Batch], empty: Batch) -> tuple[Batch | None, int, dict[str, Any], bool]:
+        """The next batch (empty where only other ranks have one), its rows, the state, and whether this rank is done."""
+        batch = next(iterator, None)
+        state = self.source.state_dict()
+        if isinstance(self.source, LoaderSource):
+            return batch, self.source.step_rows, state, batch is None
+        said = self._gather(None if batch is None else batch.batch_size)
+        sizes = [size for size in said if size is not None]
+        return empty if batch is None and sizes else batch, sum(sizes), state, batch is None
+
+    def states(self) -> list[Any]:
+        """Where the sources of all ranks stand after the last step, as plain data; [] where `Position.rows` says it."""
+        return [] if isinstance(self.source, LoaderSource) else self._gather(state_to_json(self._state))
+
+    def restore(self, position: Position, *, where: str) -> None:
+        """Go back to a position.
+
+        Raises:
+            CheckpointError: it holds the states of another number of sources.
+        """
+        if isinstance(self.source, LoaderSource):
+            self.source.load_state_dict({"epoch": position.epoch, "row": self.row_in_epoch(position)})
+            return
+        known = len(position.sources)
+        if known != self._world_size:
+            raise CheckpointError(
+                expected=f"a state of the training data for each of {self._world_size} ranks",
+                found=f"{known} in the checkpoint of step {position.step}",
+                where=where,
+                ways_out=f"resume on {known} ranks" if known else "pass the data set that the run began with",
+            )
+        self._state = state_from_json(position.sources[self._rank])
+        self.source.load_state_dict(self._state["source"])
+        self._waits = self._state["is_done"] and position.step_in_epoch > 0

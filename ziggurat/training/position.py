@@ -1,0 +1,61 @@
+"""Position: where a run stands. Plain data in every checkpoint.
+
+Step, epoch, step in the epoch, sums of the open log interval, and the history of evaluations, from which early stop and
+the learning rate follow. Where the run stands in its data follows from `rows`, or is in `sources`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Position:
+    """Where a run stands.
+
+    Args:
+        step: steps taken in all.
+        epoch: the epoch that the next step belongs to.
+        step_in_epoch: steps taken in that epoch. Where it stands in the data follows from `rows`, which is right for
+            any number of ranks.
+        loss_sum: sum of loss · rows since the last log line.
+        loss_rows: rows since the last log line.
+        rows: rows trained in all, by all ranks.
+        evaluations: metrics of every evaluation so far, oldest first, each with its `step`.
+        best_step: step of the best evaluation; 0: none yet.
+        best_value: its metric.
+        not_improved: evaluations since the best one.
+        reductions: evaluations that did not improve, in all (drives the plateau schedule).
+        skipped: steps skipped because of NaN or infinity.
+        finished: the run has come to its end.
+        threads: CPU threads that computed so far; sums depend on it.
+        world_size: ranks that computed last.
+        sources: states of the data sources, one a rank, as plain data; empty where `rows` says it (`LoaderSource`).
+    """
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    loss_sum: float = 0.0
+    loss_rows: int = 0
+    rows: int = 0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    best_step: int = 0
+    best_value: float | None = None
+    not_improved: int = 0
+    reductions: int = 0
+    skipped: int = 0
+    finished: bool = False
+    threads: int = 0
+    world_size: int = 1
+    sources: list[Any] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; floats survive exactly."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Position:
+        """The inverse of `to_json`."""
+        return cls(**data)
