@@ -118,7 +118,7 @@ class Feed:
             num_rows, state = next_rows, next_state
 
     def _following(self, iterator: Iterator[Batch], empty: Batch) -> tuple[Batch | None, int, dict[str, Any], bool]:
-        """The next batch (empty where only other ranks have one), its rows, the state, and whether this rank is done."""
+        """The next batch (empty where only other ranks have one), its rows, the state; whether this rank is done."""
         batch = next(iterator, None)
         state = self.source.state_dict()
         if isinstance(self.source, LoaderSource):
