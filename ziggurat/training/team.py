@@ -23,7 +23,6 @@ from ziggurat.config import flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.embeddings import BatchShape
-from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
