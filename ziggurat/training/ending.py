@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.state import Position
+from ziggurat.training.position import Position
 
 
 @dataclass(frozen=True, kw_only=True)
