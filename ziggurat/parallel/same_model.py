@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from itertools import chain
 from typing import Any
 
 import torch
@@ -58,13 +59,14 @@ def model_facts(model: Model) -> dict[str, str]:
         for key, value in vars(module).items():
             if dataclasses.is_dataclass(value) and type(value).__name__.endswith("Config"):
                 facts |= flattened(value, prefix=f"{path} {key}")
-    for name, value in model.state_dict().items():
+    for name, value in chain(model.named_parameters(), model.named_buffers()):
         if not name.startswith("embeddings."):
             facts[f"weight {name}"] = _described(value)
     tables = model.embeddings.tables
-    if tables.is_drawn:
+    if not tables.is_open:
         for name in tables.places:
-            facts[f"table {name}, first rows"] = _described(tables.view(name)[:_TABLE_ROWS])
+            rows = tables.rows(name)
+            facts[f"table {name}, first rows"] = _described(rows.read(0, min(_TABLE_ROWS, rows.num_rows)))
     return facts
 
 

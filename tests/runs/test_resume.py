@@ -1,0 +1,170 @@
+"""A resumed run goes on as it was: other settings, schemas, recipes and data are refused, and leave no trace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ziggurat
+from tests.end_to_end.test_main_job import SMALL, events
+from ziggurat.cli.main import main
+from ziggurat.recipes.run_config import load_config
+from ziggurat.runs.load import load_run
+
+SCHEMA = ziggurat.Schema(
+    features=(
+        ziggurat.Categorical(name="user_id"),
+        ziggurat.Categorical(name="item"),
+        ziggurat.Dense(name="price"),
+    ),
+    labels=(ziggurat.Label(name="click"),),
+    time="timestamp",
+)
+TRAIN = ["train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml"]
+TINY = ["--model.top.hidden-dims", "8", "--model.bottom.hidden-dims", "8", "--model.embedding-dim", "4"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with data, a schema, and a finished run of one epoch in runs/a."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    events(2000).write_parquet("events.parquet")
+    ziggurat.write_schema(SCHEMA, "my.toml")
+    assert main([*TRAIN, "--out", "runs/a", "--training.epochs", "1", *SMALL, *TINY]) == 0
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file of a folder with its digest."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def resume(*arguments: str) -> int:
+    return main(["train", "runs/a", "--resume", *arguments])
+
+
+def test_what_does_not_fit_is_named_and_leaves_no_trace(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(place / "runs/a")
+    smaller = ziggurat.Schema(features=SCHEMA.features[:2], labels=SCHEMA.labels, time="timestamp")
+    ziggurat.write_schema(smaller, "smaller.toml")
+    events(2000, seed=7).write_parquet("other.parquet")  # as many rows, users and items; other rows
+    half = events(2000).with_columns(price=pl.col("price") + 1.0)
+    half.write_parquet("prices.parquet")  # the same ids: only values differ
+    refused = {
+        ("--model.embedding-dim", "8"): "model.embedding-dim: 4 in the run, 8 given",
+        ("--training.learning-rate", "0.5"): "training.learning-rate: 0.001 in the run, 0.5 given",
+        ("--data.split.by", "random"): 'data.split.by: "time" in the run, "random" given',
+        ("--schema", "smaller.toml"): "table-schema.features.2",
+        ("--data.train", "other.parquet"): "data train content",
+        ("--data.train", "prices.parquet"): "data train content",
+        ("--data.train", "gone.parquet"): "gone.parquet",
+    }
+    for arguments, words in refused.items():
+        capsys.readouterr()
+        assert resume(*arguments) == 2, arguments
+        shown = capsys.readouterr().err
+        assert words in shown, shown
+        assert "ways out:" in shown
+        assert contents(place / "runs/a") == before, arguments
+    assert main(["train", "table_dcn_v2", "--schema", "my.toml", "--resume", "--out", "runs/a"]) == 2
+    assert "'table_dlrm'" in capsys.readouterr().err
+    half.write_parquet("events.parquet")  # the file itself was replaced: equal counts, other values
+    assert resume("--training.epochs", "2") == 2
+    assert "data train content" in capsys.readouterr().err
+    assert contents(place / "runs/a") == before
+    run = load_run("runs/a")
+    assert run.scores(events(5).select("user_id", "item", "price")).shape == (5, 1)
+
+
+def test_a_finished_run_says_so_and_records_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(place / "runs/a")
+    assert resume("--training.log-every", "3") == 0  # allowed, and without use
+    said = capsys.readouterr()
+    assert "finished: all epochs done (1), 7 steps" in said.out + said.err
+    assert "--resume --training.epochs 2" in said.out + said.err
+    after = contents(place / "runs/a")
+    same = {"config.json", "inputs.json", "data.json", "startup.json", "metrics.jsonl", "ledger.bin"}
+    assert {name: after[name] for name in same} == {name: before[name] for name in same}
+    assert load_config("runs/a").training.log_every == 50
+
+
+def test_what_may_change_is_said_and_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.rename("events.parquet", "moved.parquet")
+    assert resume("--training.epochs", "2", "--data.train", "moved.parquet") == 0
+    said = "".join(capsys.readouterr())
+    assert "vocabularies of its preprocessing/" in said
+    assert "changed: training.epochs 1 → 2" in said
+    assert "changed: data.train" in said
+    stored = load_config("runs/a")
+    assert stored.training.epochs == 2
+    assert stored.data.train == (str(place / "moved.parquet"),)
+    assert main(["verify", "runs/a"]) == 0
+
+
+def test_early_stop_is_said_at_first_and_at_resume(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    never = ["--training.early-stop.patience", "1", "--training.early-stop.min-delta", "0.9", "--training.epochs", "5"]
+    assert main([*TRAIN, "--out", "runs/b", *SMALL, *TINY, *never]) == 0
+    said = "".join(capsys.readouterr())
+    assert "end    early stop at step 14: auc no better in 1 evaluations (patience 1); best at step 7" in said
+    assert main(["train", "runs/b", "--resume"]) == 0
+    said = "".join(capsys.readouterr())
+    assert "finished: early stop at step 14" in said
+    assert "--training.early-stop.patience 2" in said
+
+
+def test_from_another_folder_and_runs_of_before(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = json.loads((place / "runs/a/config.json").read_text())
+    assert stored["data"]["train"] == [str(place / "events.parquet")]
+    del stored["sha256"]
+    stored["data"]["train"] = ["events.parquet"]  # as it was written before, with no record of the data
+    (place / "runs/a/config.json").write_text(json.dumps(stored))
+    (place / "runs/a/data.json").unlink()
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    run = str(place / "runs/a")
+    assert main(["verify", run]) == 0
+    assert main(["towers", "partition", run, "--towers", "2", "--samples", "500"]) == 0
+    assert main(["train", run, "--resume", "--training.epochs", "2"]) == 0
+    assert load_config(run).data.train == (str(place / "events.parquet"),)
+
+
+def test_lost_data_says_where_it_was_sought(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = json.loads((place / "runs/a/config.json").read_text())
+    stored["data"]["train"] = ["lost.parquet"]
+    del stored["sha256"]
+    (place / "runs/a/config.json").write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert main(["verify", "runs/a"]) == 2
+    shown = capsys.readouterr().err
+    assert "lost.parquet" in shown
+    assert str(place / "runs/a") in shown
+    assert "--data.train FILE" in shown
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_preparing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "file").write_text("")
+    events(300, seed=3).write_parquet("fresh.parquet")
+    prepared = set((place / "cache" / "prepared").iterdir())
+    capsys.readouterr()
+    arguments = [*TRAIN[:3], "fresh.parquet", *TRAIN[4:], "--out"]
+    for out in ("file/run", "/proc/1/run"):
+        assert main([*arguments, out]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("FileError")
+        assert "--out runs/another_name" in shown
+    assert set((place / "cache" / "prepared").iterdir()) == prepared

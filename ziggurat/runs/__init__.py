@@ -1,0 +1,1 @@
+"""One run, on one rank or many: execute, load, verify, plan, probe."""
