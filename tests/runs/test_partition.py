@@ -22,10 +22,10 @@ from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Towers
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import synthetic_dlrm, table_dcn_v2, table_dlrm
+from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.partition import ProbeConfig, comparable_fields, partition_run, probe_run, table_bytes
-from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.testing.batches import random_batch
 
 TEACHER = SyntheticConfig(

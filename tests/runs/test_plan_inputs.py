@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 import torch
 
-from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.data.preprocess.prepare import DataConfig, prepare
 from ziggurat.features.schema import Categorical, Label, MultiHot, Schema, Table
 from ziggurat.parallel.wire import WireFormat
+from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.planning.simulator.step_simulator import MatmulFormat
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm, movielens_dlrm, recipe_named
 from ziggurat.runs.plan_inputs import plan_inputs

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ziggurat.planning.cluster.cluster import Cluster
-from ziggurat.planning.cluster.catalogue import DEVICES_A_HOST, find_cluster, named_cluster
 from ziggurat.errors import ConfigError
+from ziggurat.planning.cluster.catalogue import DEVICES_A_HOST, find_cluster, named_cluster
+from ziggurat.planning.cluster.cluster import Cluster
 
 _RANGE = re.compile(r"([a-z0-9]+)x\{(\d+)\.\.(\d+)\}")
 _ONE = re.compile(r"([a-z]+[0-9]*?)x(\d+)")

@@ -20,8 +20,8 @@ from pathlib import Path
 from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.prepare import DataConfig, PreparedData
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.raw.source import RawSource
 from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError
 from ziggurat.files import Format
 from ziggurat.runs.fingerprint import Difference, differences

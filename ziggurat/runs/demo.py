@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.models import num_parameters
-from ziggurat.runs.baselines import Popularity
 from ziggurat.recipes.catalogue import movielens_dcn_v2, movielens_dlrm, movielens_logistic_regression
+from ziggurat.runs.baselines import Popularity
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.training.evaluation import ordered_batches

@@ -27,17 +27,17 @@ from ziggurat.models import build_model
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.plan import Plan
-from ziggurat.runs.many_ranks import Ranks
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.data_paths import with_absolute_paths
+from ziggurat.runs.data_record import DataRecord, refuse_other_data
+from ziggurat.runs.fingerprint import Difference
+from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
 from ziggurat.training.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
-from ziggurat.runs.data_paths import with_absolute_paths
-from ziggurat.runs.data_record import DataRecord, refuse_other_data
-from ziggurat.runs.fingerprint import Difference
-from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
 from ziggurat.training.trainer import FitResult, Trainer
 

@@ -30,7 +30,7 @@ from ziggurat.files import replacing
 from ziggurat.models import Model, build_model
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
-from ziggurat.recipes.run_config import load_config
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of

@@ -23,8 +23,8 @@ from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan, possible_tower_sizes
 from ziggurat.planning.placement import place_tables
-from ziggurat.runs.fingerprint import fingerprint
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.fingerprint import fingerprint
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.rank_report import traffic_report
 from ziggurat.training.run_folder import TRAFFIC, RunFolder

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
-from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.training.config import Precision
 from ziggurat.training.run_folder import RunFolder
 
