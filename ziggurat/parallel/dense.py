@@ -1,7 +1,7 @@
 """Dense parallelism: every rank runs the dense network on its own samples; gradients are summed over ranks.
 
     ddp    a copy of all weights on every rank; gradients all-reduced in buckets while the backward pass runs
-           (Li et al., arXiv 2006.15704)
+           (`replicated.py`)
     fsdp   weights, gradients and optimizer state cut into parts, one a rank; gathered when needed
            (FSDP2; Zhao et al., arXiv 2304.11277)
     hsdp   cut inside a host, copied across hosts: gathers stay on fast links, only 1/L of the gradient crosses hosts
@@ -21,15 +21,14 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat.errors import PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
 from ziggurat.parallel.collectives import CountedGather, CountedReduceScatter
+from ziggurat.parallel.replicated import Reduction, ReplicatedNetwork
 from ziggurat.parallel.topology import RankGroup, Topology
 from ziggurat.parallel.traffic import Traffic
 
@@ -42,13 +41,6 @@ class DenseParallelism(StrEnum):
     DDP = "ddp"
     FSDP = "fsdp"
     HSDP = "hsdp"
-
-
-class Reduction(StrEnum):
-    """What gradients of the dense network travel as."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
 
 
 class DenseNetwork(nn.Module):
@@ -180,9 +172,7 @@ class ShardedNetwork:
 
 def unreduced(network: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Forward and backward passes in here leave gradients unreduced, to be added to those of the next pass."""
-    if isinstance(network, DistributedDataParallel):
-        return network.no_sync()
-    if isinstance(network, ShardedNetwork):
+    if isinstance(network, ReplicatedNetwork | ShardedNetwork):
         return network.unreduced()
     return contextlib.nullcontext()
 
@@ -190,28 +180,8 @@ def unreduced(network: Callable[..., Any]) -> contextlib.AbstractContextManager[
 def replicate(
     module: nn.Module, *, group: RankGroup, reduction: Reduction, traffic: Traffic, purpose: str
 ) -> Callable[..., Any]:
-    """DDP over a group that sums gradients; the module itself where there is nothing to reduce."""
+    """Copies over a group whose gradients are summed; the module itself where there is nothing to sum."""
     has_weights = any(parameter.requires_grad for parameter in module.parameters())
     if group.process_group is None or not has_weights:
         return module
-    process_group = group.process_group
-    # Buffers are constants (`check_dense`): sending them before every forward pass would only make ranks wait.
-    replicated = DistributedDataParallel(
-        module, process_group=process_group, gradient_as_bucket_view=True, forward_sync_buffers=False
-    )
-
-    def sum_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations, and ours are text
-        del state
-        gradient = bucket.buffer()
-        sent = gradient.to(torch.bfloat16) if reduction is Reduction.BF16 else gradient
-        traffic.count_reduction(purpose, num_bytes=sent.numel() * sent.element_size())
-        work: Any = dist.all_reduce(sent, group=process_group, async_op=True)
-
-        def finish(future: Any) -> Tensor:
-            total = future.value()[0]
-            return total if total is gradient else gradient.copy_(total)
-
-        return work.get_future().then(finish)
-
-    replicated.register_comm_hook(None, sum_bucket)
-    return replicated
+    return ReplicatedNetwork(module, group=group, reduction=reduction, traffic=traffic, purpose=purpose)

@@ -1,0 +1,168 @@
+"""ReplicatedNetwork: copies of one network on the ranks of a group, whose gradients are summed while they are made.
+
+    backward   ── last layers ── … ── first layers ──► end
+    buckets       [ full: sum ───►]   [ full: sum ───►]   wait for all; a weight without a gradient counts as zero
+
+Gradients are collected in buckets, in about the order in which the backward pass makes them, and a full bucket is
+all-reduced while the pass goes on (Li et al., arXiv 2006.15704). Torch's DistributedDataParallel does the same, but
+waits for ever, or raises, where a weight gets no gradient: a part of the model that this batch did not use, or an
+output that the loss does not read. Here the end of the backward pass sends what is left, the same on every rank.
+
+Buckets are summed in a fixed order, so a repeated or resumed run adds up in the same order. The gradient of a weight is
+a view of its bucket; nothing is copied back.
+
+Cost: the gradients once over the wire, and one copy of them into the buckets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ziggurat.parallel.topology import RankGroup
+from ziggurat.parallel.traffic import Traffic
+
+_FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first sum starts early
+_BUCKET_BYTES = 25 << 20
+
+
+class Reduction(StrEnum):
+    """What gradients of the dense network travel as."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+class _Bucket:
+    """Gradients that travel together."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        first = parameters[0]
+        self.flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        pieces = self.flat.split([p.numel() for p in parameters])
+        self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
+        self.missing: set[int] = set()
+        self.sent: Tensor | None = None
+        self.work: Any = None
+
+
+class ReplicatedNetwork:
+    """See the module's docstring; call it in the place of the module.
+
+    Args:
+        module: the same on every rank; the weights of the group's first rank are copied to the others.
+        group: the ranks, more than one.
+        reduction: what gradients travel as.
+        traffic: counts reductions.
+        purpose: what for, in its report.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, group: RankGroup, reduction: Reduction, traffic: Traffic, purpose: str
+    ) -> None:
+        self.module = module
+        self._group, self._reduction, self._traffic, self._purpose = group, reduction, traffic, purpose
+        self._buckets = [_Bucket(parameters) for parameters in _bucketed(module)]
+        self._place: dict[nn.Parameter, tuple[int, int]] = {}
+        self._is_reduced, self._is_open = True, False
+        self._next = 0
+        for index, bucket in enumerate(self._buckets):
+            for position, parameter in enumerate(bucket.parameters):
+                self._place[parameter] = (index, position)
+                parameter.register_post_accumulate_grad_hook(self._arrived)
+        with torch.no_grad():
+            for value in (*module.parameters(), *module.buffers()):
+                dist.broadcast(value.detach(), src=group.ranks[0], group=group.process_group)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the module gives; a backward pass through it sums the gradients."""
+        outputs = self.module(*inputs)
+        if torch.is_grad_enabled() and self._is_reduced:
+            self._is_open = False  # also after a backward pass that an error has cut short
+            for tensor in pytree.tree_leaves(outputs):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(self._begin)
+        return outputs
+
+    @contextlib.contextmanager
+    def unreduced(self) -> Iterator[None]:
+        """Let gradients of forward and backward passes in here add up on each rank."""
+        self._is_reduced = False
+        try:
+            yield
+        finally:
+            self._is_reduced = True
+
+    def _begin(self, gradient: Tensor) -> None:
+        """The backward pass has reached the network's outputs."""
+        del gradient
+        if self._is_open:
+            return
+        self._is_open, self._next = True, 0
+        for bucket in self._buckets:
+            bucket.missing = set(range(len(bucket.parameters)))
+        torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+
+    def _arrived(self, parameter: Tensor) -> None:
+        """The gradient of a weight is complete."""
+        if not self._is_open:
+            return  # a pass that is not reduced
+        index, position = self._place[parameter]  # type: ignore[index]
+        bucket = self._buckets[index]
+        _collect(bucket, position)
+        bucket.missing.discard(position)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._send(self._buckets[self._next])
+
+    def _finish(self) -> None:
+        """The backward pass is over: send what is left, wait for everything."""
+        self._is_open = False
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            for position in bucket.missing:
+                _collect(bucket, position)
+            self._send(bucket)
+        for bucket in self._buckets:
+            bucket.work.wait()
+            if bucket.sent is not bucket.flat:
+                bucket.flat.copy_(bucket.sent)
+            bucket.work = bucket.sent = None
+
+    def _send(self, bucket: _Bucket) -> None:
+        bucket.sent = bucket.flat.to(torch.bfloat16) if self._reduction is Reduction.BF16 else bucket.flat
+        self._traffic.count_reduction(self._purpose, num_bytes=bucket.sent.numel() * bucket.sent.element_size())
+        bucket.work = dist.all_reduce(bucket.sent, group=self._group.process_group, async_op=True)
+        self._next += 1
+
+
+def _collect(bucket: _Bucket, position: int) -> None:
+    """Put a weight's gradient into its place in the bucket, and let the weight have that place as its gradient."""
+    parameter, view = bucket.parameters[position], bucket.views[position]
+    if parameter.grad is None:
+        view.zero_()
+    elif parameter.grad is not view:
+        view.copy_(parameter.grad)
+    parameter.grad = view
+
+
+def _bucketed(module: nn.Module) -> list[list[nn.Parameter]]:
+    """Weights that need gradients, the last ones first, in buckets of one type."""
+    buckets: list[list[nn.Parameter]] = []
+    num_bytes, limit = 0, _FIRST_BUCKET_BYTES
+    for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+        same = bool(buckets) and (buckets[-1][0].dtype, buckets[-1][0].device) == (parameter.dtype, parameter.device)
+        if not same or num_bytes >= limit:
+            limit = _BUCKET_BYTES if buckets else _FIRST_BUCKET_BYTES
+            buckets.append([])
+            num_bytes = 0
+        buckets[-1].append(parameter)
+        num_bytes += parameter.numel() * parameter.element_size()
+    return buckets
