@@ -11,15 +11,33 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.config import from_json, to_json
-from ziggurat.embeddings import EmbeddingConfig, TableOptimizer
-from ziggurat.errors import ConfigError
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
+from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
-from ziggurat.models import DIN, AttentionActivation, AttentionWeights, DINConfig, MLPConfig, build_model
+from ziggurat.features.schema import Pooling
+from ziggurat.models import (
+    DIN,
+    AttentionActivation,
+    AttentionWeights,
+    DINConfig,
+    DNNConfig,
+    Embedded,
+    MLPConfig,
+    Model,
+    Normalization,
+    Outputs,
+    build_model,
+)
 from ziggurat.models.cost import flops_per_sample
 from ziggurat.models.din import Dice, TargetAttention
 from ziggurat.models.losses import loss_of
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.dense import check_dense
 from ziggurat.testing.batches import random_batch, small_inputs
+from ziggurat.training.config import Compile, Precision, TrainingConfig
+from ziggurat.training.step import TrainStep
 
 INPUTS = InputSpec(
     dense=("age",),
@@ -181,3 +199,78 @@ def test_data_without_histories_is_refused():
 def test_config_survives_a_file():
     config = dataclasses.replace(CONFIG, histories=("clicks",), targets=("item",))
     assert from_json(DINConfig, json.loads(json.dumps(to_json(config))), where="test") == config
+
+
+def unpooled(*names: str) -> InputSpec:
+    """The inputs with lists that the schema does not pool."""
+    jagged = tuple(
+        dataclasses.replace(spec, pooling=Pooling.NONE) if spec.name in names else spec for spec in INPUTS.jagged
+    )
+    return dataclasses.replace(INPUTS, jagged=jagged)
+
+
+def test_pooling_none_in_the_schema_is_what_din_reads_anyway():
+    batch = random_batch(INPUTS, 8)
+    asked, found = (build_model(CONFIG, inputs, seed=0)(batch) for inputs in (INPUTS, unpooled("clicks", "skips")))
+    assert torch.equal(asked, found)
+
+
+def test_lists_that_nobody_reads_are_refused():
+    with pytest.raises(ConfigError, match="tags"):
+        build_model(CONFIG, unpooled("tags"), seed=0)
+    with pytest.raises(ConfigError, match="pooled"):
+        build_model(DNNConfig(), unpooled("clicks"), seed=0)
+
+
+class Lists(Model):
+    """The padded lists of a table that no pooled feature reads."""
+
+    def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        padded_BTD, mask_BT = embedded.sequences["tags"].padded()
+        assert bool((padded_BTD[~mask_BT] == 0).all())
+        torch.testing.assert_close(
+            embedded.sequences["tags"].mean(), padded_BTD.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+        )
+        return Outputs(logits=self.linear(padded_BTD.sum(1)))
+
+
+@pytest.mark.parametrize("kernel", [KernelChoice.TORCH, KernelChoice.AUTO])
+def test_a_table_of_un_pooled_lists_alone_trains(kernel):
+    inputs = unpooled("tags")
+    embeddings = EmbeddingTables(inputs, EmbeddingConfig(dim=4, kernel=kernel, init="normal", init_std=0.5), seed=0)
+    model = Lists(inputs, embeddings=embeddings)
+    tables, before = TableOptimizer(embeddings), embeddings.table("tag").clone()
+    batch = random_batch(inputs, 8)
+    outputs = model.forward_dense(model.embed(batch))
+    model.loss(outputs, batch).mean().backward()
+    tables.step(0.1)
+    touched = torch.zeros(6, dtype=torch.bool)
+    touched[batch.jagged.values[: batch.jagged.offsets[8]]] = True
+    touched[0] = False
+    assert torch.equal((embeddings.table("tag") != before).any(dim=1), touched)
+
+
+def test_attention_compiles_with_the_network_for_lists_of_any_number_of_rows():
+    config = TrainingConfig(
+        precision=Precision.FP32, compile=Compile.DEFAULT, loader=LoaderConfig(batch_size=8), learning_rate=0.01
+    )
+    model = build_model(CONFIG, INPUTS, seed=0).eval()
+    step = TrainStep(model, config)
+    torch.compiler.reset()
+    step._forward_dense = torch.compile(model.forward_dense, fullgraph=True, dynamic=False, backend="aot_eager")
+    for seed in range(12):  # more lengths than torch compiles functions for
+        batch = random_batch(INPUTS, 8, seed=seed)
+        torch.testing.assert_close(step.outputs(batch).logits, model(batch))
+
+
+def test_ranks_refuse_dice_and_name_its_setting():
+    with pytest.raises(PlanError, match=r"--model\.attention-activation relu"):
+        check_dense(build_model(CONFIG, INPUTS, seed=0))
+    norm = MLPConfig(hidden_dims=(6,), normalization=Normalization.BATCH)
+    plain = dataclasses.replace(CONFIG, attention_activation=AttentionActivation.RELU, deep=norm)
+    with pytest.raises(PlanError, match=r"--model\.deep\.normalization none"):
+        check_dense(build_model(plain, INPUTS, seed=0))

@@ -47,7 +47,7 @@ class LossSums:
         Args:
             weight: denominators to use instead of this batch's own: the sums over all ranks. The result is then
                 this rank's share of the global loss; the shares of all ranks *add up* to it (multiply by the number of
-                ranks first where gradients are averaged, as DDP does).
+                ranks first where gradients are averaged).
         """
         denominators = self.weight if weight is None else weight
         return (self.total / torch.where(denominators > 0, denominators, 1.0)).mean()

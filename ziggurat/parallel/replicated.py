@@ -132,7 +132,7 @@ class ReplicatedNetwork:
             self._send(bucket)
         for bucket in self._buckets:
             bucket.work.wait()
-            if bucket.sent is not bucket.flat:
+            if bucket.sent is not None and bucket.sent is not bucket.flat:
                 bucket.flat.copy_(bucket.sent)
             bucket.work = bucket.sent = None
 

@@ -112,7 +112,7 @@ class TrainStep:
             factor: multiplies both learning rates (see `schedule`).
             upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile.
         """
-        with communicating("gradients of the dense network"):  # DDP and FSDP raise what torch raises
+        with communicating("gradients of the dense network"):  # torch raises its own errors there
             return self._step(batch, factor=factor, upcoming=upcoming)
 
     def _step(self, batch: Batch, *, factor: float, upcoming: Batch | None) -> StepResult:
@@ -156,8 +156,8 @@ class TrainStep:
     def warm_up(self) -> None:
         """One forward and backward pass without samples; changes nothing that a run depends on; collective.
 
-        DDP arranges its buckets anew after the first backward pass, which changes the order of sums. After this, the
-        first step of a resumed run adds up in the same order as the same step of a run that was never stopped.
+        FSDP and the exchanges set themselves up in their first pass. After this, the first step of a resumed run does
+        the same as the same step of a run that was never stopped.
         """
         self._forward_backward(Batch.empty(self.model.inputs).to(self.device))
         self.zero_grad()
