@@ -117,7 +117,7 @@ def recorded_step(rank: int, dense: str, reduction: str, num_parts: int) -> tupl
         for name in (*names, "all_reduce"):
             if hasattr(dist, name):
                 patch.setattr(dist, name, recorded(name, getattr(dist, name)))
-        pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda logits, _: logits.sum())
+        pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda outputs, _: outputs.logits.sum())
     return {str(row["purpose"]): int(row["bytes"]) for row in parallel.traffic.report()}, seen
 
 
@@ -151,7 +151,7 @@ def tower_reductions(rank: int) -> list[dict[str, int]]:
             topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=2)
             parallel = parallelize(model, plan, topology, config=ParallelConfig(reduction=reduction))
             pipeline = Pipeline(model, parallel, num_parts=num_parts)
-            pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda logits, _: logits.sum())
+            pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda outputs, _: outputs.logits.sum())
             bytes_by_purpose = {str(row["purpose"]): int(row["bytes"]) for row in parallel.traffic.report()}
             found.append({"bytes": bytes_by_purpose["tower module gradients"]})
     return found
