@@ -18,7 +18,7 @@ from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.shards import Shard
 from ziggurat.parallel.tables import ShardedTables
-from ziggurat.parallel.topology import RankGroup, Topology
+from ziggurat.parallel.topology import Axis, RankGroup, Topology
 from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.paged_storage import PagedStorage
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
@@ -143,9 +143,9 @@ def alone(rank: int, world_size: int) -> Topology:
     """A rank that sees its place and talks to nobody."""
     one = RankGroup((rank,), 0)
     everybody = RankGroup(tuple(range(world_size)), rank)
-    return Topology(
-        rank, world_size, world_size, world_size, world=everybody, tower=everybody, peers=one, host=everybody
-    )
+    axes = {Axis.WORLD: everybody, Axis.TOWER: everybody, Axis.HOST: everybody, Axis.PEER: one, Axis.REPLICA: one}
+    order = tuple(range(world_size))
+    return Topology(rank=rank, tower_size=world_size, hosts=(0,) * world_size, order=order, axes=axes)
 
 
 def share(rank: int, placement: Placement, *, init: TableInit) -> tuple[ShardedTables, Shard]:

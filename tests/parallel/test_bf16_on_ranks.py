@@ -44,7 +44,7 @@ def table_gradient(precision: torch.dtype) -> Tensor:
 
 def parallel_model(plan: Plan, wire: WireConfig) -> tuple[Model, Parallel]:
     model = build(towers=TOWERS, optimizer="sgd")
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=1)
+    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=1)
     return model, parallelize(model, plan, topology, config=ParallelConfig(wire=wire))
 
 

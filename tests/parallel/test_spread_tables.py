@@ -19,6 +19,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import BoundsError, PlanError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.parallel.buckets import sort_into_buckets
+from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.shards import Shard
 from ziggurat.parallel.topology import Topology
@@ -55,11 +56,12 @@ def check(rank: int, cases: list[dict[str, Any]]) -> None:
             lambda towers=towers, case=case: build(towers=towers, optimizer=case.get("optimizer", "rowwise_adagrad")),
             plan,
             batch=lopsided(size) if case.get("lopsided") else random_batch(inputs(), size, seed=1),
-            config=ParallelConfig(),
+            config=ParallelConfig(dense=DenseParallelism(case.get("dense", "ddp"))),
             tolerance=Tolerance(fields=1e-6, others=1e-5 if case.get("lopsided") else 1e-6),
             cuts=case.get("cuts"),
             num_parts=case.get("num_parts", 1),
             ranks_a_host=case.get("ranks_a_host", 0),
+            hosts=case.get("hosts", ()),
         )
 
 
@@ -94,6 +96,20 @@ def test_sums_inside_a_host_equal_one_device() -> None:
             {"plan": to_json(over_a_host(0)), "ranks_a_host": 2, "num_parts": 2},
             {"plan": to_json(mixed(4, hosts=2)), "ranks_a_host": 2, "cuts": [0, 12, 12]},
             {"plan": to_json(mixed(4, hosts=2)), "ranks_a_host": 2, "lopsided": True},
+        ],
+    )
+
+
+def test_neighbouring_ranks_on_different_hosts_equal_one_device() -> None:
+    towers = to_json(placed(4, Placement.TABLE_ROW_WISE, TOWERS, 2))
+    run_ranks(
+        check,
+        4,
+        [
+            {"plan": to_json(mixed(4, hosts=2)), "hosts": [0, 1, 0, 1]},
+            {"plan": to_json(over_a_host(1)), "hosts": [0, 1, 1, 0], "dense": "hsdp"},
+            {"plan": towers, "modules": True, "hosts": [0, 1, 0, 1], "num_parts": 2},
+            {"plan": to_json(mixed(4, hosts=2)), "hosts": [0, 1, 1, 0], "dense": "fsdp"},
         ],
     )
 
@@ -136,7 +152,7 @@ def test_a_rank_may_have_no_rows() -> None:
 def refusal(rank: int, plan: Any, ranks_a_host: int) -> str:
     del rank
     chosen = from_json(Plan, plan, where="test")
-    topology = Topology.create(tower_size=chosen.ranks_a_group, ranks_a_host=ranks_a_host)
+    topology = Topology.create(tower_size=chosen.ranks_a_group, ranks_per_host=ranks_a_host)
     try:
         parallelize(build(towers=None, optimizer="sgd"), chosen, topology)
     except PlanError as error:
@@ -221,7 +237,7 @@ WIRES = {"fp32": 4, "bf16": 2}
 def traffic_of_a_step(rank: int, plan: Any, wire: str) -> dict[str, list[int]]:
     """Bytes that one rank sends in a step, by purpose: inside the host, between hosts. Two ranks a host."""
     chosen = from_json(Plan, plan, where="test")
-    topology = Topology.create(ranks_a_host=2)
+    topology = Topology.create(ranks_per_host=2)
     model = build(towers=None, optimizer="rowwise_adagrad")
     config = ParallelConfig(wire=WireConfig(between_towers=WireFormat(wire)))
     parallel = parallelize(model, chosen, topology, config=config)

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 
 from ziggurat.errors import TopologyError
-from ziggurat.parallel.topology import RankGroup, Topology
-from ziggurat.testing.ranks import run_ranks
+from ziggurat.parallel.topology import Axis, RankGroup, Topology
+from ziggurat.testing.ranks import RankFailure, run_ranks
 
 
 def groups_of(rank: int, tower_size: int, ranks_a_host: int) -> dict[str, object]:
     """What a rank sees, and the sums of the ranks in its groups, taken through the groups."""
-    topology = Topology.create(tower_size=tower_size, ranks_a_host=ranks_a_host)
+    topology = Topology.create(tower_size=tower_size, ranks_per_host=ranks_a_host)
     sums = []
     for group in (topology.tower, topology.peers):
         total = torch.tensor(rank)
@@ -73,6 +73,56 @@ def test_what_does_not_fit_is_refused_on_every_rank(
     ranks_a_host: tuple[int, ...], tower_size: tuple[int, ...], message: str
 ) -> None:
     assert all(message in text for text in run_ranks(refusal, 3, ranks_a_host, tower_size))
+
+
+def permuted(rank: int, tower_size: int, hosts: list[int], order: list[int]) -> dict[str, object]:
+    """Groups of a layout in which neighbouring ranks are not on one host; a gather shows the order of each group."""
+    topology = Topology.create(tower_size=tower_size, hosts=hosts, order=order)
+    seen: dict[str, object] = {"place": topology.rank, "hosts": topology.hosts, "grid": topology.host_grid}
+    for axis in Axis:
+        group, ranks = topology.axes[axis], [torch.tensor(rank)]
+        if group.process_group is not None:
+            ranks = [torch.tensor(0) for _ in range(group.size)]
+            dist.all_gather(ranks, torch.tensor(rank), group=group.process_group)
+        seen[axis] = [int(each) for each in ranks]
+        assert seen[axis] == [topology.order[place] for place in group.ranks]
+        assert group.ranks[group.position] == topology.rank
+    seen["text"] = topology.describe()
+    seen["spans"] = topology.groups_span_hosts
+    return seen
+
+
+def test_ranks_that_are_dealt_to_hosts_in_turn() -> None:
+    seen = run_ranks(permuted, 4, 2, [7, 3, 7, 3], [])
+    assert [each["place"] for each in seen] == [0, 2, 1, 3]
+    for rank, each in enumerate(seen):
+        mates = [0, 2] if rank in (0, 2) else [1, 3]
+        assert each[Axis.WORLD] == [0, 2, 1, 3]
+        assert each[Axis.HOST] == each[Axis.TOWER] == mates
+        assert each[Axis.PEER] == each[Axis.REPLICA] == ([0, 1] if rank < 2 else [2, 3])
+        assert each["hosts"] == (0, 0, 1, 1)
+        assert each["grid"] == ((0, 2), (1, 3))
+        assert "host 0: 0, 2; host 1: 1, 3" in str(each["text"])
+        assert not each["spans"]
+
+
+def test_an_order_of_ones_own_and_one_that_is_none() -> None:
+    for rank, each in enumerate(run_ranks(permuted, 4, 2, [0, 0, 1, 1], [0, 3, 1, 2])):
+        assert each[Axis.TOWER] == ([0, 3] if rank in (0, 3) else [1, 2])
+        assert each[Axis.HOST] == ([0, 1] if rank < 2 else [3, 2])
+        assert each["spans"]
+    with pytest.raises(RankFailure, match="rank 0 first"):
+        run_ranks(permuted, 2, 1, [0, 0], [1, 0])
+
+
+def hosts_of(rank: int, agents: tuple[int, ...]) -> tuple[int, ...]:
+    os.environ["GROUP_RANK"] = str(agents[rank])
+    return Topology.create().hosts
+
+
+def test_hosts_are_those_that_ranks_report() -> None:
+    assert run_ranks(hosts_of, 4, (1, 0, 1, 0)) == [(0, 0, 1, 1)] * 4
+    assert run_ranks(hosts_of, 2, (0, 0)) == [(0, 0)] * 2
 
 
 def test_one_process_is_a_world_of_one() -> None:

@@ -26,7 +26,9 @@ from ziggurat.testing.ranks import run_ranks
 NUM_FIELDS, DIM, BATCH = 8, 16, 12
 
 
-def traffic_of_a_step(rank: int, compression: float, wire: str) -> dict[str, tuple[int, int]]:
+def traffic_of_a_step(
+    rank: int, compression: float, wire: str, hosts: tuple[int, ...] = (0, 0, 1, 1)
+) -> dict[str, tuple[int, int]]:
     """Bytes and messages of one forward and backward pass on hosts of two ranks: (host, cross_host) by purpose."""
     inputs = InputSpec(
         single=tuple(SingleSpec(name=f"f{i}", table=f"t{i}") for i in range(NUM_FIELDS)),
@@ -47,7 +49,7 @@ def traffic_of_a_step(rank: int, compression: float, wire: str) -> dict[str, tup
     )
     model = build_model(config, inputs, seed=0, towers=towers)
     plan = place_tables(inputs, dim=DIM, world_size=4, towers=towers)
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=2)
+    topology = Topology.create(tower_size=plan.ranks_a_group, hosts=hosts)
     wires = WireConfig(between_towers=WireFormat(wire))
     parallel = parallelize(model, plan, topology, config=ParallelConfig(wire=wires))
     model(random_batch(inputs, BATCH, seed=rank)).sum().backward()
@@ -69,6 +71,14 @@ def test_flat_exchange() -> None:
         for direction in ("embeddings forward", "embeddings backward"):
             assert counted[direction] == (numbers * 4 // 4, numbers * 4 * 2 // 4)
         assert counted["ids"] == (BATCH * 2 * 4, BATCH * 4 * 4)  # 32 bits for each of two features of each other rank
+
+
+def test_bytes_that_cross_hosts_do_not_depend_on_how_ranks_are_numbered() -> None:
+    for compression in (0.0, 4.0):
+        neighbours = run_ranks(traffic_of_a_step, 4, compression, "fp32")
+        in_turn = run_ranks(traffic_of_a_step, 4, compression, "fp32", (0, 1, 0, 1))
+        assert neighbours[0] == in_turn[0]
+        assert in_turn == in_turn[:1] * 4
 
 
 @pytest.mark.parametrize(("compression", "wire", "num_bytes"), [(1.0, "fp32", 4), (4.0, "fp32", 4), (4.0, "bf16", 2)])

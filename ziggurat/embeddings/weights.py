@@ -97,6 +97,11 @@ class TableWeights(nn.Module):
         """Number of different dims."""
         return len(self._storages)
 
+    @property
+    def device(self) -> torch.device:
+        """Where kernels find the rows."""
+        return self._storages[0].device if self._storages else torch.device("cpu")
+
     def storage(self, index: int) -> TableStorage:
         """All tables of one dim, one after the other."""
         return self._storages[index]

@@ -123,13 +123,10 @@ def parallel_dense(
     if how is DenseParallelism.DDP:
         return replicate(network, group=topology.world, reduction=reduction, traffic=traffic, purpose="dense gradients")
     device = next(network.parameters()).device.type
-    ranks = torch.arange(topology.world_size)
     if how is DenseParallelism.HSDP:
-        mesh = DeviceMesh(
-            device, ranks.view(topology.num_hosts, topology.ranks_a_host), mesh_dim_names=("replicate", "shard")
-        )
+        mesh = DeviceMesh(device, torch.tensor(topology.host_grid), mesh_dim_names=("replicate", "shard"))
     else:
-        mesh = DeviceMesh(device, ranks, mesh_dim_names=("shard",))
+        mesh = DeviceMesh(device, torch.arange(topology.world_size), mesh_dim_names=("shard",))
     reduce_dtype = torch.bfloat16 if reduction is Reduction.BF16 else None
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)

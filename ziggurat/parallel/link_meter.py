@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ziggurat.parallel.exchange import Block, BlockExchange
-from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.topology import Topology, communication_device
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import WireFormat
 
@@ -52,6 +52,7 @@ def message_ms(topology: Topology, *, partner: int, num_bytes: int, repeats: int
     if topology.rank not in (0, partner):
         return 0.0
     best = float("inf")
+    partner = topology.order[partner]  # the launcher's rank
     for _ in range(1 + repeats):  # the first connects
         start = time.perf_counter()
         if topology.rank == 0:
@@ -126,7 +127,7 @@ class ExchangeMeter:
 
 def _device() -> torch.device:
     """Where messages of this job lie."""
-    return torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+    return communication_device()
 
 
 def _finish(device: torch.device) -> None:

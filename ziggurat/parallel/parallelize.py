@@ -112,6 +112,7 @@ def parallelize(
         topology=topology,
         seed=seed if is_open else None,
         make_storage=whole.tables.make_storage,
+        device=whole.tables.device,
     )
     if not is_open:
         tables.load_from(whole.tables)
@@ -170,7 +171,7 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
         if entry.placement is Placement.TABLE_ROW_WISE and len(hosts) > 1:
             raise PlanError(
                 expected=f"ranks of one host for {entry.placement.value}; host {hosts[0]} has ranks "
-                f"{hosts[0] * topology.ranks_a_host} to {(hosts[0] + 1) * topology.ranks_a_host - 1}",
+                f"{', '.join(map(str, topology.ranks_of_host(hosts[0])))}",
                 found=f"ranks {list(entry.ranks)} on hosts {hosts}",
                 where=f"plan, table {entry.table!r}",
                 ways_out=("name ranks of one host", f"place the table {Placement.ROW_WISE.value}"),

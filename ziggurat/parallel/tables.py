@@ -41,6 +41,7 @@ class ShardedTables(nn.Module):
         topology: the ranks.
         seed: of the initial weights, which are those that one device would draw; None leaves them open.
         make_storage: makes what holds the rows of one dim.
+        device: where the tables are made.
 
     Attributes:
         shares: what every rank looks up, by rank.
@@ -57,6 +58,7 @@ class ShardedTables(nn.Module):
         topology: Topology,
         seed: int | None,
         make_storage: MakeStorage = MemoryStorage,
+        device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
         if config.optimizer is TableOptimizerKind.ADAM_DENSE:
@@ -75,7 +77,8 @@ class ShardedTables(nn.Module):
         self.mine: RankShare = self.shares[topology.rank]
         # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
         self.local = tuple(
-            EmbeddingTables(group.inputs, config, seed=None, make_storage=make_storage) for group in self.mine.groups
+            EmbeddingTables(group.inputs, config, seed=None, make_storage=make_storage).to(device)
+            for group in self.mine.groups
         )
         self._topology = topology
         for tables, group in zip(self.local, self.mine.groups, strict=True):

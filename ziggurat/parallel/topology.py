@@ -1,17 +1,29 @@
-"""Topology: the live ranks of a job, grouped by host, by tower and by peers.
+"""Topology: the live ranks of a job along named axes: host, tower, peer, replica.
 
 Data centres are hierarchical: links inside a host are 10 to 60 times faster than links between hosts. Everything that
-is exchanged therefore belongs to one of three groups (Luo et al., "Disaggregated Multi-Tower", arXiv 2403.00877):
+is exchanged therefore runs along one axis (Luo et al., "Disaggregated Multi-Tower", arXiv 2403.00877):
 
-    2 hosts × 4 devices, towers of S = 4 ranks         rank r = t·S + s
+    2 hosts × 4 devices, towers of S = 4 ranks         place p = t·S + s
 
                  s=0   s=1   s=2   s=3
-      group t=0 [ 0     1     2     3 ]  ◄─ tower group: S consecutive ranks, usually one host
+      group t=0 [ 0     1     2     3 ]  ◄─ TOWER: S consecutive places, usually one host
       group t=1 [ 4     5     6     7 ]
-                  └ peers: {0, 4}, {1, 5} …: the ranks with the same s, one in every tower group
+                  └ PEER: {0, 4}, {1, 5} …: the places with the same s, one in every tower group
+
+    HOST: the places of one host.  REPLICA: the same place of every host, {0, 4}, {1, 5} …; dense weights that are cut
+    inside a host (HSDP) are copied along it.
 
 S needs only to divide the number of ranks: S below the devices of a host puts several towers on a host, S above it
 lets a tower span hosts, and S = world is the flat model: one tower group, no peers.
+
+Places and ranks. Launchers number ranks as they like (Slurm's cyclic distribution gives neighbouring ranks to different
+hosts), while plans want neighbours on one host. So the topology has an order, which rank sits at which place, host
+after host unless told otherwise:
+
+    launcher's rank   0 1 2 3        host of each   a b a b        order   0 2 1 3        places   0 1 | 2 3
+
+Plans, shards and groups speak of places, and all process groups are made in that order, so `Topology.rank` is this
+process's place. It is the launcher's rank wherever hosts come one after the other.
 
 Without torch.distributed the topology is one rank on one host, and every exchange is a local copy.
 """
@@ -19,10 +31,13 @@ Without torch.distributed the topology is one rank on one host, and every exchan
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 
 import torch
 import torch.distributed as dist
@@ -33,10 +48,10 @@ from ziggurat.parallel.lost_ranks import communicating, end_process_if_uncaught,
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Some ranks of the job in a fixed order, and the process group that joins them.
+    """Some ranks of the job in a fixed order, and the process group that joins them in that order.
 
     Args:
-        ranks: global ranks.
+        ranks: places (`Topology.order` has the launcher's ranks).
         position: this process's place among them.
         process_group: None for a group of one.
     """
@@ -51,34 +66,73 @@ class RankGroup:
         return len(self.ranks)
 
 
-@dataclass(frozen=True)
+class Axis(StrEnum):
+    """Along which ranks an exchange runs; see the picture above."""
+
+    WORLD = "world"
+    HOST = "host"
+    TOWER = "tower"
+    PEER = "peer"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Topology:
-    """See the module's docstring.
+    """The ranks of a job, their hosts and groups. Ranks here are places; see the module's text.
 
     Args:
-        rank: of this process.
-        world_size: ranks of the job.
-        ranks_a_host: L, the same on every host; ranks are numbered host after host.
+        rank: place of this process.
         tower_size: S.
-        world: all ranks.
-        tower: the S ranks that hold the same towers as this one.
-        peers: the ranks with the same place in every tower group.
-        host: the ranks of this host.
+        hosts: the host of every place, numbered from 0.
+        order: the launcher's rank at every place.
+        axes: the group of this process along every axis.
     """
 
     rank: int
-    world_size: int
-    ranks_a_host: int
     tower_size: int
-    world: RankGroup
-    tower: RankGroup
-    peers: RankGroup
-    host: RankGroup
+    hosts: tuple[int, ...]
+    order: tuple[int, ...]
+    axes: Mapping[Axis, RankGroup]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return len(self.hosts)
 
     @property
     def num_hosts(self) -> int:
         """Number of hosts."""
-        return self.world_size // self.ranks_a_host
+        return len(set(self.hosts))
+
+    @property
+    def ranks_per_host(self) -> int:
+        """L, the same on every host."""
+        return self.world_size // self.num_hosts
+
+    @property
+    def world(self) -> RankGroup:
+        """All ranks."""
+        return self.axes[Axis.WORLD]
+
+    @property
+    def tower(self) -> RankGroup:
+        """The S ranks that hold the same towers as this one."""
+        return self.axes[Axis.TOWER]
+
+    @property
+    def peers(self) -> RankGroup:
+        """The ranks with the same place in every tower group."""
+        return self.axes[Axis.PEER]
+
+    @property
+    def host(self) -> RankGroup:
+        """The ranks of this host."""
+        return self.axes[Axis.HOST]
+
+    @property
+    def replica(self) -> RankGroup:
+        """The ranks with the same place on every host."""
+        return self.axes[Axis.REPLICA]
 
     @property
     def num_groups(self) -> int:
@@ -96,13 +150,25 @@ class Topology:
         return range(group * per_group, (group + 1) * per_group)
 
     def host_of(self, rank: int) -> int:
-        """The host of a rank."""
-        return rank // self.ranks_a_host
+        """The host of a place."""
+        return self.hosts[rank]
+
+    def ranks_of_host(self, host: int) -> tuple[int, ...]:
+        """The places of a host."""
+        return tuple(rank for rank, each in enumerate(self.hosts) if each == host)
+
+    @property
+    def host_grid(self) -> tuple[tuple[int, ...], ...]:
+        """The launcher's ranks, one row a host, increasing in each row: what a device mesh over hosts is made of."""
+        rows = (tuple(sorted(self.order[rank] for rank in self.ranks_of_host(h))) for h in range(self.num_hosts))
+        return tuple(sorted(rows))
 
     @property
     def groups_span_hosts(self) -> bool:
         """True if a tower group (or the world of a flat model) has ranks on several hosts."""
-        return self.ranks_a_host % self.tower_size != 0
+        size = self.tower_size
+        groups = (self.hosts[first : first + size] for first in range(0, self.world_size, size))
+        return any(len(set(group)) > 1 for group in groups)
 
     @property
     def peer_order(self) -> tuple[int, ...]:
@@ -116,50 +182,78 @@ class Topology:
 
     def describe(self) -> str:
         """One line for start-up reports."""
-        return (
-            f"{self.world_size} ranks on {self.num_hosts} hosts of {self.ranks_a_host}; "
+        text = (
+            f"{self.world_size} ranks on {self.num_hosts} hosts of {self.ranks_per_host}; "
             f"{self.num_groups} tower groups of {self.tower_size}"
         )
+        if self.order == tuple(range(self.world_size)):
+            return text
+        hosts = (f"host {h}: {', '.join(str(self.order[r]) for r in self.ranks_of_host(h))}" for h in set(self.hosts))
+        return f"{text}; ranks by host: {'; '.join(hosts)}"
 
     @staticmethod
-    def create(*, tower_size: int = 0, ranks_a_host: int = 0) -> Topology:
+    def create(
+        *,
+        tower_size: int = 0,
+        ranks_per_host: int = 0,
+        hosts: Sequence[int] = (),
+        order: Sequence[int] = (),
+        ranks_a_host: int = 0,
+    ) -> Topology:
         """Group the ranks of the default process group; collective over all of them.
 
         Args:
             tower_size: S; 0: the whole world (flat).
-            ranks_a_host: L; 0: torchrun's LOCAL_WORLD_SIZE, or all ranks.
+            ranks_per_host: L of emulated hosts, L consecutive ranks each; 0: hosts are those that ranks report
+                (host name, and torchrun's GROUP_RANK).
+            hosts: the host of every rank of the launcher, for layouts that are emulated or known better.
+            order: the launcher's rank at every place, rank 0 first; () puts host after host.
+            ranks_a_host: the old name of `ranks_per_host`.
 
         Raises:
-            TopologyError: hosts have different numbers of ranks, or S does not divide the ranks; on every rank.
+            TopologyError: hosts have different numbers of ranks, S does not divide the ranks, or the order is none;
+                on every rank.
         """
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             alone = RankGroup(ranks=(0,), position=0)
-            return Topology(0, 1, 1, 1, world=alone, tower=alone, peers=alone, host=alone)
-        rank, world_size = dist.get_rank(), dist.get_world_size()
-        ranks_a_host = ranks_a_host or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+            return Topology(rank=0, tower_size=1, hosts=(0,), order=(0,), axes=dict.fromkeys(Axis, alone))
+        world_size = dist.get_world_size()
         tower_size = tower_size or world_size
-        _check(rank, world_size, ranks_a_host=ranks_a_host, tower_size=tower_size)
-        towers = [range(first, first + tower_size) for first in range(0, world_size, tower_size)]
-        peers = [range(place, world_size, tower_size) for place in range(tower_size)]
-        hosts = [range(first, first + ranks_a_host) for first in range(0, world_size, ranks_a_host)]
-        tower = _join(towers, rank)
-        return Topology(
-            rank,
-            world_size,
-            ranks_a_host,
-            tower_size,
-            world=RankGroup(tuple(range(world_size)), rank, dist.group.WORLD),
-            tower=tower,
-            peers=_join(peers, rank),
-            host=tower if hosts == towers else _join(hosts, rank),
-        )
+        host_of = _agree(ranks_per_host=ranks_per_host or ranks_a_host, hosts=hosts, tower_size=tower_size)
+        first_rank = {host: host_of.index(host) for host in host_of}
+        order = tuple(order) or tuple(sorted(range(world_size), key=lambda rank: (first_rank[host_of[rank]], rank)))
+        _check_order(order, world_size)
+        numbers = {host: number for number, host in enumerate(dict.fromkeys(host_of[rank] for rank in order))}
+        places = tuple(numbers[host_of[rank]] for rank in order)
+        by_host = [[p for p, host in enumerate(places) if host == number] for number in range(len(numbers))]
+        wanted = {
+            Axis.WORLD: [list(range(world_size))],
+            Axis.TOWER: [list(range(first, first + tower_size)) for first in range(0, world_size, tower_size)],
+            Axis.PEER: [list(range(place, world_size, tower_size)) for place in range(tower_size)],
+            Axis.HOST: by_host,
+            Axis.REPLICA: [list(column) for column in zip(*by_host, strict=True)],
+        }
+        rank = order.index(dist.get_rank())
+        made: dict[tuple[tuple[int, ...], ...], RankGroup] = {}
+        axes = {}
+        for axis, groups in wanted.items():
+            key = tuple(map(tuple, groups))
+            made[key] = axes[axis] = made.get(key) or _join(groups, rank, order=order)
+        return Topology(rank=rank, tower_size=tower_size, hosts=places, order=order, axes=axes)
+
+
+def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Where tensors must be to be sent: this rank's GPU under NCCL, else the CPU."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def join_job(*, backend: str = "", timeout_s: float = 300.0) -> bool:
     """Enter the job that torchrun started; True if there is one.
 
     Args:
-        backend: "gloo" or "nccl"; "" takes NCCL where there are GPUs.
+        backend: of torch.distributed (`ChosenDevice.backend`); "" takes gloo, and NCCL beside it where there are GPUs.
         timeout_s: how long a rank waits for the others in any exchange before it gives up with an error.
 
     Raises:
@@ -169,7 +263,7 @@ def join_job(*, backend: str = "", timeout_s: float = 300.0) -> bool:
         return True
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return False
-    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    chosen = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
         dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
     except RuntimeError as error:
@@ -198,17 +292,18 @@ def leave_job() -> None:
 
 
 @contextlib.contextmanager
-def job(*, timeout_s: float = 300.0) -> Iterator[None]:
+def job(*, backend: str = "", timeout_s: float = 300.0) -> Iterator[None]:
     """Take part in the job that torchrun started, if there is one; leave it at the end, unless it was joined before.
 
     After an error it is not left: the others may have gone, and this process is about to end. It then ends for certain
     (`lost_ranks.py`): the error is marked (`left_job`), and if nobody catches it the process ends once it was shown.
 
     Args:
+        backend: see `join_job`.
         timeout_s: see `join_job`.
     """
     was_in_it = dist.is_available() and dist.is_initialized()
-    joined = join_job(timeout_s=timeout_s)
+    joined = join_job(backend=backend, timeout_s=timeout_s)
     if was_in_it or not joined:
         yield
         return
@@ -222,15 +317,16 @@ def job(*, timeout_s: float = 300.0) -> Iterator[None]:
         raise
 
 
-def _join(groups: Sequence[range], rank: int) -> RankGroup:
+def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...]) -> RankGroup:
     """Make every group (torch demands that all ranks make all of them, in order); return this rank's."""
     mine = None
     for ranks in groups:
-        if len(ranks) == dist.get_world_size():
+        members = [order[place] for place in ranks]
+        if members == list(range(dist.get_world_size())):
             group = dist.group.WORLD
         else:
             with communicating("meeting of ranks that hold towers together, or lie on one host"):
-                group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+                group = dist.new_group(members, sort_ranks=False) if len(members) > 1 else None
         if rank in ranks:
             known = group if isinstance(group, dist.ProcessGroup) else None
             mine = RankGroup(tuple(ranks), list(ranks).index(rank), known)
@@ -238,26 +334,25 @@ def _join(groups: Sequence[range], rank: int) -> RankGroup:
     return mine
 
 
-def _check(rank: int, world_size: int, *, ranks_a_host: int, tower_size: int) -> None:
-    """Compare what all ranks think; each raises the same error."""
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    mine = torch.tensor([ranks_a_host, int(os.environ.get("LOCAL_RANK", rank % ranks_a_host)), tower_size]).to(device)
+def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> list[int]:
+    """The host of every rank, as all ranks report it, in any numbers; each rank raises the same error."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = torch.tensor([_host(rank, ranks_per_host, hosts), tower_size]).to(communication_device())
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
     with communicating("first exchange of all ranks"):
         dist.all_gather(gathered, mine)
-    hosts, local_ranks, sizes = torch.stack(gathered).t().tolist()
-    even = len(set(hosts)) == 1 and world_size % hosts[0] == 0
-    if not even:
+    host_of, sizes = torch.stack(gathered).t().tolist()
+    counts = [host_of.count(host) for host in dict.fromkeys(host_of)]
+    if len(set(counts)) != 1 or (hosts and len(hosts) != world_size):
         raise TopologyError(
             expected="the same number of ranks on every host",
-            found=f"ranks per host, as each rank sees it: {hosts}",
+            found=f"hosts with {', '.join(map(str, counts))} ranks",
             where=f"a job of {world_size} ranks",
             ways_out=(
                 "start torchrun with the same --nproc-per-node everywhere",
                 "leave the odd host out",
             ),
         )
-    del local_ranks  # emulated hosts share one machine: a local rank there says nothing about the host
     if len(set(sizes)) != 1 or world_size % sizes[0]:
         divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
         raise TopologyError(
@@ -266,3 +361,28 @@ def _check(rank: int, world_size: int, *, ranks_a_host: int, tower_size: int) ->
             where="tower_size",
             ways_out="change tower_size in the plan, or the number of ranks",
         )
+    return host_of
+
+
+def _host(rank: int, ranks_per_host: int, hosts: Sequence[int]) -> int:
+    """A number for the host of this rank, the same for all its ranks."""
+    if hosts:
+        return hosts[rank] if rank < len(hosts) else -1
+    if ranks_per_host:
+        return rank // ranks_per_host
+    agent = os.environ.get("GROUP_RANK")
+    if agent is None and "LOCAL_WORLD_SIZE" in os.environ:
+        return rank // int(os.environ["LOCAL_WORLD_SIZE"])
+    digest = hashlib.sha256(f"{socket.gethostname()}/{agent or 0}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")
+
+
+def _check_order(order: Sequence[int], world_size: int) -> None:
+    if sorted(order) == list(range(world_size)) and order[0] == 0:
+        return
+    raise TopologyError(
+        expected=f"every rank from 0 to {world_size - 1} once, rank 0 first (it writes the run's files)",
+        found=f"{list(order)}",
+        where="order of ranks",
+        ways_out="leave the order out: ranks are then ordered host after host",
+    )

@@ -14,6 +14,7 @@ from ziggurat.models import BuiltInConfig, TowerModelConfig
 from ziggurat.models.build import check_towers
 from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.dense import DenseParallelism, Reduction
+from ziggurat.parallel.device import Device
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
@@ -92,6 +93,7 @@ class RunConfig:
         training: everything else.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
+        device: what it computes on; belongs to the machine, so that a run moves between GPUs and CPUs.
     """
 
     recipe: str = ""
@@ -103,6 +105,7 @@ class RunConfig:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
+    device: Device = Device.AUTO
 
     def check(self) -> None:
         """Refuse contradictions between the parts of a run before the first file is read.

@@ -11,6 +11,7 @@ from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.matmul_rate import measure_ratio
 from ziggurat.ops.text.kernel import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
+from ziggurat.parallel.device import choose_device
 from ziggurat.training.config import Precision
 from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.startup import StartupReport, machine_lines, version_lines
@@ -28,7 +29,7 @@ def diagnose() -> StartupReport:
     }
     return StartupReport(
         sections={
-            "Machine": machine_lines() | {"cache": str(cache_folder())},
+            "Machine": machine_lines() | {"runs compute on": choose_device().describe(), "cache": str(cache_folder())},
             "Versions": version_lines(),
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),

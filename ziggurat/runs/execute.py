@@ -24,6 +24,7 @@ from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
 from ziggurat.models import build_model
+from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.plan import Plan
@@ -142,7 +143,7 @@ def train_run(
     """
     config.check()
     run = RunFolder(Path(folder))
-    with job(timeout_s=config.parallel.timeout_s):
+    with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         config, changes = _start_or_resume(run, config, resume=resume)
@@ -192,13 +193,16 @@ def _trainer(
     config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, progress: Progress
 ) -> tuple[Trainer, ModelFacts]:
     """The trainer of a run, its model on the ranks; and the facts of the model as a whole."""
+    device, embedding = choose_device(config.device).device, config.model.embedding
+    if resume:  # perhaps on another machine
+        embedding = dataclasses.replace(embedding, kernel=usable_kernel(embedding.kernel, device=device))
     model = build_model(
-        config.model,
+        dataclasses.replace(config.model, embedding=embedding),
         prepared.inputs,
         seed=config.training.seed,
         towers=config.towers,
         draw_tables=False,
-    )
+    ).to(device)
     facts = ModelFacts.of(model)
     parallel = ranks.parallelize(model, run=run, resume=resume)
     if not (resume and ranks.on_first(lambda: complete_steps(run.checkpoints))):

@@ -28,6 +28,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
 from ziggurat.models import Model, build_model
+from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -145,7 +146,7 @@ def open_run(folder: str | Path, *, step: int | None = None) -> Iterator[Run]:
     config = load_config(Path(folder))
     any_size = replace(config, parallel=replace(config.parallel, tower_size=0))  # scores do not depend on it
     given = {"run": Path(folder).absolute(), "step": step}
-    with job(timeout_s=config.parallel.timeout_s):
+    with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
         yield load_run(folder, step=step, ranks=Ranks(any_size, plan=None, given=given))
 
 
@@ -165,9 +166,11 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
     config = load_config(run.path)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = Preprocessing.load(run.preprocessing)
-    model = build_model(
-        config.model, inputs, seed=config.training.seed, towers=config.towers, draw_tables=False
-    )  # the checkpoint has the tables
+    device = choose_device(config.device).device
+    kernel = usable_kernel(config.model.embedding.kernel, device=device)
+    settings = replace(config.model, embedding=replace(config.model.embedding, kernel=kernel))
+    model = build_model(settings, inputs, seed=config.training.seed, towers=config.towers, draw_tables=False)
+    model.to(device)  # before its tables take memory; the checkpoint fills them
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     if not store.steps():
         raise MissingFileError(

@@ -47,7 +47,7 @@ class Ranks:
 
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
         self._config, self._plan = config, plan
-        self._hosts = Topology.create(ranks_a_host=config.parallel.ranks_a_host)
+        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_a_host)
         self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
         if self.are_many:
             stated = {f"--{name}": str(value) for name, value in (given or {}).items()}
@@ -111,7 +111,7 @@ class Ranks:
         made = self._agreement.on_first(lambda: to_json(self._make_plan(model, run=run, resume=resume)))
         plan = from_json(Plan, made, where="plan of rank 0")
         config = self._config
-        topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=config.parallel.ranks_a_host)
+        topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=config.parallel.ranks_a_host)
         return parallelize(model, plan, topology, config=config.parallel.parallel)
 
     def keep_plan(self, parallel: Parallel, *, run: RunFolder) -> None:
@@ -150,8 +150,8 @@ class Ranks:
         if (
             towers is not None
             and not size
-            and self._hosts.ranks_a_host in possible_tower_sizes(world_size, len(towers))
+            and self._hosts.ranks_per_host in possible_tower_sizes(world_size, len(towers))
         ):
-            size = self._hosts.ranks_a_host
+            size = self._hosts.ranks_per_host
         dim = model.embeddings.config.dim
         return place_tables(model.inputs, dim=dim, world_size=world_size, towers=towers, tower_size=size)

@@ -163,14 +163,14 @@ class _State:
 
 def _begin(config: ProbeConfig, out: Path, topology: Topology) -> Measurements:
     """An empty file, or the one that is there, if it is of the same machine and settings."""
-    shared = topology.ranks_a_host > len(os.sched_getaffinity(0))
+    shared = topology.ranks_per_host > len(os.sched_getaffinity(0))
     new = Measurements(
         machine=machine_lines()["machine"],
         versions=tuple(f"{name} {version}" for name, version in version_lines().items()),
         date=datetime.now(UTC).date().isoformat(),
         clock=(MeterClock.PROCESSOR if shared else MeterClock.WALL).value,
         ranks=topology.world_size,
-        ranks_a_host=topology.ranks_a_host,
+        ranks_a_host=topology.ranks_per_host,
         batch_size=config.draw.num_samples // topology.world_size,
         draw=config.draw,
     )
@@ -222,9 +222,9 @@ def _fastest_s(action: Callable[[], object], *, repeats: int = 7) -> float:
 def _measure_links(state: _State, topology: Topology, progress: Progress) -> None:
     if state.found.links:
         return
-    partners = {"host": 1} if topology.ranks_a_host > 1 else {}
+    partners = {"host": 1} if topology.ranks_per_host > 1 else {}
     if topology.num_hosts > 1:
-        partners["cross_host"] = topology.ranks_a_host
+        partners["cross_host"] = topology.ranks_per_host
     progress.begin("links", total=len(partners) * len(_LINK_BYTES))
     links = []
     for link, partner in partners.items():

@@ -57,6 +57,7 @@ def assert_same_as_single_device(
     cuts: Sequence[int] | None = None,
     num_parts: int = 1,
     ranks_a_host: int = 0,
+    hosts: Sequence[int] = (),
 ) -> None:
     """Raise AssertionError unless the parallel model does what one device does; collective over all ranks.
 
@@ -69,9 +70,10 @@ def assert_same_as_single_device(
         cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty.
         num_parts: parts of a batch in the pipeline.
         ranks_a_host: of emulated hosts; 0: all ranks share one.
+        hosts: the host of every rank, in place of `ranks_a_host`.
     """
     tolerance = tolerance or Tolerance()
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=ranks_a_host)
+    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=ranks_a_host, hosts=hosts)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
     local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])
     single, many = build(), build()
@@ -131,7 +133,7 @@ def assert_same_sequences(
         cuts: where the batch is cut; see `assert_same_as_single_device`.
         ranks_a_host: of emulated hosts; 0: all ranks share one.
     """
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=ranks_a_host)
+    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=ranks_a_host)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
     first, last = bounds[topology.rank], bounds[topology.rank + 1]
     local = batch.rows(first, last)
@@ -203,7 +205,7 @@ def _compare_copies(many: Model, topology: Topology) -> None:
         part = tables.part(shard).clone()
         if group is not None:
             first = part.clone()
-            dist.broadcast(first, src=topology.tower.ranks[0], group=group)
+            dist.broadcast(first, group=group, group_src=0)
             assert torch.equal(first, part), f"copies of table {shard.table} differ from rank to rank"
 
 

@@ -214,7 +214,7 @@ class Trainer:
             position.loss_rows += num_rows
         else:
             position.skipped += 1
-        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.batch.row_ids.numpy())
+        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.batch.row_ids.cpu().numpy())
         return result
 
     def _factor(self) -> float:

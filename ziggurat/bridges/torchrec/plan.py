@@ -63,7 +63,7 @@ def tower_plan(
     placements = {entry.table: entry for entry in plan.tables}
     shardings = EmbeddingModuleShardingPlan()
     for name in names:
-        entry, local_size = placements[name], topology.ranks_a_host
+        entry, local_size = placements[name], topology.ranks_per_host
         match entry.placement:
             case Placement.TABLE_WISE:
                 generate = table_wise(rank=entry.ranks[0])
@@ -83,7 +83,7 @@ def tower_plan(
         sharding.compute_kernel = kernel.value
         for rank, shard in zip(entry.ranks, sharding.sharding_spec.shards, strict=True):
             # Where a tower is not a host, TorchRec would number the devices of a host wrongly.
-            shard.placement = _remote_device(placement(device_type, rank, topology.ranks_a_host))
+            shard.placement = _remote_device(placement(device_type, rank, topology.ranks_per_host))
         shardings[name] = sharding
     return shardings
 

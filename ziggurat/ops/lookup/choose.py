@@ -131,6 +131,15 @@ def kernel_diagnosis() -> dict[str, str]:
     return lines
 
 
+def is_available(choice: KernelChoice) -> bool:
+    """Whether a kernel can be used here at all; builds the C++ one if need be."""
+    try:
+        dict(_MAKERS)[choice]()
+    except MissingDependencyError:
+        return False
+    return True
+
+
 def _asked_for(choice: KernelChoice, setting: KernelSetting) -> LookupKernel:
     kernel = dict(_MAKERS)[choice]()
     reason = kernel.why_not(setting)
