@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.planning.clusters import round_cluster
+from ziggurat.cli.plan_verbs import _flat_lines
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, LogisticRegressionConfig, MLPConfig
@@ -26,6 +28,7 @@ from ziggurat.planning.plan_model import (
 )
 from ziggurat.planning.plan_report import PlanReport
 from ziggurat.planning.problem import Assignment
+from ziggurat.runs.plan_run import PlannedRun
 
 NAMES = tuple("abcdefgh")
 TOWERS = Towers(towers=(("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")))
@@ -101,6 +104,28 @@ def test_what_does_not_fit_is_an_error_with_table_rank_bytes_and_ways_out() -> N
     assert "rank 0 has 953 MiB free of 953 MiB" in error.found
     assert error.where.startswith("table 'b', rank 0: 954 MiB of memory")
     assert "\n  3. weights of half the bytes in this table save 1.19 GiB" in str(error)
+
+
+def test_the_tower_size_with_the_shortest_step_is_chosen_and_all_are_reported() -> None:
+    found = planned(round_cluster(hosts=4), towers=TOWERS)
+    steps = {each.size: each.step_s for each in found.sizes_tried}
+    assert len(steps) > 1
+    assert found.plan.tower_size in steps
+    assert steps[found.plan.tower_size] == min(step for step in steps.values() if step is not None)
+    assert found.timeline.step_s == steps[found.plan.tower_size]
+    alone = plan_model(model(towers=TOWERS), round_cluster(hosts=4), settings=PlanSettings(budget_s=0.1, tower_size=8))
+    assert [each.size for each in alone.sizes_tried] == [8]
+    assert planned(round_cluster()).sizes_tried == ()
+
+
+@pytest.mark.parametrize(("times", "words"), [(0.5, "no tower size that was tried gains"), (2.0, "faster")])
+def test_the_report_says_when_no_tower_size_gains(times: float, words: str) -> None:
+    towers, flat = planned(round_cluster(hosts=4), towers=TOWERS), planned(round_cluster(hosts=4))
+    flat.__dict__["timeline"] = SimpleNamespace(step_s=times * towers.timeline.step_s)
+    lines = _flat_lines(PlannedRun(planned=towers, flat=flat, notes=()))
+    assert words in lines[0]
+    assert lines[1].startswith("sizes     steps with tower groups of")
+    assert all(f"{each.size}: " in lines[1] for each in towers.sizes_tried)
 
 
 def test_towers_lie_in_groups_near_the_size_of_a_host() -> None:

@@ -198,8 +198,13 @@ def _flat_lines(found: PlannedRun) -> list[str]:
     if flat is None:
         return ["flat      without towers the model does not fit"]
     step_ms, flat_ms = 1e3 * planned.timeline.step_s, 1e3 * flat.timeline.step_s
-    verdict = "faster" if step_ms < flat_ms else "slower: these towers do not pay here"
-    return [f"flat      {flat_ms:.2f} ms without towers; with them {flat_ms / step_ms:.2f} times as fast ({verdict})"]
+    sizes = planned.sizes_tried
+    none_gains = "slower: no tower size that was tried gains here" if len(sizes) > 1 else "slower: they do not pay here"
+    verdict = "faster" if step_ms < flat_ms else none_gains
+    lines = [f"flat      {flat_ms:.2f} ms without towers; with them {flat_ms / step_ms:.2f} times as fast ({verdict})"]
+    if len(sizes) > 1:
+        lines.append(f"sizes     steps with tower groups of {', '.join(each.describe() for each in sizes)}")
+    return lines
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:

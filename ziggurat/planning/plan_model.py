@@ -114,6 +114,23 @@ class MemoryLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SizeTried:
+    """A size of tower groups that was planned.
+
+    Args:
+        size: S.
+        step_s: the predicted step of its best plan; None if none fits.
+    """
+
+    size: int
+    step_s: float | None
+
+    def describe(self) -> str:
+        """Size and milliseconds."""
+        return f"{self.size}: " + ("does not fit" if self.step_s is None else f"{1e3 * self.step_s:.2f} ms")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedModel:
     """A plan and what was thought about it.
 
@@ -126,6 +143,7 @@ class PlannedModel:
         judge: its prices.
         simulator: of the whole step.
         memory: what tables could not have.
+        sizes_tried: sizes of tower groups that were compared; () for a flat model.
     """
 
     plan: Plan
@@ -136,6 +154,7 @@ class PlannedModel:
     judge: Judge
     simulator: StepSimulator
     memory: MemoryLedger
+    sizes_tried: tuple[SizeTried, ...] = ()
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -178,15 +197,19 @@ def plan_model(
     sizes = tower_sizes(model.towers, cluster, asked=settings.tower_size)
     found: list[PlannedModel] = []
     refusals: list[PlanError] = []
+    tried: list[SizeTried] = []
     for size in sizes:
         try:
             share = replace(settings, budget_s=settings.budget_s / len(sizes))
             found.append(_plan_for(model, cluster, share, size=size, judge=judge))
+            tried.append(SizeTried(size=size, step_s=found[-1].timeline.step_s))
         except PlanError as error:
             refusals.append(error)
+            tried.append(SizeTried(size=size, step_s=None))
     if not found:
         raise refusals[0]
-    return min(found, key=lambda planned: planned.timeline.step_s)
+    best = min(found, key=lambda planned: planned.timeline.step_s)
+    return best if model.towers is None else replace(best, sizes_tried=tuple(tried))
 
 
 def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> list[int]:
