@@ -13,9 +13,9 @@ from ziggurat.config import override
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
 from ziggurat.embeddings import weights
 from ziggurat.recipes.catalogue import synthetic_dlrm
+from ziggurat.recipes.run_config import DatasetConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
-from ziggurat.recipes.run_config import DatasetConfig
 
 TEACHER = SyntheticConfig(num_dense=1, cardinalities=(20, 30), num_groups=1, seed=3)
 
