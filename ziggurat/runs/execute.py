@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.checkpoint.retention import complete_steps
+from ziggurat.training.callbacks import Callback
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
@@ -127,6 +129,7 @@ def train_run(
     resume: bool = False,
     plan: Plan | None = None,
     progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
 
@@ -136,6 +139,7 @@ def train_run(
         resume: go on from the newest intact checkpoint in `folder`, on any number of ranks.
         plan: where tables go on many ranks; None plans (see `many_ranks.py`).
         progress: where to show progress; rank 0 does.
+        callbacks: who is told of logged values and evaluations; see `training/callbacks.py`.
 
     Raises:
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
@@ -168,7 +172,7 @@ def train_run(
             if trainer.team.parallel is not None:
                 ranks.keep_plan(trainer.team.parallel, run=run)
             progress.say(report.text())
-        fit = trainer.fit(resume=resume)
+        fit = trainer.fit(resume=resume, callbacks=callbacks)
         evaluations = _final_evaluations(trainer, prepared)
         if trainer.team.parallel is not None and not is_over:
             ranks.write_traffic(trainer.team.parallel, run=run)

@@ -33,6 +33,12 @@ class FitResult:
     samples_per_s: float
     first_step_s: float
 
+    @property
+    def summary(self) -> dict[str, float]:
+        """Its numbers, for callbacks."""
+        found = {"steps": float(self.steps), "best_step": float(self.best_step)}
+        return found | ({} if self.best_value is None else {"best_value": self.best_value})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:

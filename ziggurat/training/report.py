@@ -12,7 +12,6 @@ import io
 import json
 import math
 import re
-import typing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.files import write_text
-from ziggurat.models import ModelConfig
+from ziggurat.models import MODEL_CONFIGS
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.records import read_records
@@ -136,7 +135,7 @@ def _metrics_table(evaluations: dict[str, Any]) -> str:
 
 def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(setting, value, default) of data, model and training where they differ from the defaults of their classes."""
-    kinds = {each.__dataclass_fields__["kind"].default: each for each in typing.get_args(ModelConfig)}
+    kinds = {each.__dataclass_fields__["kind"].default: each for each in MODEL_CONFIGS}
     kind = kinds.get(config.get("model", {}).get("kind"))
     groups = {"data": DataConfig, "training": TrainingConfig} | ({"model": kind} if kind is not None else {})
     found = []

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.training.callbacks import Callback, TellingRecords
 from ziggurat.training.checkpoint import JSON, CheckpointStore, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.ending import Ending, FitResult
@@ -108,8 +110,8 @@ class Trainer:
         """Steps of the whole run, if nothing stops it early; 0 where the training data does not know."""
         return self.feed.total_steps(self.position)
 
-    def fit(self, *, resume: bool = False) -> FitResult:
-        """Train to the end, or go on from the newest intact checkpoint.
+    def fit(self, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> FitResult:
+        """Train to the end, or go on from the newest intact checkpoint; `callbacks` hear of it on the first rank.
 
         Raises:
             ConfigError: the folder already holds a run and `resume` is False, or the metric of early stop is unknown.
@@ -118,7 +120,9 @@ class Trainer:
         """
         resumed = self.restore() if resume else self._start()
         self._restored = None
-        self.records = self.team.records(self.folder, resume_step=self.position.step if resumed else None)
+        records = self.team.records(self.folder, resume_step=self.position.step if resumed else None)
+        callbacks = callbacks if self.team.is_first else ()
+        self.records = TellingRecords(records, callbacks=callbacks)
         self.ledger = self.team.ledger(self.folder)
         self.ledger.truncate(self.position.step)
         self.model.train()
@@ -134,7 +138,10 @@ class Trainer:
         if stopped_early:
             self.progress.say(self.ending.text())
         self._restore_best()
-        return self._result(stopped_early)
+        result = self._result(stopped_early)
+        for callback in callbacks:
+            callback.on_end(result.steps, result.summary)
+        return result
 
     def restore(self) -> bool:
         """Load the newest intact checkpoint, for `fit(resume=True)` to go on from; False if there is none yet.
