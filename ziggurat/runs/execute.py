@@ -35,8 +35,8 @@ from ziggurat.runs.data_record import DataRecord, refuse_other_data
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.resume import config_to_resume, sources_text
-from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.callbacks import Callback
+from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
