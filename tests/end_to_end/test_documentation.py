@@ -79,7 +79,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
     from benchmarks.main import NAMES, WITH_OPTIONS
-    from ziggurat.cli.verbs import settings_given
+    from ziggurat.cli.settings import settings_given
     from ziggurat.config import override
     from ziggurat.recipes.catalogue import RECIPES, movielens_dlrm, recipe_named
 
@@ -100,6 +100,9 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
         if options.verb in ("plan", "simulate"):
             recipe = options.run if options.run in by_name and not options.run.startswith("table_") else "mlperf_dlrm"
             override(recipe_named(recipe), settings_given(rest))
+            continue
+        if options.verb in ("compare", "scale"):
+            override(recipe_named("table_dnn", schema=movielens_dlrm().table_schema), settings_given(rest))
             continue
         if options.verb != "train":
             assert not rest, arguments
