@@ -7,6 +7,7 @@ holds its part of the tables, as the plan says. Every rank reads the raw files, 
 from __future__ import annotations
 
 import contextlib
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import INPUTS, RunFolder
 from ziggurat.training.team import Team
 
+_log = logging.getLogger(__name__)
 CHUNK_ROWS = 65_536
 
 
@@ -160,7 +162,8 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
-        CheckpointError: the checkpoint is damaged.
+        CheckpointError: the checkpoint of `step` is damaged, or none is intact. Where the best one is lost, the newest
+            intact one is taken, with a warning.
     """
     run = RunFolder(Path(folder))
     config = load_config(run.path)
@@ -182,11 +185,17 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     into = {f"model.{name}": value for name, value in model.state_dict().items()}
-    store.load(chosen, into=into, match=Match.SUBSET)
+    if step is not None:
+        loaded = store.load(step, into=into, match=Match.SUBSET)
+    else:
+        loaded = store.load(prefer=chosen, into=into, match=Match.SUBSET)
+    if loaded.step != chosen and team.is_first:
+        why = "\n".join(map(str, loaded.skipped))
+        _log.warning("the best checkpoint (step %d) is lost; that of step %d is taken:\n%s", chosen, loaded.step, why)
     for tables in tables_of(model):
         tables.mark_filled()
     model.eval()
-    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=chosen, team=team)
+    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=loaded.step, team=team)
 
 
 def best_step(store: CheckpointStore) -> int:

@@ -56,6 +56,13 @@ class NonFinite(StrEnum):
     SKIP = "skip"
 
 
+class DamagedRecords(StrEnum):
+    """What a resumed run does with a training log or ledger that is not as its checkpoint knows it (`written.py`)."""
+
+    STOP = "stop"
+    START_NEW = "start_new"  # the damaged file is kept under another name; what it held is no longer proven
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
     """Learning rate over time, as a factor on the base rates.
@@ -115,6 +122,7 @@ class TrainingConfig:
         threads: CPU threads; 0: torch's own choice. Kept at resume, because sums depend on it.
         evaluation_batch_size: rows a step in evaluation; 0: four times the training batch.
         seed: of weights, shuffling and dropout.
+        damaged_records: see `DamagedRecords`.
     """
 
     epochs: int = 1
@@ -135,6 +143,7 @@ class TrainingConfig:
     threads: int = 0
     evaluation_batch_size: int = 0
     seed: int = 0
+    damaged_records: DamagedRecords = DamagedRecords.STOP
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)

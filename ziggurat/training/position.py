@@ -6,8 +6,13 @@ the learning rate follow. Where the run stands in its data follows from `rows`, 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from ziggurat.training.config import EarlyStopConfig
+from ziggurat.training.metrics import higher_is_better
 
 
 @dataclass
@@ -50,6 +55,24 @@ class Position:
     threads: int = 0
     world_size: int = 1
     sources: list[Any] = field(default_factory=list)
+
+    def best_steps(self, steps: Sequence[int] | None, *, stop: EarlyStopConfig) -> set[int]:
+        """Which evaluations were the best so far at some of `steps` (None: at any time); their weights may be needed.
+
+        A checkpoint names the best step as of its own. If newer ones turn out damaged, an older one is what counts,
+        and so is the best that it names.
+        """
+        best: tuple[int, float] | None = None
+        found = {self.best_step} - {0}
+        ends = [*(entry["step"] for entry in self.evaluations[1:]), self.step + 1]
+        for entry, end in zip(self.evaluations, ends, strict=False):  # no evaluation, and one end too many
+            value = entry["metrics"].get(stop.metric, math.nan)
+            sign = 1.0 if higher_is_better(stop.metric) else -1.0
+            if math.isfinite(value) and (best is None or sign * (value - best[1]) >= stop.min_delta):
+                best = entry["step"], value
+            if best is not None and (steps is None or any(entry["step"] <= step < end for step in steps)):
+                found.add(best[0])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; floats survive exactly."""

@@ -51,6 +51,36 @@ class NoProgress:
         """Nothing."""
 
 
+class RowsOfAll:
+    """Shows what all ranks have done together, given what the first of them has done: they go on in step.
+
+    Args:
+        progress: where to show it.
+        num_ranks: how many work alike.
+        total: units of all of them.
+    """
+
+    def __init__(self, progress: Progress, *, num_ranks: int, total: int) -> None:
+        self._progress, self._num_ranks, self._total = progress, num_ranks, total
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        """A new phase."""
+        self._progress.begin(what, total=total)
+
+    def update(self, done: int, *, note: str = "") -> None:
+        """`done` units of the first rank."""
+        self._progress.update(min(done * self._num_ranks, self._total), note=note)
+
+    def say(self, text: str) -> None:
+        """A line."""
+        self._progress.say(text)
+
+    def end(self) -> None:
+        """All ranks have done their part."""
+        self._progress.update(self._total)
+        self._progress.end()
+
+
 class LineProgress:
     """Plain lines for logs and pipes: one every `every_s` seconds and one at each end."""
 

@@ -85,4 +85,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def _cut(path: Path, *, last_step: int) -> None:
     kept = [record for record in read_records(path) if record["step"] <= last_step]
+    content = path.read_bytes() if path.is_file() else b""
+    if kept and content.endswith(b"\n") and content.count(b"\n") == len(kept):
+        return  # nothing to cut; the file keeps its bytes
     write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in kept))

@@ -30,7 +30,7 @@ from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.precision_choice import resolve_precision
-from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.progress import NoProgress, Progress, RowsOfAll
 from ziggurat.training.records import NoRecords, Records
 from ziggurat.training.run_folder import RunFolder
 from ziggurat.training.shared_ledger import SharedLedger
@@ -92,6 +92,12 @@ class Team:
     def progress(self, progress: Progress | None) -> Progress:
         """Where this rank shows progress."""
         return progress if progress is not None and self.is_first else NoProgress()
+
+    def progress_of_all(self, progress: Progress, *, total: int | None) -> Progress:
+        """Shows rows of all ranks where this rank counts its own; they go on in step."""
+        if total is None or self.world_size == 1:
+            return progress
+        return RowsOfAll(progress, num_ranks=self.world_size, total=total)
 
     def train_step(self, model: Model, config: TrainingConfig) -> TrainStep:
         """The step, in one precision and with one lookup kernel on all ranks."""

@@ -29,7 +29,7 @@ from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback, TellingRecords
-from ziggurat.training.checkpoint import JSON, CheckpointStore, Match
+from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
@@ -49,6 +49,7 @@ from ziggurat.training.state import (
 )
 from ziggurat.training.step import StepResult
 from ziggurat.training.team import Team
+from ziggurat.training.written import WrittenFiles
 
 
 class Trainer:
@@ -97,6 +98,7 @@ class Trainer:
         self._first_step_s = 0.0
         self._interval = (0.0, 0)
         self._pinned: set[int] = set()
+        self._written, self._damaged = WrittenFiles(self.folder), list[str]()
         self._showing = False
         self._restored: bool | None = None
 
@@ -120,6 +122,8 @@ class Trainer:
         """
         resumed = self.restore() if resume else self._start()
         self._restored = None
+        for line in self.team.on_first(lambda: self._written.put_aside(self._damaged, step=self.position.step)):
+            self.progress.say(line)
         records = self.team.records(self.folder, resume_step=self.position.step if resumed else None)
         callbacks = callbacks if self.team.is_first else ()
         self.records = TellingRecords(records, callbacks=callbacks)
@@ -164,7 +168,9 @@ class Trainer:
         """Exact metrics of the present weights; written to `evaluations/<split>.json` if a split is named."""
         batch_size = self.config.evaluation_batch_size or 4 * self.config.loader.batch_size
         self._showing = False
-        self.progress.begin(f"evaluate {split}".strip(), total=getattr(dataset, "num_rows", None))
+        total = getattr(dataset, "num_rows", None)
+        progress = self.team.progress_of_all(self.progress, total=total)
+        progress.begin(f"evaluate {split}".strip(), total=total)
         batches = dataset
         if hasattr(dataset, "read_group"):
             ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
@@ -174,10 +180,10 @@ class Trainer:
                 self.model,
                 batches,
                 inputs=self.model.inputs,
-                progress=self.progress,
+                progress=progress,
                 process_group=self.team.process_group,
             )
-        self.progress.end()
+        progress.end()
         if split and self.team.is_first:
             EVALUATION.write(self.folder.evaluation(split), result.to_json())
         return result
@@ -302,9 +308,12 @@ class Trainer:
         self.position.threads, self.position.world_size = torch.get_num_threads(), self.team.world_size
         self.position.sources = self.feed.states()
         state: dict[str, JSON] = {"position": self.position.to_json()}
-        for old in self._pinned - {self.position.best_step}:
+        state["written"] = self.team.on_first(self._written.marks)
+        kept = [self.position.step, *(step for step in self.store.steps() if step not in self._pinned)]
+        needed = self.position.best_steps(kept, stop=self.config.early_stop)
+        for old in self._pinned - needed:
             self.store.unpin(old)
-        self._pinned = {self.position.best_step}
+        self._pinned = (self._pinned & needed) | {self.position.best_step}
         self.store.save(self.position.step, tensors=snapshot_tensors(self.step), state=state, pinned=pinned)
 
     # ------------------------------------------------------------------------------------------ start and resume
@@ -334,16 +343,15 @@ class Trainer:
             self.progress.say(f"ranks: {self.team.world_size}, before: {self.position.world_size}")
         if self.position.best_step in self.store.steps():
             self.store.pin(self.position.best_step)
-            self._pinned = {self.position.best_step}
-        if self.position.epoch < self.config.epochs and not self._max_steps_reached():
+        self._pinned = set(self.store.pinned()) & set(self.position.best_steps(None, stop=self.config.early_stop))
+        marks, step, damaged = checkpoint.state.get("written"), self.position.step, self.config.damaged_records
+        self._damaged = self.team.on_first(lambda: self._written.damaged(marks, step=step, then=damaged))
+        if self.position.epoch < self.config.epochs and not self.ending.max_steps_reached:
             self.position.finished = self._patience_is_out()
         if self.position.threads and not self.config.threads:
             torch.set_num_threads(self.position.threads)
         self.progress.say(f"resumed at step {self.position.step:,} (epoch {self.position.epoch + 1})")
         return True
-
-    def _max_steps_reached(self) -> bool:
-        return self.ending.max_steps_reached
 
     def _restore_best(self) -> None:
         best = self.position.best_step
@@ -352,7 +360,11 @@ class Trainer:
                 self.step.average.keep()
             return
         wanted = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        self.store.load(best, into=wanted, match=Match.SUBSET)
+        try:
+            self.store.load(best, into=wanted, match=Match.SUBSET)
+        except DamagedCheckpointError as error:
+            self.progress.say(f"the best weights (step {best:,}) are lost; those of the last step stay:\n{error}")
+            return
         self.progress.say(
             f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"
         )

@@ -311,15 +311,16 @@ class EncodedDataset:
 def dataset_facts(datasets: Mapping[str, Any]) -> dict[str, str]:
     """Rows and digest of data sets by name, as text: what two runs on the same data have in common. Reads no row.
 
-    Of a source that is no data set only the type is known: ranks may hold different parts of the data there.
+    Of a data source of one's own, which every rank may have another part of, only its kind is known.
     """
     facts: dict[str, str] = {}
     for name, dataset in datasets.items():
-        if dataset is not None and not hasattr(dataset, "read_group"):
-            facts[f"data {name} source"] = type(dataset).__name__
-            continue
-        facts[f"data {name} rows"] = "0" if dataset is None else str(dataset.num_rows)
-        if dataset is not None:
+        if dataset is None:
+            facts[f"data {name} rows"] = "0"
+        elif not hasattr(dataset, "read_group"):
+            facts[f"data {name}"] = type(dataset).__name__
+        else:
+            facts[f"data {name} rows"] = str(dataset.num_rows)
             facts[f"data {name} content"] = str(getattr(dataset, "digest", "unknown"))[:16]
     return facts
 

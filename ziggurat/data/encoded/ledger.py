@@ -272,6 +272,6 @@ def _damaged(path: Path, expected: str, found: str) -> CheckpointError:
         where=str(path),
         ways_out=(
             "restore the file from a copy",
-            "move it away to go on without proof for the steps so far; training itself does not need it",
+            "go on without proof for the steps so far: --resume --training.damaged-records start_new",
         ),
     )

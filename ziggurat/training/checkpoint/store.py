@@ -176,6 +176,7 @@ class CheckpointStore:
         self,
         step: int | None = None,
         *,
+        prefer: int | None = None,
         into: Mapping[str, Tensor] | None = None,
         match: Match = Match.EXACT,
         optional: str = "",
@@ -186,6 +187,7 @@ class CheckpointStore:
 
         Args:
             step: which one; None takes the newest that is intact, and reports damaged newer ones in `skipped`.
+            prefer: without `step`: try this one first. If it is gone or damaged, `skipped` says so.
             into: tensors to fill, sharded in any way, on any device; None makes new ones.
             match: whether `into` must name every tensor of the checkpoint.
             optional: tensors whose names begin so are read where `into` and the checkpoint both have them, and left
@@ -196,7 +198,12 @@ class CheckpointStore:
         """
         self.wait()
         skipped: list[CheckpointError] = []
-        for candidate in self._candidates(step):
+        candidates = self._candidates(step)
+        if prefer in candidates:
+            candidates = [prefer, *(other for other in candidates if other != prefer)]
+        elif prefer is not None:
+            skipped.append(self._absent(prefer, candidates))
+        for candidate in candidates:
             try:
                 reader = self._verified_reader(candidate)
                 state = self._ranks.agree_on_coordinator(reader.state)
@@ -253,6 +260,10 @@ class CheckpointStore:
         """Let this checkpoint be pruned again, at the next save."""
         if self._ranks.is_coordinator:
             retention.remove_pin(self.folder, step)
+
+    def pinned(self) -> list[int]:
+        """The steps of all checkpoints that are pinned."""
+        return [step for step in self.steps() if retention.is_pinned(self.folder, step)]
 
     def discard_after(self, step: int) -> list[int]:
         """Delete every checkpoint later than `step`, pinned ones too, to go on from there. Collective.
@@ -353,12 +364,15 @@ class CheckpointStore:
     def _require_step(self, step: int) -> None:
         steps = self.steps()
         if step not in steps:
-            raise CheckpointError(
-                expected=f"one of the steps {steps}" if steps else "a checkpoint",
-                found=f"no checkpoint of step {step}",
-                where=str(self.folder),
-                ways_out=("load without naming a step to get the newest", "check the folder"),
-            )
+            raise self._absent(step, steps)
+
+    def _absent(self, step: int, steps: list[int]) -> DamagedCheckpointError:
+        return DamagedCheckpointError(
+            expected=f"one of the steps {sorted(steps)}" if steps else "a checkpoint",
+            found=f"no checkpoint of step {step}",
+            where=str(self.folder),
+            ways_out=("load without naming a step to get the newest", "check the folder"),
+        )
 
     def _verified_reader(self, step: int) -> CheckpointReader:
         """A reader whose files were all verified, each by one rank."""

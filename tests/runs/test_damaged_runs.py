@@ -1,0 +1,85 @@
+"""A finished run whose files were damaged: verify says what, loading takes what is intact and says what it took."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ziggurat
+from tests.end_to_end.test_main_job import SMALL, events
+from tests.end_to_end.test_towers import SCHEMA
+from ziggurat.cli.main import main
+from ziggurat.runs.load import load_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("place")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZIGGURAT_CACHE", str(place / "cache"))
+        events(1200).write_parquet(place / "events.parquet")
+        ziggurat.write_schema(SCHEMA, place / "my.toml", comments=None)
+        start = [
+            "train",
+            "table_dlrm",
+            "--data.train",
+            str(place / "events.parquet"),
+            "--schema",
+            str(place / "my.toml"),
+        ]
+        start += [*SMALL, "--training.precision", "fp32", "--model.embedding.kernel", "torch"]
+        assert main([*start, "--training.epochs", "3", "--out", str(place / "run")]) == 0
+    return place / "run"
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(run.parent / "cache"))
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", ["ledger.bin", "metrics.jsonl"])
+def test_verify_calls_damage_damage(copy: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(copy)]) == 0
+    content = (copy / name).read_bytes()
+    for damaged in (content[: len(content) // 2], bytes(len(content)), b""):
+        (copy / name).write_bytes(damaged)
+        capsys.readouterr()
+        assert main(["verify", str(copy)]) == 1
+        said = capsys.readouterr().out
+        assert f"{name}: DAMAGED" in said
+        assert "partial" not in said
+        assert "start_new" in said
+
+
+def test_loading_takes_the_newest_checkpoint_where_the_best_is_gone(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = sorted((copy / "checkpoints").glob("step-*[0-9]"))
+    newest = int(steps[-1].name.split("-")[1])
+    state = json.loads((steps[-1] / "state.json").read_text())
+    best = state["position"]["best_step"]
+    if best == newest:  # then the one before is the newest intact one
+        shutil.rmtree(steps[-1])
+        (copy / f"checkpoints/{steps[-1].name}.pinned").unlink(missing_ok=True)
+        assert load_run(copy).step < newest
+        return
+    shutil.rmtree(copy / f"checkpoints/step-{best:012d}")
+    with caplog.at_level(logging.WARNING):
+        assert load_run(copy).step == newest
+    assert f"the best checkpoint (step {best}) is lost; that of step {newest} is taken" in caplog.text
+
+
+def test_loading_takes_an_intact_checkpoint_where_the_best_is_damaged(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = load_run(copy).step
+    weights = next((copy / f"checkpoints/step-{best:012d}").glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        assert load_run(copy).step != best
+    assert "damaged" in caplog.text

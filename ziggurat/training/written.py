@@ -1,0 +1,165 @@
+"""What a checkpoint knows of the log and the ledger: how long they were, and a hash of what they held.
+
+    checkpoint of step 1200    written: metrics.jsonl  81,230 bytes  sha256 5f…    ledger.bin  48,024 bytes  sha256 c1…
+    metrics.jsonl on resume    ████████████████████████│░░░░░░░░░░
+                               must have that hash     └ steps that will be done again: cut off
+
+Both files are appended to for days, and a resumed run goes on with them. A flipped bit, a file that was emptied or one
+that is gone would be carried on in silence: the report would show other numbers, and the proof that every row was
+trained once would prove nothing. So resuming and `ziggurat verify` compare them with the newest intact checkpoint.
+Runs saved before there were hashes are held to what can be known: the ledger must reach the checkpoint's step.
+
+What is damaged stops a resume (`DamagedRecords.STOP`), or is put aside under another name, and a new file begins
+(`START_NEW`). The weights do not depend on either file. Cost: each byte is hashed once, when a checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ziggurat.data.encoded.ledger import read_ledger
+from ziggurat.errors import CheckpointError, MissingFileError
+from ziggurat.training.config import DamagedRecords
+from ziggurat.training.run_folder import RunFolder
+
+_BLOCK_BYTES = 1 << 20
+
+
+class WrittenFile:
+    """One file that only grows, and a hash of it that grows with it.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        since_step: the step after which it begins; 0 unless a damaged one was put aside.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.since_step = 0
+        self._hash, self._num_bytes = hashlib.sha256(), 0
+
+    def mark(self) -> dict[str, Any]:
+        """What the file holds now, as plain data; reads what was appended since the last time."""
+        self._read(None)
+        return {"bytes": self._num_bytes, "sha256": self._hash.hexdigest(), "since_step": self.since_step}
+
+    def problem(self, mark: Any) -> str:
+        """What is wrong with the beginning of the file, that `mark` knows; "" if nothing."""
+        self._hash, self._num_bytes = hashlib.sha256(), 0
+        if not isinstance(mark, dict) or not isinstance(mark.get("bytes"), int):
+            return "a checkpoint that does not say what the file held"
+        self.since_step = int(mark.get("since_step", 0))
+        if not self.path.is_file():
+            return "no such file"
+        self._read(mark["bytes"])
+        if self._num_bytes < mark["bytes"]:
+            return f"{self._num_bytes:,} bytes"
+        return "" if self._hash.hexdigest() == mark.get("sha256") else "other content in them"
+
+    def put_aside(self, *, step: int) -> Path:
+        """Give the file another name, so that a new one begins after `step`."""
+        aside = self.path.with_name(f"{self.path.name}.damaged-at-{step}")
+        if self.path.exists():
+            self.path.replace(aside)
+        self.since_step = step
+        self._hash, self._num_bytes = hashlib.sha256(), 0
+        return aside
+
+    def _read(self, limit: int | None) -> None:
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._num_bytes)
+            while limit is None or self._num_bytes < limit:
+                size = _BLOCK_BYTES if limit is None else min(_BLOCK_BYTES, limit - self._num_bytes)
+                if not (block := file.read(size)):
+                    return
+                self._hash.update(block)
+                self._num_bytes += len(block)
+
+
+class WrittenFiles:
+    """Log and ledger of a run. Only the rank that writes them asks.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._files = [WrittenFile(folder.metrics), WrittenFile(folder.ledger)]
+
+    def marks(self) -> dict[str, Any]:
+        """What both hold now, for the checkpoint."""
+        return {file.path.name: file.mark() for file in self._files}
+
+    def problems(self, marks: Any, *, step: int) -> list[CheckpointError]:
+        """What is not as the checkpoint of `step` knows it; empty if all is well. Changes no file.
+
+        Args:
+            marks: what `marks` returned then; None for a checkpoint of an older version.
+            step: of the checkpoint.
+        """
+        found: list[CheckpointError] = []
+        for file in self._files:
+            mark = marks.get(file.path.name) if isinstance(marks, dict) else None
+            if isinstance(marks, dict):
+                text, expected = file.problem(mark), f"the first {_bytes_of(mark)} bytes as the checkpoint knows them"
+            else:
+                text, expected = _problem_without_mark(file.path, step), f"a file that reaches step {step:,}"
+            if text:
+                found.append(_damaged(file.path, expected=f"{expected} (step {step:,})", found=text))
+        return found
+
+    def damaged(self, marks: Any, *, step: int, then: DamagedRecords) -> list[str]:
+        """The names of what is damaged, in a run that is about to go on from `step`. Changes no file.
+
+        Raises:
+            CheckpointError: one is damaged, and `then` is STOP.
+        """
+        problems = self.problems(marks, step=step)
+        if problems and then is DamagedRecords.STOP:
+            raise problems[0]
+        return [Path(problem.where).name for problem in problems]
+
+    def put_aside(self, names: Sequence[str], *, step: int) -> list[str]:
+        """Give damaged files another name, so that new ones begin; a line for people on each."""
+        asides = [(file.path.name, file.put_aside(step=step)) for file in self._files if file.path.name in names]
+        return [f"{name} is damaged: a new one begins after step {step:,}; {aside} keeps it" for name, aside in asides]
+
+    def since(self) -> list[tuple[str, int]]:
+        """The files that begin later than the run, and after which step."""
+        return [(file.path.name, file.since_step) for file in self._files if file.since_step]
+
+
+def _bytes_of(mark: Any) -> str:
+    return f"{mark['bytes']:,}" if isinstance(mark, dict) and isinstance(mark.get("bytes"), int) else "?"
+
+
+def _problem_without_mark(path: Path, step: int) -> str:
+    if not path.is_file():
+        return "no such file" if step else ""
+    if path.suffix != ".bin":
+        return ""
+    try:
+        records = read_ledger(path)
+    except (CheckpointError, MissingFileError) as error:
+        return error.found
+    last = int(records["step"][-1]) if len(records) else 0
+    return f"an end at step {last:,}" if last < step else ""
+
+
+def _damaged(path: Path, *, expected: str, found: str) -> CheckpointError:
+    return CheckpointError(
+        expected=expected,
+        found=found,
+        where=str(path),
+        ways_out=(
+            "restore the file from a copy",
+            "go on with a new one, and keep this one under another name: --training.damaged-records start_new",
+        ),
+    )
