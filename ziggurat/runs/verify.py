@@ -1,4 +1,4 @@
-"""`ziggurat verify RUN`: checkpoints, log and ledger against checksums, and whether each row was trained once an epoch."""
+"""`ziggurat verify RUN`: checkpoints, log and ledger against checksums, and each row trained once an epoch."""
 
 from __future__ import annotations
 
