@@ -56,7 +56,7 @@ MODELS: tuple[ModelConfig, ...] = (
 
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
 def test_a_step_of_every_model_on_cuda(config: ModelConfig) -> None:
-    config = dataclasses.replace(config, embedding=EmbeddingConfig(kernel=KernelChoice.TORCH))
+    config = dataclasses.replace(config, embedding=EmbeddingConfig(kernel=KernelChoice.TORCH))  # pyright: ignore
     inputs = small_inputs()
     batch = random_batch(inputs, 9, seed=1)
     trained = []

@@ -136,7 +136,7 @@ class Ranks:
     def write_traffic(self, parallel: Parallel, *, run: RunFolder) -> None:
         """Write down what all ranks have sent."""
         report = traffic_report(parallel, self._agreement)
-        self._agreement.on_first(lambda: TRAFFIC.write(run.traffic, report))
+        self._agreement.on_first(lambda: str(TRAFFIC.write(run.traffic, report)))
 
     def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> Plan:
         world_size, asked = self._hosts.world_size, self._config.parallel.tower_size
