@@ -124,6 +124,7 @@ def test_open_tables_refuse_lookups_until_drawn_or_loaded() -> None:
     batch = make_batch(MIXED, size=3)
     with pytest.raises(ConfigError, match="drawn or loaded"):
         tables(batch)
+    assert tables(make_batch(MIXED, size=0)).shape == (0, 28), "a warm-up without samples reads nothing"
     tables.tables.draw(7)
     assert torch.equal(tables(batch), drawn(batch))
     loaded = EmbeddingTables(MIXED, config, seed=None)

@@ -244,7 +244,8 @@ class EmbeddingTables(nn.Module):
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
         out_dtype = first.dtype if dtype == torch.float32 else dtype
         kernel = self.kernel
-        self.tables.check_filled()
+        if lookups.batch_size:  # warming up with no samples reads nothing
+            self.tables.check_filled()
         out = torch.empty(lookups.batch_size, width, dtype=out_dtype, device=first.device)
         for index, layout in enumerate(layouts):
             if layout.slots:
