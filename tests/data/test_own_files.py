@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ziggurat.data.inspect import inspect_file
+from ziggurat.data.inspect.inspect_file import inspect_file
 from ziggurat.data.preprocess.parsing import parse_chunk
 from ziggurat.data.preprocess.prepare import DataConfig, prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
