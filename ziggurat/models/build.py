@@ -201,7 +201,7 @@ def _check_inputs(inputs: InputSpec) -> None:
             expected="at least one label: a model has one logit a label",
             found="none",
             where="the inputs of the model",
-            ways_out="add [[labels]] to the schema; `ziggurat data inspect` guesses one",
+            ways_out="add a [[label]] block to the schema; `ziggurat data inspect` guesses one",
         )
     if not (inputs.dense or inputs.lookups or inputs.vectors):
         raise SchemaError(

@@ -238,6 +238,12 @@ def table_dhen(schema: Schema) -> RunConfig:
     return _table_run("table_dhen", DHENConfig(), schema)
 
 
+def table_logistic_regression(schema: Schema) -> RunConfig:
+    """Logistic regression on any table of yours, the floor: --data.train FILE --schema my.toml."""
+    config = _table_run("table_logistic_regression", LogisticRegressionConfig(), schema)
+    return replace(config, training=replace(config.training, table_learning_rate=0.1))
+
+
 def table_deepfm(schema: Schema) -> RunConfig:
     """DeepFM on any table of yours: --data.train FILE --schema my.toml."""
     return _table_run("table_deepfm", DeepFMConfig(), schema)
@@ -291,6 +297,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     table_dlrm,
     table_dcn_v2,
     table_dnn,
+    table_logistic_regression,
     table_wukong,
     table_dhen,
     table_deepfm,
@@ -334,9 +341,6 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
 
 def _table_run(recipe: str, model: BuiltInConfig, schema: Schema) -> RunConfig:
     split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
-    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(metric="auc", patience=1))
-    if len(schema.labels) > 1:
-        metric = f"auc/{schema.labels[0].name}"
-        training = replace(training, early_stop=replace(training.early_stop, metric=metric))
+    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1))
     data = DataConfig(split=split)
     return RunConfig(recipe=recipe, data=data, table_schema=schema, model=model, training=training)

@@ -19,6 +19,7 @@ from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
+from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.run_folder import CONFIG
 
 
@@ -113,9 +114,12 @@ class RunConfig:
         Raises:
             PlanError: the towers do not fit the features of the schema.
             ConfigError: the model cannot have towers, their compression does not fit its tables, or there are settings
-                of tower modules and no towers.
+                of tower modules and no towers; or the evaluation has no such metric as early stop names.
         """
         check_towers(self.model, self.towers)
+        schema = self.table_schema
+        if schema.labels:
+            stop_metric(self.training.early_stop, labels=schema.labels, has_groups=bool(schema.group))
         if not isinstance(self.model, TowerModelConfig):
             return
         if self.towers is not None:

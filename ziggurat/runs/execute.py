@@ -42,6 +42,7 @@ from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
 from ziggurat.training.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
 from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
+from ziggurat.training.suspicion import suspicious
 from ziggurat.training.trainer import FitResult, Trainer
 
 
@@ -119,6 +120,8 @@ def prepare_run(config: RunConfig, *, progress: Progress | None = None) -> Prepa
 
     prepared = prepare(data, schema=config.table_schema, folder=cache_folder() / "prepared", progress=on_progress)
     progress.end()
+    for warning in prepared.summary.warnings:
+        progress.say(f"warning: {warning}")
     return prepared
 
 
@@ -176,6 +179,9 @@ def train_run(
         evaluations = _final_evaluations(trainer, prepared)
         if trainer.team.parallel is not None and not is_over:
             ranks.write_traffic(trainer.team.parallel, run=run)
+        for split, evaluation in evaluations.items():
+            for line in suspicious(evaluation.metrics, split=split):
+                progress.say(f"warning: {line}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)
 
@@ -238,7 +244,12 @@ def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, r
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
     """The config with every `auto` replaced by what was chosen on this machine, so that it repeats exactly."""
     embedding = dataclasses.replace(config.model.embedding, kernel=trainer.kernel_name)
-    training = dataclasses.replace(config.training, precision=trainer.step.precision, threads=torch.get_num_threads())
+    training = dataclasses.replace(
+        config.training,
+        precision=trainer.step.precision,
+        threads=torch.get_num_threads(),
+        early_stop=trainer.config.early_stop,
+    )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
 
 

@@ -14,6 +14,8 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig
 
+AUTO_METRIC = "auto"
+
 
 class DenseOptimizer(StrEnum):
     """The optimizer of everything but fused tables. In dense-gradient mode it updates the tables too."""
@@ -87,13 +89,14 @@ class EarlyStopConfig:
     """Stop when the validation metric no longer improves, and restore the best weights.
 
     Args:
-        metric: any metric of the evaluation (`auc`, `log_loss`, `gauc`, `ne`, `auc/click` with several labels).
+        metric: any metric of the evaluation (`auc`, `log_loss`, `gauc`, `ne`, `auc/click` with several labels); `auto`
+            follows the first label: AUC if it is binary, RMSE if it is a number (see early_stop.py).
         patience: stop after this many evaluations in a row without improvement; 0 never stops (the best weights are
             restored all the same).
         min_delta: an improvement is at least this much.
     """
 
-    metric: str = "auc"
+    metric: str = AUTO_METRIC
     patience: int = 0
     min_delta: float = 1e-6
 

@@ -20,7 +20,7 @@ sorting would hide it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import Task
+from ziggurat.features.inputs import InputSpec, LabelSpec
+from ziggurat.features.schema import Label, Task
 from ziggurat.training import metric_functions as functions
 from ziggurat.training.calibration import curve_of, error_of
 from ziggurat.training.metric_functions import accuracy as accuracy
@@ -62,6 +62,20 @@ _HIGHER_IS_BETTER = {
     "rmse": False,
     "mae": False,
 }
+
+
+def metric_names(labels: Sequence[Label | LabelSpec], *, has_groups: bool) -> list[str]:
+    """The names of the metrics of an evaluation, label by label; they end in `/label` where there are several.
+
+    Args:
+        labels: of the data.
+        has_groups: whether the samples have groups.
+    """
+    names: list[str] = []
+    for label in labels:
+        own = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *(["gauc"] if has_groups else [])]
+        names += [f"{metric}/{label.name}" for metric in own] if len(labels) > 1 else own
+    return names
 
 
 def higher_is_better(metric: str) -> bool:
@@ -179,7 +193,8 @@ class MetricAccumulator:
             shared = torch.tensor(values, dtype=torch.float64, device=self._device)
             dist.broadcast(shared, group=self._process_group, group_src=0)
             values = shared.tolist()
-        return dict(zip(self._names(), values, strict=True))
+        names = metric_names(self.inputs.labels, has_groups=self.inputs.has_groups)
+        return dict(zip(names, values, strict=True))
 
     def values(self, index: int) -> tuple[NDArray, NDArray, NDArray | None]:
         """Scores, labels and weights of label number `index`, for curves and plots.
@@ -190,19 +205,6 @@ class MetricAccumulator:
         columns = self._gather()
         weights = columns.weights if self.inputs.has_weights else None
         return columns.scores[:, index], columns.labels[:, index], weights
-
-    def _names(self) -> list[str]:
-        several = len(self.inputs.labels) > 1
-        return [
-            f"{metric}/{label.name}" if several else metric
-            for label in self.inputs.labels
-            for metric in self._metric_names(label.task)
-        ]
-
-    def _metric_names(self, task: Task) -> list[str]:
-        if task is Task.REGRESSION:
-            return list(_REGRESSION)
-        return [*_BINARY, "gauc"] if self.inputs.has_groups else list(_BINARY)
 
     def _metrics(self, columns: _Columns, index: int) -> list[float]:
         task = self.inputs.labels[index].task

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
@@ -31,6 +30,7 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback, TellingRecords
 from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
+from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.feed import Fed, Feed
@@ -66,6 +66,9 @@ class Trainer:
         progress: where to show progress; None: nowhere.
         parallel: what `parallelize` returned for the model; None: one device. All ranks then construct a Trainer and
             call its methods together; the folder lies on a file system that all of them share.
+
+    Raises:
+        ConfigError: the evaluation of the validation data has no such metric as early stop names.
     """
 
     def __init__(
@@ -90,6 +93,10 @@ class Trainer:
         self.config = self.step.config
         ranks = {"rank": self.team.rank, "world_size": self.team.world_size, "gather": self.team.gather}
         self.feed = Feed(train, config=config, **ranks)
+        if valid is not None:
+            inputs, stop = model.inputs, self.config.early_stop
+            metric = stop_metric(stop, labels=inputs.labels, has_groups=inputs.has_groups)
+            self.config = dataclasses.replace(self.config, early_stop=dataclasses.replace(stop, metric=metric))
         self.valid = valid
         self.position = Position()
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
@@ -116,7 +123,7 @@ class Trainer:
         """Train to the end, or go on from the newest intact checkpoint; `callbacks` hear of it on the first rank.
 
         Raises:
-            ConfigError: the folder already holds a run and `resume` is False, or the metric of early stop is unknown.
+            ConfigError: the folder already holds a run and `resume` is False.
             NumericsError: NaN or infinity, with `non_finite` STOP; no weight was touched, the batch is dumped.
             CheckpointError: nothing intact to resume from, or a checkpoint could not be written.
         """
@@ -276,13 +283,6 @@ class Trainer:
         with average.in_place() if average is not None else contextlib.nullcontext():
             evaluation = self.evaluate(self.valid)
         metrics = evaluation.metrics
-        if stop.metric not in metrics:
-            raise ConfigError(
-                expected="a metric of the evaluation: " + ", ".join(sorted(metrics)),
-                found=repr(stop.metric),
-                where="training settings, early-stop.metric",
-                ways_out="--training.early-stop.metric " + next(iter(sorted(metrics))),
-            )
         value = metrics[stop.metric]
         sign = 1.0 if higher_is_better(stop.metric) else -1.0
         best = position.best_value

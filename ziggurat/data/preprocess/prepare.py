@@ -33,9 +33,10 @@ import numpy as np
 
 from ziggurat.config import to_json
 from ziggurat.data.background import in_background
-from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP, EncodedWriter
+from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP, EncodedDataset, EncodedWriter
 from ziggurat.data.preprocess.draft import DraftWriter
 from ziggurat.data.preprocess.fitter import Fitted, Fitter
+from ziggurat.data.preprocess.leaks import find_leaks, refuse_label_as_feature
 from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.prepared import (
     PreparedData,
@@ -49,7 +50,7 @@ from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig, Splitt
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
-from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish, temporary_beside
 from ziggurat.ops.text.kernel import text_kernel
@@ -125,12 +126,13 @@ def prepare(
 
     Raises:
         MissingFileError: a raw file is absent.
-        SchemaError: the raw files do not have the columns and types of the schema.
+        SchemaError: the raw files do not have the columns and types of the schema, or a feature reads a label's column.
         DataError, BoundsError: a bad row (policy ERROR), too many of them, a damaged file, or no training row.
         ConfigError: settings that contradict each other or the data.
         CheckpointError: the folder cannot be written.
     """
     progress = progress or (lambda phase, done, total: None)
+    refuse_label_as_feature(schema)
     sources = _Sources(config)
     fingerprint = _fingerprint(config, schema, sources)
     target = Path(folder) / fingerprint
@@ -146,6 +148,7 @@ def prepare(
                     shutil.rmtree(target)
             for leftover in target.parent.glob(f".{target.name}.*.tmp"):
                 shutil.rmtree(leftover)
+            _refuse_session(schema)
             _Build(config, schema, sources=sources, target=target, progress=progress).run(fingerprint)
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note)
     except OSError as error:
@@ -157,6 +160,17 @@ def prepare(
             where=str(target),
             ways_out=("free some space", "check the permissions of the folder", "choose another cache: ZIGGURAT_CACHE"),
         ) from error
+
+
+def _refuse_session(schema: Schema) -> None:
+    """What is prepared with a session does nothing with it; runs that were prepared with one before go on."""
+    if schema.session:
+        raise SchemaError(
+            expected="no session: no model and no sampler reads it yet",
+            found=f"session = {schema.session!r}",
+            where="schema",
+            ways_out=("leave session out", "to rank within a session, name it as the group"),
+        )
 
 
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
@@ -209,7 +223,11 @@ class _Sources:
             )
         self._config = config
         named = [config.train, config.valid, config.test] if config.split.by is SplitBy.FILES else [config.train]
-        self.by_split = [RawSource(paths, format=config.format).paths if paths else () for paths in named]
+        sources = [RawSource(paths, format=config.format) if paths else None for paths in named]
+        self.by_split = [source.paths if source is not None else () for source in sources]
+        self.left_out: tuple[Path, ...] = tuple(
+            path for source in sources if source is not None for path in source.left_out
+        )
         self.paths: tuple[Path, ...] = tuple(path for paths in self.by_split for path in paths)
 
     @property
@@ -274,8 +292,11 @@ class _Build:
             self._encode(fitted, drafts, encoders)
             encoders[0].save(temporary / "preprocessing")
             quarantined = {reason.value: count for reason, count in self._bad_rows.counts.most_common()}
+            train, valid = (EncodedDataset(temporary / split.value) for split in SPLITS[:2])
             summary = PreparedSummary(
                 split=splitter.describe(),
+                warnings=tuple(find_leaks(train, valid)),
+                left_out=tuple(str(path) for path in self._sources.left_out),
                 splits={
                     split.value: SplitSummary(rows=draft.num_rows, features=encoder.counters)
                     for split, draft, encoder in zip(SPLITS, drafts, encoders, strict=True)

@@ -61,6 +61,8 @@ class PreparedSummary:
         quarantine: folder with the bad rows, or "".
         raw_files: number of raw files.
         text_kernel: what read text and looked ids up.
+        warnings: features that alone predict the label, labels that are all equal; see leaks.py.
+        left_out: files of a folder that are no data by their names.
     """
 
     split: str
@@ -69,6 +71,8 @@ class PreparedSummary:
     quarantine: str
     raw_files: int
     text_kernel: str
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -85,7 +89,9 @@ class PreparedSummary:
             for name, entry in data["splits"].items()
         }
         names = [entry.name for entry in fields(PreparedSummary) if entry.name != "splits"]
-        return PreparedSummary(splits=splits, **{name: data[name] for name in names})
+        values: dict[str, Any] = {name: data[name] for name in names if name not in ("warnings", "left_out")}
+        values |= {name: tuple(data.get(name, ())) for name in ("warnings", "left_out")}
+        return PreparedSummary(splits=splits, **values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +143,9 @@ class PreparedData:
         lines += [line for name, entry in splits.items() for line in _notable(name, entry)]
         lines.append(f"text kernel: {summary.text_kernel}")
         lines.append(f"encoded: {self.folder}{' (reused)' if self.reused else ''}")
+        if summary.left_out:
+            lines.append(f"left out: {', '.join(summary.left_out)} (no data, by the name)")
+        lines += [f"warning {number}: {text}" for number, text in enumerate(summary.warnings, start=1)]
         if self.note:
             lines.append(f"note: {self.note}")
         return lines

@@ -1,0 +1,62 @@
+"""The metric of early stop is checked before anything is read, and follows the task if it is left open."""
+
+import pytest
+
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Categorical, Label, Schema, Task
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.training.config import EarlyStopConfig, TrainingConfig
+from ziggurat.training.early_stop import stop_metric
+from ziggurat.training.suspicion import suspicious
+
+CLICK, BUY = Label(name="click"), Label(name="buy")
+PRICE = Label(name="price", task=Task.REGRESSION)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [((CLICK,), "auc"), ((PRICE,), "rmse"), ((CLICK, PRICE), "auc/click"), ((PRICE, CLICK), "rmse/price")],
+)
+def test_auto_follows_the_first_label(labels: tuple[Label, ...], expected: str):
+    assert TrainingConfig().early_stop.metric == "auto"
+    assert stop_metric(EarlyStopConfig(), labels=labels, has_groups=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "has_groups", "way_out"),
+    [
+        ("auc", (PRICE,), False, "early-stop.metric auto"),
+        ("auc", (CLICK, BUY), False, "early-stop.metric auc/click"),
+        ("gauc", (CLICK,), False, "without a group"),
+        ("acu", (CLICK,), False, "early-stop.metric auc"),
+        ("auc/by", (CLICK, BUY), False, "early-stop.metric auc/buy"),
+        ("calibration", (CLICK,), True, "with a direction"),
+    ],
+)
+def test_a_metric_that_the_evaluation_has_not_is_refused(metric, labels, has_groups, way_out):
+    with pytest.raises(ConfigError, match=way_out):
+        stop_metric(EarlyStopConfig(metric=metric), labels=labels, has_groups=has_groups)
+    assert stop_metric(EarlyStopConfig(metric="gauc"), labels=(CLICK,), has_groups=True) == "gauc"
+
+
+def test_a_run_is_refused_before_the_first_file_is_read():
+    schema = Schema(features=(Categorical(name="user"),), labels=(PRICE,))
+    config = recipe_named("table_logistic_regression", schema=schema)
+    config.check()
+    with pytest.raises(ConfigError, match=r"early-stop\.metric"):
+        type(config)(
+            data=DataConfig(train=("absent.csv",), split=SplitConfig(by=SplitBy.RANDOM)),
+            table_schema=schema,
+            model=config.model,
+            training=TrainingConfig(early_stop=EarlyStopConfig(metric="auc")),
+        ).check()
+
+
+def test_results_that_need_a_second_look():
+    metrics = {"auc": 0.9969, "auc/buy": 0.48, "gauc": 0.1, "ne": 0.1}
+    first, second = suspicious(metrics, split="test")
+    assert first.startswith("test auc is 0.99690")
+    assert "worse than chance" in second
+    assert suspicious({"auc": 0.7, "auc/buy": float("nan")}, split="test") == []

@@ -1,0 +1,159 @@
+"""What makes a result too good to be true, found before the training: leaks, and labels that are all equal.
+
+A column that was written after the fact ("dwell_s" is there only if there was a click), or that is the label under
+another name, gives an AUC of 1 in training and is missing in service. Three checks, at every preparation:
+
+- a feature that reads the label's own column is refused;
+- each feature alone is asked for the label. Its score for a row is the mean label, in training rows, of the row's id
+  (of the 256th part of the numbers it falls in, of its list's ids on average), so that nothing is learned by heart:
+
+      score(row) = (Σ labels of the id + mean label) / (count of the id + 1),       measured on validation rows
+
+  An AUC above 0.99 (for a number to predict: a squared correlation above 0.99) is said, with the way out;
+- a split whose labels are all equal is said, as its AUC is undefined and nothing can be learned from it.
+
+Cost: at most four row groups of training rows and two of validation rows are read, about 10 ms a feature.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ziggurat.data.encoded.dataset import EncodedDataset
+from ziggurat.data.encoded.records import label_column
+from ziggurat.data.synthetic.best_metrics import pair_share
+from ziggurat.errors import SchemaError
+from ziggurat.features.inputs import InputSpec, LabelSpec
+from ziggurat.features.schema import Schema, Task, column_of
+
+LEAK = 0.99
+_NUM_BINS = 256
+_MIN_CLASS = 20  # rows of each class, below which an AUC says nothing
+_TRAIN_GROUPS, _HELD_OUT_GROUPS = 4, 2
+
+
+def refuse_label_as_feature(schema: Schema) -> None:
+    """Refuse features that read the column of a label.
+
+    Raises:
+        SchemaError: names feature and column.
+    """
+    labels = {column_of(label): label.name for label in schema.labels}
+    for feature in schema.features:
+        column = column_of(feature)
+        if column in labels:
+            raise SchemaError(
+                expected="features that do not read the column of a label",
+                found=f"feature {feature.name!r} reads {column!r}, like label {labels[column]!r}",
+                where="schema, features",
+                ways_out=(
+                    f"take feature {feature.name!r} out: it would be known only afterwards",
+                    "if the column is known beforehand, take the label out and name the right one",
+                ),
+            )
+
+
+def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]:
+    """Sentences on features that alone predict a label, and on labels that are all equal; empty if all is well.
+
+    Args:
+        train: encoded training rows.
+        valid: encoded validation rows; None takes every fifth training row out to measure on.
+    """
+    inputs = train.inputs
+    if not inputs.labels or not train.num_rows:
+        return []
+    seen = _sample(train, num_groups=_TRAIN_GROUPS)
+    if valid is not None and valid.num_rows:
+        held_out, name = _sample(valid, num_groups=_HELD_OUT_GROUPS), "validation"
+    else:
+        is_out = np.arange(len(seen)) % 5 == 0
+        seen, held_out, name = seen.filter(pa.array(~is_out)), seen.filter(pa.array(is_out)), "held-out training"
+    warnings = [line for label in inputs.labels for line in _equal_labels(label, train=seen, valid=held_out, name=name)]
+    for label in inputs.labels:
+        y, y_out = (_labels(table, label) for table in (seen, held_out))
+        if _too_few(label, y) or _too_few(label, y_out):
+            continue
+        for feature in _features(inputs):
+            score = _score(feature, inputs=inputs, label=label, scores=(seen, held_out), y=y)
+            strength, what = _strength(label, score, y_out)
+            if strength > LEAK:
+                warnings.append(
+                    f"feature {feature!r} alone predicts {label.name!r} almost perfectly ({what} {strength:.4f} on "
+                    f"{name} rows): if it is known only afterwards, take it out of the schema"
+                )
+    return warnings
+
+
+def _sample(dataset: EncodedDataset, *, num_groups: int) -> pa.Table:
+    """Row groups from evenly spread places."""
+    total = len(dataset.group_sizes)
+    places = np.unique(np.linspace(0, total - 1, min(num_groups, total)).round().astype(int))
+    return pa.concat_tables([dataset.read_group(int(place)) for place in places]).combine_chunks()
+
+
+def _features(inputs: InputSpec) -> list[str]:
+    return [*inputs.dense, *(spec.name for spec in inputs.fields)]
+
+
+def _labels(table: pa.Table, label: LabelSpec) -> np.ndarray:
+    return table[label_column(label.name)].to_numpy().astype(np.float64)
+
+
+def _too_few(label: LabelSpec, y: np.ndarray) -> bool:
+    if label.task is Task.REGRESSION:
+        return len(y) < 2 * _MIN_CLASS or float(np.var(y)) == 0.0
+    return min(float(y.sum()), len(y) - float(y.sum())) < _MIN_CLASS
+
+
+def _equal_labels(label: LabelSpec, *, train: pa.Table, valid: pa.Table, name: str) -> list[str]:
+    lines: list[str] = []
+    for rows, table in (("training", train), (name, valid)):
+        y = _labels(table, label)
+        if len(y) > 1 and y.min() == y.max():
+            why = (
+                "nothing can be learned from it"
+                if rows == "training"
+                else "AUC is undefined there, and nothing improves"
+            )
+            lines.append(f"label {label.name!r} is {y[0]:g} in all {len(y):,} {rows} rows looked at: {why}")
+    return lines
+
+
+def _score(
+    feature: str, *, inputs: InputSpec, label: LabelSpec, scores: tuple[pa.Table, pa.Table], y: np.ndarray
+) -> np.ndarray:
+    """(N,) the mean label of training rows with the same value, for each held-out row."""
+    seen, held_out = (table[feature].combine_chunks() for table in scores)
+    if feature in inputs.dense:
+        numbers, numbers_out = seen.to_numpy(), held_out.to_numpy()
+        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _NUM_BINS + 1)[1:-1]))
+        codes, codes_out = (np.searchsorted(edges, each, side="right") for each in (numbers, numbers_out))
+        return _means(codes, y, num_codes=len(edges) + 1)[codes_out]
+    if not pa.types.is_list(seen.type):
+        codes, codes_out = seen.to_numpy(), held_out.to_numpy()
+        return _means(codes, y, num_codes=int(max(codes.max(), codes_out.max())) + 1)[codes_out]
+    lengths, lengths_out = (np.diff(each.offsets.to_numpy()) for each in (seen, held_out))
+    ids, ids_out = (each.flatten().to_numpy() for each in (seen, held_out))
+    num_codes = int(max(ids.max(initial=0), ids_out.max(initial=0))) + 1
+    means = _means(ids, np.repeat(y, lengths), num_codes=num_codes, mean=float(y.mean()))
+    owner = np.repeat(np.arange(len(lengths_out)), lengths_out)
+    sums = np.bincount(owner, weights=means[ids_out], minlength=len(lengths_out))
+    empty = y[lengths == 0].mean() if (lengths == 0).any() else y.mean()  # whether a list is there may say it all
+    return np.where(lengths_out > 0, sums / np.maximum(lengths_out, 1), empty)
+
+
+def _means(codes: np.ndarray, y: np.ndarray, *, num_codes: int, mean: float | None = None) -> np.ndarray:
+    """(num_codes,) mean label of each code, drawn towards the mean of all."""
+    mean = float(y.mean()) if mean is None else mean
+    sums = np.bincount(codes, weights=y, minlength=num_codes)
+    return (sums + mean) / (np.bincount(codes, minlength=num_codes) + 1.0)
+
+
+def _strength(label: LabelSpec, score: np.ndarray, y: np.ndarray) -> tuple[float, str]:
+    if label.task is Task.BINARY:
+        return pair_share(score, y, 1.0 - y), "AUC"
+    if float(np.var(score)) == 0.0:
+        return 0.0, "squared correlation"
+    return float(np.corrcoef(score, y)[0, 1] ** 2), "squared correlation"
