@@ -170,7 +170,9 @@ def _mlp(weights: State, prefix: str, x: Tensor, *, activate_last: bool) -> Tens
 
 def logistic_regression(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
     """Σ w_f + w·x + b."""
-    return torch.cat(fields, dim=1).sum(dim=1, keepdim=True) + dense @ weights["linear.weight"].T + weights["linear.bias"]
+    return (
+        torch.cat(fields, dim=1).sum(dim=1, keepdim=True) + dense @ weights["linear.weight"].T + weights["linear.bias"]
+    )
 
 
 def _with_numbers(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
@@ -204,7 +206,9 @@ def dlrm(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
     first, second = torch.tril_indices(stacked.shape[1], stacked.shape[1], offset=-1)
     together = torch.cat([bottom, products[:, first, second]], dim=1)
     wide = weights["top.networks.0.layers.0.weight"].shape[1]
-    return _mlp(weights, "top.networks.0", nn.functional.pad(together, (0, wide - together.shape[1])), activate_last=False)
+    return _mlp(
+        weights, "top.networks.0", nn.functional.pad(together, (0, wide - together.shape[1])), activate_last=False
+    )
 
 
 NETWORKS: dict[str, Callable[[State, list[Tensor], Tensor], Tensor]] = {

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.attacks.fp64_reference import NETWORKS, Reference
 from tests.parallel.test_parity import FIELDS, TOWERS, inputs
-from ziggurat.data.loader import LoaderConfig
+from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import TableOptimizerKind
 from ziggurat.errors import ZigguratError
 from ziggurat.models import MODEL_CONFIGS, build_model
@@ -42,6 +42,7 @@ from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.step import TrainStep
 
 KINDS = tuple(config().kind for config in MODEL_CONFIGS)
+TOWER_KINDS = ("dlrm", "dcn_v2", "dnn", "wukong", "dhen")
 RATES = (0.05, 0.05)
 LIMIT = 2e-3  # of the length of an update; Adam turns the noise of tiny gradients into steps of full size
 CHUNK = 10  # cases in one start of ranks
@@ -95,7 +96,7 @@ def draw(seed: int, *, world_size: int) -> Case:
         world_size=world_size,
         ranks_a_host=world_size // hosts,
         tower_size=tower_size,
-        modules=has_towers and rng.random() < 0.8,
+        modules=has_towers and kind in TOWER_KINDS and rng.random() < 0.8,
         kind=kind,
         dense=rng.choice([each.value for each in DenseParallelism]),
         optimizer="sgd" if is_bf16 else rng.choice(["sgd", "adam", "adagrad"]),
