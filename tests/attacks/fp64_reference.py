@@ -1,4 +1,4 @@
-"""Two training steps in FP64, written from the equations: no lookup, pooling, loss or optimizer of the package runs here.
+"""Training steps in FP64, from the equations: no lookup, pooling, loss or optimizer of the package runs here.
 
     pooled_f = Σ T[r]  (mean: / length)         row 0 of a table is padding: zeros, never updated
     loss     = Σ_b w_b · BCE(logit_b, y_b) / Σ_b w_b
@@ -200,10 +200,10 @@ def dcn_v2(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
 
 def dlrm(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
     """Naumov et al., arXiv 1906.00091: bottom MLP, dot products of all pairs, top MLP."""
-    bottom = _mlp(weights, "dense_inputs.bottom", dense, activate_last=True)
+    bottom = _mlp(weights, "dense_inputs.bottom", dense, activate_last=False)
     stacked = torch.stack([bottom, *fields], dim=1)
     products = stacked @ stacked.transpose(1, 2)
-    first, second = torch.tril_indices(stacked.shape[1], stacked.shape[1], offset=-1)
+    first, second = torch.triu_indices(stacked.shape[1], stacked.shape[1], offset=1)
     together = torch.cat([bottom, products[:, first, second]], dim=1)
     wide = weights["top.networks.0.layers.0.weight"].shape[1]
     return _mlp(

@@ -13,6 +13,7 @@ from ziggurat.models import DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel import collectives
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
@@ -103,13 +104,12 @@ def test_int8_costs_a_scale_for_each_field_of_a_sample() -> None:
 
 def recorded_step(rank: int, dense: str, reduction: str, num_parts: int) -> tuple[dict[str, int], dict[str, int]]:
     """What was counted in a step, and what a recorder between FSDP and torch.distributed saw; hosts of two ranks."""
-    names = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
+    kinds = {"_ALL_GATHER": "gathered", "_REDUCE_SCATTER": "scattered"}
     seen: dict[str, int] = {"gathered": 0, "scattered": 0, "all-reduced": 0}
-    kinds = {"all_gather_into_tensor": "gathered", "all_gather_single": "gathered"}
 
     def recorded(name: str, original: Any) -> Any:
         def call(output: Any, *inputs: Any, **more: Any) -> Any:
-            kind = "all-reduced" if name == "all_reduce" else kinds.get(name, "scattered")
+            kind = kinds.get(name, "all-reduced")
             moved = inputs[0] if kind == "scattered" else output
             seen[kind] += moved.numel() * moved.element_size()
             return original(output, *inputs, **more)
@@ -124,9 +124,9 @@ def recorded_step(rank: int, dense: str, reduction: str, num_parts: int) -> tupl
     parallel = parallelize(model, plan, Topology.create(ranks_a_host=2), config=config)
     pipeline = Pipeline(model, parallel, num_parts=num_parts)
     with pytest.MonkeyPatch.context() as patch:
-        for name in (*names, "all_reduce"):
-            if hasattr(dist, name):
-                patch.setattr(dist, name, recorded(name, getattr(dist, name)))
+        patch.setattr(dist, "all_reduce", recorded("all_reduce", dist.all_reduce))
+        for name in kinds:
+            patch.setattr(collectives, name, recorded(name, getattr(collectives, name)))
         pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda outputs, _: outputs.logits.sum())
     return {str(row["purpose"]): int(row["bytes"]) for row in parallel.traffic.report()}, seen
 

@@ -76,6 +76,11 @@ def all_to_all(
     return Pending(buffer, work=work, sent=send, where=purpose)
 
 
+# torch renamed both: the old names warn where the new ones exist.
+_ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class CountedGather:
     """How FSDP2 gathers weights, with a count: takes the place of its own all-gather (`set_custom_all_gather`).
 
@@ -97,7 +102,7 @@ class CountedGather:
         if group.size() > 1:
             num_bytes = output_tensor.numel() * output_tensor.element_size()
             self._traffic.count_reduction("dense weights", num_bytes=num_bytes)
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+        return _ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
 class CountedReduceScatter:
@@ -126,4 +131,4 @@ class CountedReduceScatter:
         if group.size() > 1:
             num_bytes = input_tensor.numel() * input_tensor.element_size()
             self._traffic.count_reduction("dense gradients", num_bytes=num_bytes)
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
+        return _REDUCE_SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
