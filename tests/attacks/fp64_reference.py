@@ -200,7 +200,7 @@ def dcn_v2(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
 
 def dlrm(weights: State, fields: list[Tensor], dense: Tensor) -> Tensor:
     """Naumov et al., arXiv 1906.00091: bottom MLP, dot products of all pairs, top MLP."""
-    bottom = _mlp(weights, "dense_inputs.bottom", dense, activate_last=False)
+    bottom = _mlp(weights, "dense_inputs.bottom", dense, activate_last=True)
     stacked = torch.stack([bottom, *fields], dim=1)
     products = stacked @ stacked.transpose(1, 2)
     first, second = torch.triu_indices(stacked.shape[1], stacked.shape[1], offset=1)
