@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ziggurat.planning.cost_model import NetworkForm
+from benchmarks.compiled_annealing.annealing import NetworkForm
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 
 FEATURES = sorted([f"bin_{number}" for number in range(17)] + ["dim", "pooling_factor", "row"])

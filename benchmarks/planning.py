@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.compiled_annealing.annealing import compiled
 from benchmarks.harness import ROOT, say
 from benchmarks.neuroshard_judge import NeuroShardJudge, problem_of
 from benchmarks.planning_tasks import draw_tables, draw_tasks
@@ -330,7 +331,7 @@ def _all(
 ) -> Outcome:
     outcome = Outcome()
     for problem in problems:
-        config = SearchConfig(clock=Clock.CPU, parts=parts)
+        config = SearchConfig(clock=Clock.CPU, parts=parts, anneal=compiled)
         try:
             found = search(problem, judge, budget_s=budget_s, strategy=strategy, config=config)
         except PlanError:

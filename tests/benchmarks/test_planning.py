@@ -3,14 +3,14 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.compiled_annealing.annealing import chain_networks, compiled
+from benchmarks.compiled_annealing.plan_chain import price_states, why_no_chain
 from benchmarks.neuroshard_judge import NeuroShardJudge, problem_of
 from benchmarks.planning import parse_options, run, together
 from benchmarks.planning_tasks import draw_tables, draw_tasks
-from ziggurat.ops.plan_chain import price_states, why_no_chain
 from ziggurat.plan import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment
-from ziggurat.planning.search.network_annealing import chain_networks
 from ziggurat.planning.search.search import SearchConfig, Strategy, search
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 from ziggurat.testing.data import shared_data
@@ -70,16 +70,18 @@ def test_the_compiled_search_knows_the_judges_prices(num_devices):
     ]
     prices = price_states(chain_networks(judge.networks()), np.stack(plans))
     np.testing.assert_allclose(prices, device_costs(judge, np.stack(plans)), rtol=1e-4)
-    assert search(problem, judge, config=SearchConfig(max_evaluations=5000)).engine == "C++"
+    assert search(problem, judge, config=SearchConfig(anneal=compiled, max_evaluations=5000)).engine == "C++"
 
 
 def test_together_is_the_price_where_no_device_has_two_parts():
     folder, data = _released()
     judge = NeuroShardJudge(folder / "judge.npz")
     problem = problem_of(data["sets"]["max_dim_128"][9]["tables"])
-    found = search(problem, judge, config=SearchConfig(max_evaluations=20_000))
+    found = search(problem, judge, config=SearchConfig(anneal=compiled, max_evaluations=20_000))
     assert together(problem, judge, found) == pytest.approx(found.cost_ms, rel=1e-4)
-    free = search(problem, judge, config=SearchConfig(max_evaluations=20_000, parts=ColumnParts.ANYWHERE))
+    free = search(
+        problem, judge, config=SearchConfig(anneal=compiled, max_evaluations=20_000, parts=ColumnParts.ANYWHERE)
+    )
     places = [(piece.table, piece.device) for piece in free.pieces]
     if len(set(places)) < len(places):
         assert together(problem, judge, free) != pytest.approx(free.cost_ms, rel=1e-6)

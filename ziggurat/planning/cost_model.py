@@ -19,7 +19,6 @@ only for the devices that a candidate changes, and evaluates candidates in batch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -50,47 +49,6 @@ class EstimatingJudge(Judge, Protocol):
 
     def estimate(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, " N"]:
         """About the cost of N plans, up to a constant; used to choose candidates, never to compare results."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkForm:
-    """Prices as dense layers with ReLU between them, which a compiled search can evaluate by itself.
-
-        local ms     = layers(relu(state[:W] + bias))              of each device
-        sums         = state[sum_place], rounded                   of each device
-        start        = local ms + together(sums of the group)
-        device's ms  = start + apart(sums of the group, start − first start of the group)
-
-    A group is the whole plan, or else G neighbours in the order of their sums. The cost is that of the most expensive
-    device, as always. Layers are pairs of (in, out) weights and (out,) biases, in float32.
-
-    Args:
-        bias: (W,) of the first numbers of a state.
-        local: from (W,) to (1,) ms.
-        sum_place: place of the sum in the state.
-        together: from (G,) to (G,) ms.
-        apart: from (2 G,) to (G,) ms.
-    """
-
-    bias: Float32[np.ndarray, " W"]
-    local: Sequence[tuple[np.ndarray, np.ndarray]]
-    sum_place: int
-    together: Sequence[tuple[np.ndarray, np.ndarray]]
-    apart: Sequence[tuple[np.ndarray, np.ndarray]]
-
-    @property
-    def group(self) -> int:
-        """G, devices that the exchange networks see."""
-        return int(self.together[-1][1].size)
-
-
-@runtime_checkable
-class NetworkJudge(Judge, Protocol):
-    """A judge that consists of small networks, and hands them out: the search then runs as compiled code."""
-
-    def networks(self) -> NetworkForm:
-        """The networks, which give the same prices as `local` and `exchange`."""
         ...
 
 

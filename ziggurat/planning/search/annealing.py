@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
@@ -96,6 +97,29 @@ class Best:
     overflow_bytes: float = np.inf
     evaluations: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Anneal(Protocol):
+    """An annealer: from plans to start from to the best plan found, and what annealed, in words."""
+
+    def __call__(
+        self, space: SearchSpace, starts: list[list[Assignment]], *, seed: int, budget: Budget
+    ) -> tuple[Best, str]:
+        """Anneal until the budget is spent; the cost is inf if nothing fits."""
+        ...
+
+
+def anneal_in_numpy(
+    space: SearchSpace,
+    starts: list[list[Assignment]],
+    *,
+    seed: int,
+    budget: Budget,
+    config: AnnealingConfig | None = None,
+) -> tuple[Best, str]:
+    """Our own annealer (`Annealer`), for every cost model and every placement."""
+    annealer = Annealer(space, starts, config=config or AnnealingConfig(), seed=seed)
+    return annealer.best_plan(annealer.run(budget)), "numpy"
 
 
 class Annealer:

@@ -6,15 +6,14 @@ Placing tables is bin packing with costs that do not add up, so an exact answer 
 costs). Greedy rules (`greedy.py`) are fast, and on the published benchmark 10 to 30 % from the best that is known;
 NeuroShard's beam over column cuts (`beam.py`) is better; annealing over moves, swaps and cuts (`annealing.py`) better
 still in the same time, and it can use whatever time there is. All take the same problem and judge, so that a comparison
-is a loop over `Strategy`. Annealing is compiled code where the judge hands out its networks (`network_annealing.py`),
-and numpy where it does not, or where nothing can be compiled; the result says which.
+is a loop over `Strategy`.
 
-A search with `max_evaluations` finds the same plan each time (compiled: on the same kind of processor); one with
-`budget_s` does not.
+A search with `max_evaluations` finds the same plan each time; one with `budget_s` does not.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +21,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from ziggurat.ops.plan_chain import why_no_chain
-from ziggurat.planning.cost_model import Judge, NetworkJudge, device_costs
+from ziggurat.planning.cost_model import Judge, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem
-from ziggurat.planning.search.annealing import Annealer, AnnealingConfig, Best, Budget
+from ziggurat.planning.search.annealing import Anneal, AnnealingConfig, Best, Budget, anneal_in_numpy
 from ziggurat.planning.search.beam import beam_search
 from ziggurat.planning.search.greedy import Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
 from ziggurat.planning.search.infeasible import check_room, from_overflow
-from ziggurat.planning.search.network_annealing import NetworkAnnealingConfig, anneal_networks, why_not
 from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
 
 
@@ -55,13 +52,6 @@ class Clock(StrEnum):
     CPU = "cpu"  # of this process: comparable on a machine that does other things, too
 
 
-class Engine(StrEnum):
-    """What anneals."""
-
-    AUTO = "auto"  # compiled code for judges that hand out their networks, where it can be built; else numpy
-    NUMPY = "numpy"
-
-
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig:
     """Settings of a search that few will change.
@@ -71,16 +61,14 @@ class SearchConfig:
         clock: of the budget.
         parts: where the parts of a table cut by columns may be.
         annealing: temperatures and chains.
-        engine: what anneals.
-        networks: temperatures and chains of compiled annealing.
+        anneal: another annealer than our own, with settings of its own; the result names what annealed.
     """
 
     max_evaluations: int = 0
     clock: Clock = Clock.WALL
     parts: ColumnParts = ColumnParts.DISTINCT
     annealing: AnnealingConfig = field(default_factory=AnnealingConfig)
-    engine: Engine = Engine.AUTO
-    networks: NetworkAnnealingConfig = field(default_factory=NetworkAnnealingConfig)
+    anneal: Anneal | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +84,7 @@ class SearchResult:
         evaluations: plans that were priced.
         seconds: of the budget's clock.
         history: (seconds, ms) of each improvement.
-        engine: what annealed: "C++", or "numpy" with the reason; "" for other strategies.
+        engine: what annealed, in its own words; "" for other strategies.
     """
 
     assignments: tuple[Assignment, ...]
@@ -134,8 +122,6 @@ def search(
     """
     config = config or SearchConfig()
     clock = time.process_time if config.clock is Clock.CPU else time.perf_counter
-    if config.engine is Engine.AUTO and isinstance(judge, NetworkJudge):
-        why_no_chain()  # builds the kernel where it was never built, which is no part of the budget
     began = clock()
     check_room(problem)
     space = SearchSpace(problem, judge, parts=config.parts)
@@ -177,11 +163,8 @@ def _anneal(space: SearchSpace, config: SearchConfig, *, seed: int, budget: Budg
         ms, held = space.price(starts[0])
         best.cost_ms = float(ms.max()) if not space.overflow(held) else np.inf
         return best, ""
-    reason = "as asked for" if config.engine is Engine.NUMPY else why_not(space)
-    if not reason:
-        return anneal_networks(space, starts, config=config.networks, seed=seed, budget=budget), "C++"
-    annealer = Annealer(space, starts, config=config.annealing, seed=seed)
-    return annealer.best_plan(annealer.run(budget)), f"numpy: {reason}"
+    anneal = config.anneal or functools.partial(anneal_in_numpy, config=config.annealing)
+    return anneal(space, starts, seed=seed, budget=budget)
 
 
 def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable[[], bool]) -> Best:

@@ -1,10 +1,10 @@
-"""The C++ kernel of plan search: `csrc/plan_chain.cpp`, for judges whose prices are small networks.
+"""The C++ kernel of plan search: `plan_chain.cpp`, for judges whose prices are small networks.
 
     arrays of a problem, networks, starts  ──►  anneal, one candidate at a time  ──►  the best plan as slots
 
 numpy needs about 2 ms for a step over 576 candidates, whatever their size, because every operation on a small matrix
 costs a microsecond to start. Here a candidate costs less than that altogether, most are dropped after a part of it, and
-each sees the plan that the one before left. `ziggurat/planning/search/network_annealing.py` uses it;
+each sees the plan that the one before left. `annealing.py` uses it;
 `ziggurat/planning/search/annealing.py` is the readable reference. Only arrays pass through this module: it knows no
 tables.
 
@@ -27,7 +27,7 @@ from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.cpp_build import CppSource
 
 _SOURCE = CppSource(
-    path=Path(__file__).parent / "csrc" / "plan_chain.cpp",
+    path=Path(__file__).with_name("plan_chain.cpp"),
     flags=("-ffp-contract=fast", "-fno-math-errno"),
     without="go on without: numpy searches for plans, too, with fewer candidates a second",
 )

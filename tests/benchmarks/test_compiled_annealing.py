@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -6,17 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.compiled_annealing import plan_chain
+from benchmarks.compiled_annealing.annealing import (
+    NetworkAnnealingConfig,
+    NetworkForm,
+    anneal_networks,
+    chain_networks,
+    compiled,
+    why_not,
+)
+from benchmarks.compiled_annealing.plan_chain import price_states, why_no_chain
 from tests.planning.search.set_judge import RootJudge, random_problem
 from ziggurat.errors import PlanError
-from ziggurat.ops import plan_chain
-from ziggurat.ops.plan_chain import price_states, why_no_chain
 from ziggurat.plan import Placement
-from ziggurat.planning.cost_model import NetworkForm, device_costs
+from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import PlanningProblem
 from ziggurat.planning.search.annealing import Budget
 from ziggurat.planning.search.greedy import starting_plan
-from ziggurat.planning.search.network_annealing import NetworkAnnealingConfig, anneal_networks, chain_networks, why_not
-from ziggurat.planning.search.search import Engine, SearchConfig, search
+from ziggurat.planning.search.search import SearchConfig, search
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
 CUTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)
@@ -97,6 +105,10 @@ def _check(problem: PlanningProblem, found, judge, *, parts: ColumnParts) -> Non
     assert device_costs(judge, states[None]).max() == pytest.approx(found.cost_ms, rel=1e-5)
 
 
+def _settings(**settings) -> SearchConfig:
+    return SearchConfig(anneal=compiled, **settings)
+
+
 @needs_kernel
 @settings(max_examples=25, deadline=None)
 @given(
@@ -118,7 +130,7 @@ def test_prices_are_those_of_the_judge(seed, sizes, deep):
 @given(st.integers(0, 10_000), st.sampled_from(list(ColumnParts)), st.sampled_from([(4, 4), (2, 6), (3, 3)]))
 def test_any_answer_is_a_plan_that_fits_and_costs_what_it_says(seed, parts, sizes):
     judge, problem = RandomNetworks(group=sizes[0]), random_problem(seed, num_devices=sizes[1], placements=CUTS)
-    found = search(problem, judge, seed=seed, config=SearchConfig(max_evaluations=20_000, parts=parts))
+    found = search(problem, judge, seed=seed, config=_settings(max_evaluations=20_000, parts=parts))
     assert found.engine == "C++"
     assert 20_000 <= found.evaluations <= 21_100
     _check(problem, found, judge, parts=parts)
@@ -132,7 +144,7 @@ def test_tables_stay_on_devices_that_they_may_use():
         judge = RandomNetworks(group=4)
         _check(
             problem,
-            search(problem, judge, config=SearchConfig(max_evaluations=50_000, parts=parts)),
+            search(problem, judge, config=_settings(max_evaluations=50_000, parts=parts)),
             judge,
             parts=parts,
         )
@@ -143,13 +155,17 @@ def test_tables_stay_on_devices_that_they_may_use():
 def test_many_small_changes_lose_nothing(parts):
     """More changes than pass between two sums, with costs that drift: the answer still costs what it says."""
     judge, problem = RandomNetworks(group=4), random_problem(3, num_tables=30, placements=CUTS, room=1.1)
-    config = SearchConfig(max_evaluations=400_000, parts=parts, networks=NetworkAnnealingConfig(hot=50.0, cold=1.0))
+    hot = NetworkAnnealingConfig(hot=50.0, cold=1.0)
+    config = SearchConfig(anneal=functools.partial(compiled, config=hot), max_evaluations=400_000, parts=parts)
     _check(problem, search(problem, judge, config=config), judge, parts=parts)
 
 
 @needs_kernel
 def test_the_same_seed_and_number_of_evaluations_find_the_same_plan():
-    problem, config = random_problem(2, num_tables=30, placements=CUTS), SearchConfig(max_evaluations=30_000)
+    problem, config = (
+        random_problem(2, num_tables=30, placements=CUTS),
+        _settings(max_evaluations=30_000),
+    )
     first, second, other = (search(problem, RandomNetworks(group=4), seed=seed, config=config) for seed in (5, 5, 6))
     assert first.pieces == second.pieces
     assert first.cost_ms == second.cost_ms
@@ -160,16 +176,16 @@ def test_the_same_seed_and_number_of_evaluations_find_the_same_plan():
 def test_compiled_annealing_is_no_worse_than_the_reference():
     for seed in range(3):
         problem, judge = random_problem(seed, num_tables=25, placements=CUTS), RandomNetworks(group=4)
-        slow = search(problem, judge, config=SearchConfig(max_evaluations=20_000, engine=Engine.NUMPY))
-        fast = search(problem, judge, config=SearchConfig(max_evaluations=1_500_000))
-        assert slow.engine == "numpy: as asked for"
+        slow = search(problem, judge, config=SearchConfig(max_evaluations=20_000))
+        fast = search(problem, judge, config=_settings(max_evaluations=1_500_000))
+        assert slow.engine == "numpy"
         assert fast.cost_ms <= slow.cost_ms * 1.002
 
 
 @needs_kernel
 def test_a_budget_in_seconds_is_kept_and_an_interrupt_gets_through():
     problem = random_problem(3, num_tables=40, placements=CUTS)
-    found = search(problem, RandomNetworks(group=4), budget_s=0.3)
+    found = search(problem, RandomNetworks(group=4), budget_s=0.3, config=_settings())
     assert 0.25 < found.seconds < 2.0
     assert found.history[-1][0] <= found.seconds
 
@@ -189,14 +205,21 @@ def test_tiny_problems(parts):
     for num_devices in (2, 4):
         problem = random_problem(7, num_tables=1, num_devices=num_devices, placements=CUTS, room=9.0)
         _check(
-            problem, search(problem, judge, config=SearchConfig(max_evaluations=100, parts=parts)), judge, parts=parts
+            problem,
+            search(problem, judge, config=_settings(max_evaluations=100, parts=parts)),
+            judge,
+            parts=parts,
         )
     alone = random_problem(7, num_tables=3, num_devices=1, placements=CUTS, room=9.0)
-    found = search(alone, RandomNetworks(group=1), config=SearchConfig(max_evaluations=100, parts=ColumnParts.DISTINCT))
+    found = search(
+        alone,
+        RandomNetworks(group=1),
+        config=_settings(max_evaluations=100, parts=ColumnParts.DISTINCT),
+    )
     assert {piece.devices for piece in found.assignments} == {(0,)}
     tight = dataclasses.replace(random_problem(7, placements=CUTS), memory_bytes=(2000,))
     with pytest.raises(PlanError):
-        search(tight, judge, config=SearchConfig(max_evaluations=2000, parts=parts))
+        search(tight, judge, config=_settings(max_evaluations=2000, parts=parts))
 
 
 def test_what_keeps_the_kernel_from_searching_is_said(monkeypatch):
@@ -205,7 +228,7 @@ def test_what_keeps_the_kernel_from_searching_is_said(monkeypatch):
     assert why_not(SearchSpace(problem, RandomNetworks(group=3))) == "4 devices are no groups of 3"
     assert why_not(SearchSpace(random_problem(4), RandomNetworks(group=4))) == "placements with fixed devices"
     monkeypatch.setattr(plan_chain, "_library_or_reason", lambda: (None, "no compiler"))
-    judge, config = RandomNetworks(group=4), SearchConfig(max_evaluations=3000)
+    judge, config = RandomNetworks(group=4), _settings(max_evaluations=3000)
     found = search(problem, judge, config=config)
     assert found.engine == "numpy: no compiler"
     _check(problem, found, judge, parts=ColumnParts.DISTINCT)
