@@ -156,13 +156,15 @@ def run_case(case: Case) -> dict[str, float]:
     first, last = size * rank // case.world_size, size * (rank + 1) // case.world_size
     found = [step(batch.rows(first, last)).loss for batch in batches]
     errors = {"loss": max(abs(f - w) / max(1.0, abs(w)) for f, w in zip(found, losses, strict=True))}
-    errors |= _errors(_weights(many), reference)
+    held = _weights(many)
+    errors |= _errors(held, reference)
     if case.precision == "bf16":
         one = model_of(case)
         alone = TrainStep(one, settings)
         for batch in batches:
             alone(batch)
-        plain = _errors(_whole_weights(one), reference)
+        whole = _whole_weights(one)
+        plain = _errors({name: (whole[name][place], place) for name, (_, place) in held.items()}, reference)
         return {name: max(0.0, error - 2 * plain.get(name, 0.01) - 0.02) for name, error in errors.items()}
     return errors
 
@@ -180,10 +182,10 @@ def _weights(model: Any) -> dict[str, tuple[torch.Tensor, Any]]:
     return held
 
 
-def _whole_weights(model: Any) -> dict[str, tuple[torch.Tensor, Any]]:
-    held = {name: (weight.detach(), ...) for name, weight in model.named_parameters()}
-    tables = {table.name: (model.embeddings.tables.view(table.name), ...) for table in model.inputs.tables}
-    return {name: value for name, value in {**held, **tables}.items() if not name.startswith("embeddings.")}
+def _whole_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Everything, of a model on one device."""
+    held = {n: weight.detach() for n, weight in model.named_parameters() if not n.startswith("embeddings.")}
+    return {**held, **{table.name: model.embeddings.tables.view(table.name) for table in model.inputs.tables}}
 
 
 def _errors(held: dict[str, tuple[torch.Tensor, Any]], reference: Reference) -> dict[str, float]:
