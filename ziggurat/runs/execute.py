@@ -190,7 +190,8 @@ def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tupl
     """The config to run, with absolute paths; and, for a run that is resumed, what changes in it."""
     if resume and (run.config.exists() or run.checkpoints.exists()):
         return config_to_resume(run, config)
-    return with_absolute_paths(config), None
+    data = config.data.resolved(config.table_schema)
+    return with_absolute_paths(dataclasses.replace(config, data=data)), None
 
 
 def _check_folder(run: RunFolder, *, resume: bool) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -105,7 +106,10 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         training = replace(training, threads=stored.training.threads)
     if embedding.kernel is KernelChoice.AUTO:
         embedding = replace(embedding, kernel=stored.model.embedding.kernel)
-    return replace(given, training=training, model=replace(given.model, embedding=embedding))
+    data = given.data
+    if data.split.by is SplitBy.AUTO:
+        data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))
+    return replace(given, training=training, model=replace(given.model, embedding=embedding), data=data)
 
 
 def _files(config: RunConfig) -> dict[str, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -188,7 +189,8 @@ def test_damaged_cache_is_made_anew_and_says_so(tmp_path, raw, damage):
 
 def test_preprocessing_of_another_cache_is_not_accepted(tmp_path, raw):
     first = prepare(time_split(raw), schema=SCHEMA, folder=tmp_path / "cache")
-    other = prepare(DataConfig(train=(raw,)), schema=SCHEMA, folder=tmp_path / "cache")
+    at_random = DataConfig(train=(raw,), split=SplitConfig(by=SplitBy.RANDOM))
+    other = prepare(at_random, schema=SCHEMA, folder=tmp_path / "cache")
     shutil.rmtree(first.folder / "preprocessing")
     shutil.copytree(other.folder / "preprocessing", first.folder / "preprocessing")
     assert "another one" in prepare(time_split(raw), schema=SCHEMA, folder=tmp_path / "cache").note
@@ -377,3 +379,17 @@ def test_kill_9_while_encoding_leaves_nothing_that_looks_whole(tmp_path, raw):
     assert not prepared.reused
     assert prepared.train.num_rows == 800
     assert entries(cache) == [prepared.folder.name]
+
+
+def test_without_a_word_the_schema_decides_how_to_split(raw, tmp_path):
+    by_time = prepare(DataConfig(train=(raw,)), schema=SCHEMA, folder=tmp_path / "cache")
+    assert "by time column" in "\n".join(by_time.summary_lines())
+    assert "(the schema has a time)" in "\n".join(by_time.summary_lines())
+    asked = prepare(
+        DataConfig(train=(raw,), split=SplitConfig(by=SplitBy.TIME)), schema=SCHEMA, folder=tmp_path / "cache"
+    )
+    assert asked.reused
+    assert "(the schema has a time)" not in "\n".join(asked.summary_lines())
+    without = dataclasses.replace(SCHEMA, time="")
+    at_random = prepare(DataConfig(train=(raw,)), schema=without, folder=tmp_path / "cache")
+    assert "at random" in "\n".join(at_random.summary_lines())

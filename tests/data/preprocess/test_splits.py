@@ -154,19 +154,19 @@ def test_more_distinct_times_than_fit_are_still_cut_well(monkeypatch):
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**32))
 @settings(deadline=None, max_examples=30)
 def test_random_split_depends_on_seed_and_row_alone(size, seed):
-    config = SplitConfig(seed=seed)
+    config = SplitConfig(by=SplitBy.RANDOM, seed=seed)
     one, many = chunks_of(np.zeros(500)), chunks_of(np.zeros(500), size=size)
     splitter = fit_splitter(config, [], schema=NO_TIME)
     assert assigned(splitter, one).tolist() == assigned(splitter, many).tolist()
-    other = fit_splitter(SplitConfig(seed=seed + 1), [], schema=NO_TIME)
+    other = fit_splitter(SplitConfig(by=SplitBy.RANDOM, seed=seed + 1), [], schema=NO_TIME)
     assert assigned(splitter, one).tolist() != assigned(other, one).tolist()
 
 
 def test_random_split_meets_its_shares_and_keeps_the_test_rows():
     chunks = chunks_of(np.zeros(100_000))
-    codes = assigned(Splitter(config=SplitConfig(valid_fraction=0.2, test_fraction=0.1)), chunks)
+    codes = assigned(Splitter(config=SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.2, test_fraction=0.1)), chunks)
     assert np.bincount(codes) / len(codes) == pytest.approx([0.7, 0.2, 0.1], abs=0.005)
-    other = assigned(Splitter(config=SplitConfig(valid_fraction=0.05, test_fraction=0.1)), chunks)
+    other = assigned(Splitter(config=SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.05, test_fraction=0.1)), chunks)
     assert ((codes == 2) == (other == 2)).all()
     assert codes[:40].tolist() == FROZEN
 
@@ -219,4 +219,4 @@ def test_description_names_the_cuts():
     )
     rows = SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.0)
     assert fit_splitter(rows, dates, schema=NO_TIME).describe() == "by row number: test from 9"
-    assert "seed 0" in Splitter(config=SplitConfig()).describe()
+    assert "seed 0" in Splitter(config=SplitConfig(by=SplitBy.RANDOM)).describe()

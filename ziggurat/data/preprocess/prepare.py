@@ -90,6 +90,10 @@ class DataConfig:
     bad_row_budget: int = 0
     rows_per_group: int = DEFAULT_ROWS_PER_GROUP
 
+    def resolved(self, schema: Schema) -> DataConfig:
+        """The same with the split that the schema decides; see `SplitBy.AUTO`."""
+        return replace(self, split=self.split.resolved(schema))
+
     def __post_init__(self) -> None:
         self.text  # noqa: B018  refuses an impossible separator
         if (self.valid or self.test) and self.split.by is not SplitBy.FILES:
@@ -133,6 +137,7 @@ def prepare(
     """
     progress = progress or (lambda phase, done, total: None)
     refuse_label_as_feature(schema)
+    is_auto, config = config.split.by is SplitBy.AUTO, config.resolved(schema)
     sources = _Sources(config)
     fingerprint = _fingerprint(config, schema, sources)
     target = Path(folder) / fingerprint
@@ -142,7 +147,7 @@ def prepare(
             note = ""
             if target.exists():
                 try:
-                    return open_prepared(target, fingerprint=fingerprint, reused=True)
+                    return open_prepared(target, fingerprint=fingerprint, reused=True, auto_split=is_auto)
                 except ZigguratError as error:
                     note = f"what was prepared before is damaged and was made anew ({error.where}: {error.found})"
                     shutil.rmtree(target)
@@ -150,7 +155,7 @@ def prepare(
                 shutil.rmtree(leftover)
             _refuse_session(schema)
             _Build(config, schema, sources=sources, target=target, progress=progress).run(fingerprint)
-            return open_prepared(target, fingerprint=fingerprint, reused=False, note=note)
+            return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)
     except OSError as error:
         if isinstance(error, ZigguratError):
             raise
@@ -176,6 +181,7 @@ def _refuse_session(schema: Schema) -> None:
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
     """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
     try:
+        config = config.resolved(schema)
         fingerprint = _fingerprint(config, schema, _Sources(config))
         target = Path(folder) / fingerprint
         return open_prepared(target, fingerprint=fingerprint, reused=True) if target.exists() else None

@@ -106,6 +106,7 @@ class PreparedData:
         test: test rows, or None if there are none.
         summary: what preparing found.
         reused: whether all was there already.
+        auto_split: whether nobody said how to split, so that the schema decided.
         note: why a folder that was there was made anew, or "".
     """
 
@@ -116,6 +117,7 @@ class PreparedData:
     test: EncodedDataset | None
     summary: PreparedSummary
     reused: bool = False
+    auto_split: bool = False
     note: str = ""
 
     @property
@@ -128,7 +130,8 @@ class PreparedData:
         summary, splits = self.summary, self.summary.splits
         rows = ", ".join(f"{name} {entry.rows:,}" for name, entry in splits.items())
         lines = [f"rows: {rows} from {summary.raw_files:,} raw file{'s' if summary.raw_files != 1 else ''}"]
-        lines.append(f"split: {summary.split}")
+        why = " (the schema has a time)" if self.preprocessing.schema.time else " (the schema has no time)"
+        lines.append(f"split: {summary.split}{why if self.auto_split else ''}")
         if summary.quarantined:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary.quarantined.items())
             lines.append(f"bad rows: {sum(summary.quarantined.values()):,} ({reasons}), in {summary.quarantine}")
@@ -181,7 +184,9 @@ def write_prepared(folder: Path, *, fingerprint: str, preprocessing: Preprocessi
     PREPARED.write(folder / _MAIN_FILE, payload)
 
 
-def open_prepared(folder: Path, *, fingerprint: str, reused: bool, note: str = "") -> PreparedData:
+def open_prepared(
+    folder: Path, *, fingerprint: str, reused: bool, note: str = "", auto_split: bool = False
+) -> PreparedData:
     """Open what was prepared, and check it: every checksum but those of the Parquet pages, which reading verifies.
 
     Raises:
@@ -207,6 +212,7 @@ def open_prepared(folder: Path, *, fingerprint: str, reused: bool, note: str = "
         test=datasets["test"] if datasets["test"].num_rows else None,
         summary=summary,
         reused=reused,
+        auto_split=auto_split,
         note=note,
     )
 

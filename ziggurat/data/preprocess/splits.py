@@ -1,5 +1,6 @@
 """Splits: which rows train, which choose the model (valid), which judge it (test).
 
+    AUTO        the default: TIME where the schema has a time, else RANDOM
     TIME        the future is predicted from the past: the earliest rows train, the latest test
                 │ train ──────────────────────── │ valid ── │ test ── │      cut between two distinct times,
                                              valid_from  test_from           so rows of one instant stay together
@@ -19,7 +20,7 @@ and from 4 million distinct ones on, neighbours are counted together, which move
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -60,6 +61,7 @@ _NAMES = {"train": 0, "valid": 1, "val": 1, "validation": 1, "test": 2}
 class SplitBy(StrEnum):
     """How rows are assigned; see the module's docstring."""
 
+    AUTO = "auto"
     RANDOM = "random"
     TIME = "time"
     TIME_ORDER = "time_order"
@@ -72,14 +74,14 @@ class SplitConfig:
     """How to split.
 
     Args:
-        by: see `SplitBy`.
+        by: see `SplitBy`; AUTO decides by the schema.
         valid_fraction: share of the rows for validation; 0 for none. Not used by COLUMN and FILES.
         test_fraction: share of the rows for the test; 0 for none. Not used by COLUMN and FILES.
         seed: for RANDOM.
         column: for COLUMN, and for TIME where it is not the schema's `time`.
     """
 
-    by: SplitBy = SplitBy.RANDOM
+    by: SplitBy = SplitBy.AUTO
     valid_fraction: float = 0.1
     test_fraction: float = 0.1
     seed: int = 0
@@ -102,6 +104,12 @@ class SplitConfig:
                 where="split settings",
                 ways_out=("set by = column and the column's name", "leave column empty"),
             )
+
+    def resolved(self, schema: Schema) -> SplitConfig:
+        """The same without AUTO: by the schema's time if it has one, else at random."""
+        if self.by is not SplitBy.AUTO:
+            return self
+        return replace(self, by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +204,7 @@ def fit_splitter(
         DataError: a row has no time (policy ERROR), or there is no row at all.
         SchemaError: the column cannot be a time.
     """
+    config = config.resolved(schema)
     column = split_column(config, schema)
     if config.by is SplitBy.TIME:
         return _fit_time(config, chunks, column, bad_rows or BadRows())
@@ -214,7 +223,7 @@ def split_column(config: SplitConfig, schema: Schema) -> str:
     Raises:
         ConfigError: TIME without a time column.
     """
-    if config.by is not SplitBy.TIME:
+    if config.resolved(schema).by is not SplitBy.TIME:
         return config.column
     if not (config.column or schema.time):
         raise ConfigError(
