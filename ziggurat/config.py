@@ -22,7 +22,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.typed import Reader, hints_of
 
 C = TypeVar("C")
@@ -43,18 +43,19 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(cls: type[C], data: Any, *, where: str) -> C:
+def from_json(cls: type[C], data: Any, *, where: str, error: type[ZigguratError] = ConfigError) -> C:
     """Rebuild a config of type `cls` from plain data.
 
     Args:
         cls: the dataclass to build.
         data: what `to_json` made, after a trip through a file.
         where: names the file in errors.
+        error: the kind of error.
 
     Raises:
-        ConfigError: unknown name, missing value, wrong type or impossible value; names the dotted path.
+        error: unknown name, missing value, wrong type or impossible value; names the dotted path.
     """
-    return Reader(where=where, ways_out=_SETTINGS).read(cls, data)
+    return Reader(where=where, error=error, ways_out=_SETTINGS if error is ConfigError else ()).read(cls, data)
 
 
 def override(config: C, changes: Mapping[str, str], *, where: str = "command line") -> C:

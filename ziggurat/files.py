@@ -343,6 +343,21 @@ def _told(path: Path, error: type[ZigguratError]) -> Iterator[None]:
         ) from problem
 
 
+def check_version(
+    data: dict[str, Any], version: int, *, where: str, what: str, error: type[ZigguratError] = DataError
+) -> None:
+    """Take `version` out of a TOML file that people write; a newer one than ours is refused, none means ours."""
+    found = data.pop("version", version)
+    if type(found) is not int or not 1 <= found <= version:
+        newer = type(found) is int and found > version
+        raise error(
+            expected=f"{what} of version {version} or older",
+            found=f"version {found!r:.40}" + (": a newer Ziggurat wrote it" if newer else ""),
+            where=where,
+            ways_out=("update Ziggurat",) if newer else (f"write version = {version}, or nothing",),
+        )
+
+
 # -------------------------------------------------------------------------------------------------------- checksums
 
 

@@ -11,6 +11,7 @@ layers above a tower module see), so it is kept as written, wherever the tables 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from pathlib import Path
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import PlanError
 from ziggurat.files import Format, Seal
+from ziggurat.typed import Rank, Ranks, checked
 
 _MOST_RANKS_SHOWN = 6
+_checked = functools.partial(checked, error=PlanError)
 _WAYS_OUT = ("check the path and the file's syntax", "plan again: ziggurat plan, ziggurat towers partition")
 TOWERS = Format(name="ziggurat.towers", what="towers", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
 PLAN = Format(name="ziggurat.plan", what="a plan", seal=Seal.EDITABLE, error=PlanError, ways_out=_WAYS_OUT)
@@ -43,6 +46,7 @@ class Placement(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Towers:
     """Features grouped into towers (the paper's TP result: Luo et al., arXiv 2403.00877).
 
@@ -114,10 +118,11 @@ class Towers:
         Raises:
             PlanError: not readable as towers.
         """
-        return from_json(Towers, TOWERS.read(path), where=str(path))
+        return from_json(Towers, TOWERS.read(path), where=str(path), error=PlanError)
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class TablePlacement:
     """Where one table goes.
 
@@ -129,10 +134,11 @@ class TablePlacement:
 
     table: str
     placement: Placement = Placement.TABLE_WISE
-    ranks: tuple[int, ...]
+    ranks: tuple[Rank, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Plan:
     """Placement of all tables, and the towers if there are any.
 
@@ -144,10 +150,10 @@ class Plan:
             world_size / S groups must share the towers evenly; 0: as few ranks a tower as that allows.
     """
 
-    world_size: int
+    world_size: Ranks
     tables: tuple[TablePlacement, ...]
     towers: Towers | None = None
-    tower_size: int = 0
+    tower_size: Rank = 0
 
     def __post_init__(self) -> None:
         counts = Counter(entry.table for entry in self.tables)
@@ -251,7 +257,7 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> Plan:
         """Read what `save` wrote, or a file written by hand."""
-        return from_json(Plan, PLAN.read(path), where=str(path))
+        return from_json(Plan, PLAN.read(path), where=str(path), error=PlanError)
 
 
 def possible_tower_sizes(world_size: int, num_towers: int) -> list[int]:

@@ -50,12 +50,19 @@ Rows = Annotated[int, Range(0, 1 << 40, "a table of more rows fits no cluster")]
 Count = Annotated[int, Range(1, 1 << 40, "more than can be counted through")]
 CountOrNone = Annotated[int, Range(0, 1 << 40, "more than can be counted through")]
 Length = Annotated[int, Range(1, 1 << 20, "longer lists than any sample has")]
-Buckets = Annotated[int, Range(2, 1 << 20, "more than quantiles can be told apart")]
+Buckets = Annotated[int, Range(1, 1 << 20, "more than quantiles can be told apart")]
 Ranks = Annotated[int, Range(1, 1 << 17, "the largest jobs have 100,000 ranks")]
 Rank = Annotated[int, Range(0, (1 << 17) - 1, "the largest jobs have 100,000 ranks")]
 _INT64 = Range(-(1 << 63), (1 << 63) - 1, "64 bits")
 _FLOAT32_MOST = 3.4028234663852886e38
 Float32 = Annotated[float, Range(-_FLOAT32_MOST, _FLOAT32_MOST, "what a float32 holds")]
+
+
+class NotANumber(enum.StrEnum):
+    """Whether NaN may stand where a float is wanted."""
+
+    REFUSED = "refused"  # in settings
+    ALLOWED = "allowed"  # in results: a metric that is undefined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +74,14 @@ class Reader:
         noun: what a field is called: "setting", "key".
         error: the kind of error.
         ways_out: added to those of an unknown or impossible value.
+        nan: whether NaN is a number here.
     """
 
     where: str
     noun: str = "setting"
     error: type[ZigguratError] = ConfigError
     ways_out: tuple[str, ...] = ()
+    nan: NotANumber = NotANumber.REFUSED
 
     def read(self, hint: Any, data: Any, path: str = "") -> Any:
         """`data` as the annotation says; returns it unchanged where it already is."""
@@ -183,7 +192,7 @@ class Reader:
         elif hint is float and isinstance(data, numbers.Real) and not isinstance(data, bool):
             if isinstance(data, numbers.Integral):
                 self._check_range(int(data), _INT64, path)
-            if math.isnan(data):
+            if math.isnan(data) and self.nan is NotANumber.REFUSED:
                 raise self.wrong(path, "a number", data)
             return data if isinstance(data, float) else float(data)
         raise self.wrong(path, words[hint], data)
@@ -230,12 +239,12 @@ class Reader:
         return self.build(kinds[kind], data, path)
 
 
-def checked(cls: type[T]) -> type[T]:
+def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T]:
     """Class decorator, below `@dataclass`: check and convert every field of every instance before `__post_init__`."""
     own = getattr(cls, "__post_init__", None)
 
     def check_and_go_on(self: Any) -> None:
-        reader, hints = Reader(where=type(self).__name__), hints_of(type(self))
+        reader, hints = Reader(where=type(self).__name__, error=error), hints_of(type(self))
         for entry in dataclasses.fields(self):
             if entry.init:
                 value = getattr(self, entry.name)

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.cpp_build import CppSource
+from ziggurat.typed import checked
 
 _SOURCE = CppSource(
     path=Path(__file__).with_name("plan_chain.cpp"),
@@ -131,6 +132,7 @@ class ChainSlots:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ChainSettings:
     """How to anneal, and for how long.
 

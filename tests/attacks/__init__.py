@@ -1,0 +1,1 @@
+"""Attacks: damage and nonsense, tried in bounded time and counted."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind, UpdateRule
+from ziggurat.typed import checked
 
 
 class TableInit(StrEnum):
@@ -17,6 +18,7 @@ class TableInit(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class EmbeddingConfig:
     """Settings of all embedding tables of a model.
 

@@ -10,18 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ziggurat.features.schema import Pooling, Task
+from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class TableSpec:
     """An embedding table after fitting. `num_rows` counts the three reserved rows too."""
 
     name: str
-    num_rows: int
-    embedding_dim: int = 0  # 0: the model's
+    num_rows: Rows
+    embedding_dim: DimOrDefault = 0  # 0: the model's
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class SingleSpec:
     """A feature with exactly one row a sample."""
 
@@ -30,6 +33,7 @@ class SingleSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class JaggedSpec:
     """A feature with any number of rows a sample; `ordered` tells sequences from multi-hot lists."""
 
@@ -37,18 +41,20 @@ class JaggedSpec:
     table: str
     pooling: Pooling = Pooling.MEAN
     ordered: bool = False
-    max_length: int = 1000
+    max_length: Length = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class VectorSpec:
     """A pretrained vector of `dim` floats a sample."""
 
     name: str
-    dim: int
+    dim: Dim
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class LabelSpec:
     """A label column."""
 
@@ -57,6 +63,7 @@ class LabelSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class InputSpec:
     """Names, order and sizes of everything in a `Batch`.
 

@@ -16,12 +16,15 @@ of every table are reserved, whatever the encoding:
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
+from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, Rows, checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
 # say otherwise (`missing = [...]`); a Schema made in Python names its own.
@@ -31,6 +34,9 @@ PADDING_ROW = 0
 UNKNOWN_ROW = 1
 MISSING_ROW = 2
 NUM_RESERVED_ROWS = 3
+
+
+_checked = functools.partial(checked, error=SchemaError)
 
 
 class Encoding(StrEnum):
@@ -82,6 +88,7 @@ class Task(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Table:
     """An embedding table: the rows that one or more features share.
 
@@ -97,11 +104,11 @@ class Table:
 
     name: str
     encoding: Encoding = Encoding.VOCABULARY
-    num_rows: int = 0
-    min_count: int = 1
-    max_rows: int = 0
+    num_rows: Rows = 0
+    min_count: Count = 1
+    max_rows: Rows = 0
     out_of_range: OutOfRange = OutOfRange.ERROR
-    embedding_dim: int = 0
+    embedding_dim: DimOrDefault = 0
 
     def __post_init__(self) -> None:
         where = f"table {self.name!r}"
@@ -129,6 +136,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Dense:
     """A number. Null and NaN become `missing` before the transform; infinities are bad rows."""
 
@@ -136,12 +144,13 @@ class Dense:
     name: str
     column: str = ""
     transform: NumericTransform = NumericTransform.LOG1P_STANDARDISE
-    missing: float = 0.0
-    num_buckets: int = 64
-    min_count: int = 1  # for criteo_buckets
+    missing: Float32 = 0.0
+    num_buckets: Buckets = 64
+    min_count: Count = 1  # for criteo_buckets
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Categorical:
     """One id a row: string, integer, boolean or categorical column. `table` defaults to one of its own."""
 
@@ -152,6 +161,7 @@ class Categorical:
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class MultiHot:
     """A list of ids a row, order without meaning; a list column, or text split at `separator`.
 
@@ -163,11 +173,12 @@ class MultiHot:
     column: str = ""
     table: str = ""
     separator: str = ""
-    max_length: int = 1000
+    max_length: Length = 1000
     pooling: Pooling = Pooling.MEAN
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Sequence:
     """A list of ids a row in order of time, latest last. Lists longer than `max_length` keep their last ids."""
 
@@ -176,24 +187,26 @@ class Sequence:
     column: str = ""
     table: str = ""
     separator: str = ""
-    max_length: int = 100
+    max_length: Length = 100
     pooling: Pooling = Pooling.MEAN
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Vector:
     """A pretrained vector a row: a (fixed-size) list column of `dim` floats. Null becomes zeros."""
 
     kind: Literal["vector"] = "vector"
     name: str
     column: str = ""
-    dim: int
+    dim: Dim
 
 
 Feature = Dense | Categorical | MultiHot | Sequence | Vector
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Label:
     """What is predicted.
 
@@ -234,6 +247,7 @@ class Label:
 
 
 @dataclass(frozen=True, kw_only=True)
+@_checked
 class Schema:
     """Features, tables and labels of one data set, checked to agree.
 
@@ -262,11 +276,13 @@ class Schema:
     time: str = ""
     missing_texts: tuple[str, ...] = ()
     _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
+    _tables: dict[str, Table] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         _refuse_doubles("feature", [feature.name for feature in self.features])
         _refuse_doubles("label", [label.name for label in self.labels])
         _refuse_doubles("table", [table.name for table in self.tables])
+        _refuse_our_columns([feature.name for feature in self.features])
         if not self.features:
             raise SchemaError(
                 expected="at least one feature",
@@ -275,6 +291,7 @@ class Schema:
                 ways_out="let `ziggurat data inspect FILE --write-schema my.toml` guess one",
             )
         object.__setattr__(self, "_by_name", {feature.name: feature for feature in self.features})
+        object.__setattr__(self, "_tables", {table.name: table for table in self.tables})
         used = {table_of(feature) for feature in self.features}
         for table in self.tables:
             if table.name not in used:
@@ -291,9 +308,8 @@ class Schema:
 
     def table(self, name: str) -> Table:
         """The settings of table `name`, with defaults where the schema lists none."""
-        for table in self.tables:
-            if table.name == name:
-                return table
+        if name in self._tables:
+            return self._tables[name]
         feature = self._by_name.get(name)
         if isinstance(feature, Dense):
             return Table(name=name, min_count=feature.min_count)
@@ -333,11 +349,23 @@ def table_of(feature: Feature) -> str:
 
 
 def _refuse_doubles(what: str, names: list[str]) -> None:
-    doubles = sorted({name for name in names if names.count(name) > 1})
+    doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles or "" in names:
         raise SchemaError(
             expected=f"every {what} to have a name of its own",
             found=f"{doubles or 'an empty name'} more than once" if doubles else "an empty name",
             where=f"schema, {what}s",
             ways_out=f"rename one {what}; `column` can still name the same column twice",
+        )
+
+
+def _refuse_our_columns(names: list[str]) -> None:
+    """Encoded data has columns of our own beside the features: `row:`, `group:`, `weight:`, `label:NAME`."""
+    ours = [name for name in names if name in ("row:", "group:", "weight:") or name.startswith("label:")]
+    if ours:
+        raise SchemaError(
+            expected="features that are not called row:, group:, weight: or label:…, as our own columns are",
+            found=", ".join(map(repr, ours[:5])),
+            where="schema, features",
+            ways_out='rename the feature, and name its column: name = "row", column = "row:"',
         )

@@ -31,21 +31,18 @@ for every schema. Needs neither torch nor polars.
 
 from __future__ import annotations
 
-import difflib
 import os
 import textwrap
-import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from enum import StrEnum
 from pathlib import Path
 
 import tomlkit
 from tomlkit.items import AoT, Item
 
-from ziggurat.errors import DataError, MissingFileError, SchemaError, ZigguratError
+from ziggurat.errors import DataError, SchemaError, ZigguratError
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Categorical,
@@ -59,7 +56,8 @@ from ziggurat.features.schema import (
     Vector,
     column_of,
 )
-from ziggurat.files import write_text
+from ziggurat.files import check_version, parse_toml, read_text, write_text
+from ziggurat.typed import Reader, nearest, quoted
 
 KINDS: dict[str, type[Feature]] = {
     "dense": Dense,
@@ -70,6 +68,7 @@ KINDS: dict[str, type[Feature]] = {
 }
 ROLES = ("weight", "group", "session", "time")
 BLOCKS = ("missing", "feature", "label", "table", "roles")
+VERSION = 1  # of the file; `version = 1` may stand at its top
 _COMMENT_WIDTH = 116
 
 
@@ -80,27 +79,16 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
         MissingFileError: there is no such file.
         SchemaError: it is not TOML, or not a schema; names file, block and key.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise MissingFileError(
-            expected="a schema file in TOML",
-            found="no such file",
-            where=str(path),
-            ways_out=(
-                f"let Ziggurat guess one: ziggurat data inspect YOUR_DATA --write-schema {path}",
-                "correct the path",
-            ),
-        ) from None
-    except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise SchemaError(
-            expected="a schema file in TOML, encoded as UTF-8",
-            found=str(error),
-            where=str(path),
-            ways_out="name a text file; `ziggurat data inspect DATA --write-schema FILE` writes one",
-        ) from None
-    return schema_from_toml(text, str(path))
+    text = read_text(
+        path,
+        what="a schema file in TOML",
+        error=SchemaError,
+        ways_out=(
+            f"let Ziggurat guess one: ziggurat data inspect YOUR_DATA --write-schema {os.fspath(path)}",
+            "name a text file, or correct the path",
+        ),
+    )
+    return schema_from_toml(text, os.fspath(path))
 
 
 def write_schema(schema: Schema, path: str | os.PathLike[str], *, comments: Mapping[str, str] | None = None) -> Path:
@@ -149,15 +137,9 @@ def schema_from_toml(text: str, where: str) -> Schema:
     Raises:
         SchemaError: names `where`, block and key, with the nearest valid name.
     """
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SchemaError(
-            expected="valid TOML",
-            found=str(error),
-            where=where,
-            ways_out=("correct the line", 'text needs quotes: name = "user_id"', "a block opens with [[feature]]"),
-        ) from None
+    ways_out = ("correct the line", 'text needs quotes: name = "user_id"', "a block opens with [[feature]]")
+    data = parse_toml(text, where=where, error=SchemaError, ways_out=ways_out)
+    check_version(data, VERSION, where=where, what="a schema", error=SchemaError)
     _refuse_unknown(data, BLOCKS, where=f"{where}, top level", what="block")
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
@@ -217,7 +199,7 @@ def _entries(data: Mapping[str, object], block: str, where: str) -> Iterable[tup
     if not isinstance(blocks, list) or not all(isinstance(entry, dict) for entry in blocks):
         raise SchemaError(
             expected=f"blocks that open with [[{block}]]",
-            found=f"{block} = {_quoted(blocks)}" if not isinstance(blocks, dict) else f"[{block}], in single brackets",
+            found=f"{block} = {quoted(blocks)}" if not isinstance(blocks, dict) else f"[{block}], in single brackets",
             where=where,
             ways_out=f"write [[{block}]] in double brackets: there can be many",
         )
@@ -231,9 +213,9 @@ def _read_feature(entry: dict[str, object], where: str) -> Feature:
     if not isinstance(kind, str) or kind not in KINDS:
         raise SchemaError(
             expected=f"kind = one of {', '.join(KINDS)}",
-            found=f"kind = {_quoted(kind)}" if "kind" in entry else "no kind",
+            found=f"kind = {quoted(kind)}" if "kind" in entry else "no kind",
             where=where,
-            ways_out=_nearest(str(kind), KINDS, instead='add kind = "categorical" or another of these'),
+            ways_out=nearest(str(kind), KINDS, instead='add kind = "categorical" or another of these'),
         )
     return _read_item(KINDS[kind], entry, where)
 
@@ -242,21 +224,16 @@ _ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table)
 
 
 def _read_item(cls: type[_ItemT], entry: dict[str, object], where: str) -> _ItemT:
-    known = {item.name: item for item in fields(cls)}
-    _refuse_unknown(entry, known, where=where, what="key")
-    for name, item in known.items():
-        if item.default is MISSING and name not in entry:
-            raise SchemaError(
-                expected=f"a value for {name!r}",
-                found=f"a block without {name!r}",
-                where=where,
-                ways_out=f"add {name} = {_example(item)}",
-            )
-    hints = typing.get_type_hints(cls)
-    values: dict[str, typing.Any] = {
-        name: _read_value(value, hints[name], f"{where}, key {name!r}") for name, value in entry.items()
-    }
-    return _located(where.split(", ")[0], lambda: cls(**values))
+    try:
+        return Reader(where=where, noun="key", error=SchemaError).build(cls, entry)
+    except SchemaError as error:
+        if error.where.startswith(where):
+            raise
+        return _located(where.split(", ")[0], lambda: _again(error))
+
+
+def _again(error: ZigguratError) -> typing.NoReturn:
+    raise error
 
 
 def _read_missing(data: Mapping[str, object], where: str) -> tuple[str, ...]:
@@ -265,7 +242,7 @@ def _read_missing(data: Mapping[str, object], where: str) -> tuple[str, ...]:
         return tuple(texts)
     raise SchemaError(
         expected="a list of texts that mean no value",
-        found=f"missing = {_quoted(texts)}",
+        found=f"missing = {quoted(texts)}",
         where=where,
         ways_out=(
             'missing = ["NULL", "?"]',
@@ -281,7 +258,7 @@ def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
     if not isinstance(roles, dict):
         raise SchemaError(
             expected="one block that opens with [roles]",
-            found=f"roles = {_quoted(roles)}",
+            found=f"roles = {quoted(roles)}",
             where=where,
             ways_out='write [roles], in single brackets, and below it lines like time = "timestamp"',
         )
@@ -289,41 +266,13 @@ def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
     if roles.get("session"):
         raise SchemaError(
             expected="no session under [roles]: no model and no sampler reads it yet",
-            found=f"session = {_quoted(roles['session'])}",
+            found=f"session = {quoted(roles['session'])}",
             where=place,
             ways_out=("take the line out", "to rank within a session, name it as the group: group = ..."),
         )
-    return {role: str(_read_value(value, str, f"{place}, key {role!r}")) for role, value in roles.items()}
-
-
-def _read_value(value: object, kind: object, where: str) -> object:
-    """`value` as the annotated type; a whole number is taken for a float, nothing else is converted."""
-    if typing.get_origin(kind) is types.UnionType:  # only `X | None`, and TOML has no null
-        kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
-    if typing.get_origin(kind) is typing.Literal:
-        return value
-    assert isinstance(kind, type)
-    if issubclass(kind, StrEnum):
-        choices = [member.value for member in kind]
-        if isinstance(value, str) and value in choices:
-            return kind(value)
-        raise SchemaError(
-            expected=f"one of {', '.join(choices)}",
-            found=_quoted(value),
-            where=where,
-            ways_out=_nearest(str(value), choices, instead=f'use one of these words, in quotes: "{choices[0]}"'),
-        )
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is kind:
-        return value
-    words = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-    raise SchemaError(
-        expected=words[kind],
-        found=f"{_quoted(value)} ({type(value).__name__})",
-        where=where,
-        ways_out="correct the value",
-    )
+    return {
+        role: Reader(where=place, noun="key", error=SchemaError).read(str, value, role) for role, value in roles.items()
+    }
 
 
 def _refuse_unknown(data: Iterable[str], known: Iterable[str], *, where: str, what: str) -> None:
@@ -334,13 +283,8 @@ def _refuse_unknown(data: Iterable[str], known: Iterable[str], *, where: str, wh
                 expected=f"only these {what}s: {', '.join(known)}",
                 found=f"unknown {what} {name!r}",
                 where=where,
-                ways_out=_nearest(name, known, instead=f"remove {name!r}"),
+                ways_out=nearest(name, known, instead=f"remove {name!r}"),
             )
-
-
-def _nearest(name: str, known: Iterable[str], *, instead: str) -> tuple[str, ...]:
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return (f'did you mean "{close[0]}"?', instead) if close else (instead,)
 
 
 _ResultT = typing.TypeVar("_ResultT")
@@ -354,12 +298,3 @@ def _located(where: str, make: typing.Callable[[], _ResultT]) -> _ResultT:
         raise SchemaError(
             expected=error.expected, found=error.found, where=f"{where}, {error.where}", ways_out=error.ways_out
         ) from None
-
-
-def _quoted(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _example(item: Field[typing.Any]) -> str:
-    return "64" if item.name == "dim" else '"…"'

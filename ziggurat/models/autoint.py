@@ -31,6 +31,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import Dim, checked
 
 
 class Wide(StrEnum):
@@ -41,6 +42,7 @@ class Wide(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class AutoIntConfig:
     """Settings of `AutoInt`.
 
@@ -58,7 +60,7 @@ class AutoIntConfig:
     """
 
     kind: Literal["autoint"] = "autoint"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     num_layers: int = 2
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))

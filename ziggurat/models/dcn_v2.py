@@ -32,6 +32,7 @@ from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import Dim, checked
 
 
 class Structure(StrEnum):
@@ -51,6 +52,7 @@ class CrossKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class CrossConfig:
     """The cross network.
 
@@ -77,6 +79,7 @@ class CrossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DCNv2Config:
     """Settings of `DCNv2`.
 
@@ -94,7 +97,7 @@ class DCNv2Config:
     """
 
     kind: Literal["dcn_v2"] = "dcn_v2"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     structure: Structure = Structure.PARALLEL
     cross: CrossConfig = field(default_factory=CrossConfig)
     deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))

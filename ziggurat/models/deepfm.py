@@ -28,9 +28,11 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import Dim, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DeepFMConfig:
     """Settings of `DeepFM`.
 
@@ -45,7 +47,7 @@ class DeepFMConfig:
     """
 
     kind: Literal["deepfm"] = "deepfm"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
     numeric: NumericInput = NumericInput.FIELDS
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))

@@ -49,6 +49,7 @@ from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Dim, checked
 
 
 class DHENModule(StrEnum):
@@ -71,6 +72,7 @@ class Ensemble(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DHENConfig:
     """Settings of `DHEN`.
 
@@ -104,7 +106,7 @@ class DHENConfig:
     """
 
     kind: Literal["dhen"] = "dhen"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     embeddings_per_feature: int = 1
     num_layers: int = 3
     modules: tuple[DHENModule, ...] = (DHENModule.DOT, DHENModule.LINEAR)

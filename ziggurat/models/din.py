@@ -41,6 +41,7 @@ from ziggurat.models.contract import Embedded, Outputs, Unpooled
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Dim, checked
 
 
 class AttentionActivation(StrEnum):
@@ -58,6 +59,7 @@ class AttentionWeights(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DINConfig:
     """Settings of `DIN`.
 
@@ -79,7 +81,7 @@ class DINConfig:
     """
 
     kind: Literal["din"] = "din"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     histories: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     attention_dims: tuple[int, ...] = (64,)

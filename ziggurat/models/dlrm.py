@@ -34,6 +34,7 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise, padding_colu
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import Dim, checked
 
 
 class Interaction(StrEnum):
@@ -44,6 +45,7 @@ class Interaction(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DLRMConfig:
     """Settings of `DLRM`.
 
@@ -60,7 +62,7 @@ class DLRMConfig:
     """
 
     kind: Literal["dlrm"] = "dlrm"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     interaction: Interaction = Interaction.DOT
     numeric: NumericInput = NumericInput.BOTTOM_MLP
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))

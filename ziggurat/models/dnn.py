@@ -24,9 +24,11 @@ from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import Dim, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DNNConfig:
     """Settings of `DNN`.
 
@@ -42,7 +44,7 @@ class DNNConfig:
     """
 
     kind: Literal["dnn"] = "dnn"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
     numeric: NumericInput = NumericInput.FIELDS
     bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))

@@ -35,6 +35,7 @@ from ziggurat.models.blocks.interactions.bilinear import BilinearFusion
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import Dim, checked
 
 
 class Selection(StrEnum):
@@ -45,6 +46,7 @@ class Selection(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class FinalMLPConfig:
     """Settings of `FinalMLP`.
 
@@ -65,7 +67,7 @@ class FinalMLPConfig:
     """
 
     kind: Literal["finalmlp"] = "finalmlp"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     first: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 256)))
     second: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 256)))
     selection: Selection = Selection.GATES

@@ -54,6 +54,7 @@ from ziggurat.models.losses import LossSums, labelled_weights
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Dim, checked
 
 
 class Residual(StrEnum):
@@ -81,6 +82,7 @@ _LINEAR = MLPConfig(hidden_dims=(256, 256), activation=Activation.IDENTITY, norm
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class FinalNetConfig:
     """Settings of `FinalNet`.
 
@@ -98,7 +100,7 @@ class FinalNetConfig:
     """
 
     kind: Literal["finalnet"] = "finalnet"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     blocks: Blocks = Blocks.TWO
     first: MLPConfig = _LINEAR
     second: MLPConfig = _LINEAR

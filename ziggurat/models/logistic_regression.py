@@ -22,9 +22,11 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import Init, initialise
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
+from ziggurat.typed import checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class LogisticRegressionConfig:
     """Settings of `LogisticRegression`.
 

@@ -34,6 +34,7 @@ from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
 from ziggurat.models.ranking_model import RankingModel
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Dim, checked
 
 
 class MaskStructure(StrEnum):
@@ -44,6 +45,7 @@ class MaskStructure(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class MaskNetConfig:
     """Settings of `MaskNet`.
 
@@ -65,7 +67,7 @@ class MaskNetConfig:
     """
 
     kind: Literal["masknet"] = "masknet"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     structure: MaskStructure = MaskStructure.SERIAL
     deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(256, 256)))
     num_blocks: int = 4

@@ -38,6 +38,7 @@ from ziggurat.models.blocks.cross import CrossNet, LowRankCrossNet
 from ziggurat.models.blocks.fieldwise import FieldMix, FieldwiseLinear
 from ziggurat.models.blocks.interactions.factorization_machine import FactorizationMachine
 from ziggurat.models.blocks.mlp import Init
+from ziggurat.typed import checked
 
 
 class TowerModuleKind(StrEnum):
@@ -51,6 +52,7 @@ class TowerModuleKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class TowerModuleConfig:
     """Settings of the modules of all towers of a model. Used only if the model has towers.
 

@@ -53,9 +53,11 @@ from ziggurat.models.tower_modules import TowerModuleConfig
 from ziggurat.models.towers import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.fm_norm import FMKernel
+from ziggurat.typed import Dim, checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class WukongConfig:
     """Settings of `Wukong`.
 
@@ -88,7 +90,7 @@ class WukongConfig:
     """
 
     kind: Literal["wukong"] = "wukong"
-    embedding_dim: int = 16
+    embedding_dim: Dim = 16
     embeddings_per_feature: int = 1
     num_layers: int = 3
     num_fm: tuple[int, ...] = (16,)

@@ -29,9 +29,11 @@ from ziggurat.parallel.towers import TowerTransform
 from ziggurat.parallel.traffic import Traffic
 from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Placement, Plan
+from ziggurat.typed import checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ParallelConfig:
     """How a model runs on many ranks.
 

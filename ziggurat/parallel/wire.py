@@ -32,6 +32,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ziggurat.typed import checked
+
 
 class WireFormat(StrEnum):
     """How a number travels."""
@@ -51,6 +53,7 @@ class Rounding(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class WireConfig:
     """Formats of the two hops.
 

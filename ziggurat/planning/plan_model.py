@@ -37,6 +37,7 @@ from ziggurat.planning.search.improve import best_plan
 from ziggurat.planning.simulator.step_simulator import StepSettings, StepSimulator
 from ziggurat.planning.simulator.step_work import StepWork, step_work
 from ziggurat.planning.simulator.timeline import Timeline
+from ziggurat.typed import Count, checked
 
 ALL_PLACEMENTS = tuple(Placement)
 _BYTES_A_WEIGHT = 16
@@ -44,6 +45,7 @@ _MOST_SIZES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class PlanSettings:
     """How to plan.
 
@@ -76,7 +78,7 @@ class ModelToPlace:
 
     config: ModelConfig
     inputs: InputSpec
-    batch_size: int
+    batch_size: Count
     list_lengths: Mapping[str, float] = dataclasses.field(default_factory=dict)
     towers: Towers | None = None
 

@@ -39,6 +39,7 @@ from ziggurat.models import BuiltInConfig, Init, LogisticRegressionConfig
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
+from ziggurat.typed import Count, checked
 
 M = TypeVar("M", bound=BuiltInConfig)
 
@@ -56,6 +57,7 @@ class Protocol(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ScaleSettings:
     """What may differ between runs of the `scale` protocol.
 
@@ -73,7 +75,7 @@ class ScaleSettings:
     learning_rate: float = 2e-3
     table_learning_rate: float = 0.5
     warmup_share: float = 0.1
-    batch_size: int = 512
+    batch_size: Count = 512
 
 
 def bars_training(

@@ -21,9 +21,11 @@ from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.run_folder import CONFIG
+from ziggurat.typed import checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DatasetConfig:
     """Where the raw data comes from.
 
@@ -39,6 +41,7 @@ class DatasetConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class RanksConfig:
     """How a run that torchrun has started uses its ranks; without torchrun nothing of it applies.
 
@@ -81,6 +84,7 @@ class RanksConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class RunConfig:
     """Data, model and training of one run.
 

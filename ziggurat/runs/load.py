@@ -201,4 +201,4 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
 def best_step(store: CheckpointStore) -> int:
     """The best step that the newest intact checkpoint knows of, or its own step where nothing was evaluated."""
     newest = store.load(into={}, match=Match.SUBSET)
-    return Position.from_json(newest.state["position"]).best_step or newest.step
+    return Position.from_json(newest.state.get("position")).best_step or newest.step

@@ -31,11 +31,13 @@ from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
 from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.typed import Count, checked
 
 _WINDOW_ROWS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ProbeConfig:
     """What the probe reads.
 
@@ -46,7 +48,7 @@ class ProbeConfig:
     """
 
     num_samples: int = 65_536
-    batch_size: int = 2048
+    batch_size: Count = 2048
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -42,6 +42,7 @@ from ziggurat.planning.costs.measurements import (
 from ziggurat.planning.costs.probe_tables import DrawConfig, draw_group, draw_pool
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.startup import machine_lines, version_lines
+from ziggurat.typed import checked
 
 _SAVE_EVERY_S = 5.0
 _EXCHANGE_SHARE = 1 / 3
@@ -50,6 +51,7 @@ _LINK_BYTES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ProbeConfig:
     """How much to measure.
 

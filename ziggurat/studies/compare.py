@@ -55,9 +55,11 @@ from ziggurat.studies.compare_statistics import (
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.typed import checked
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class CompareConfig:
     """What to compare.
 

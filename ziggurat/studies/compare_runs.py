@@ -40,9 +40,10 @@ from ziggurat.training.metrics import MetricAccumulator
 from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS, RunFolder
 from ziggurat.training.trainer import Trainer
+from ziggurat.typed import NotANumber, Reader
 
 RECORD, SCORES, LABELS, DATA = "run.json", "test_scores.npy", "test_labels.npy", "data.json"
-_RECORD = Format(name="ziggurat.compared_run", what="the record of a compared run")
+RECORD_FORMAT = Format(name="ziggurat.compared_run", what="the record of a compared run")
 _DATA = Format(name="ziggurat.compared_data", what="digests of the rows of a compared run")
 
 
@@ -115,8 +116,10 @@ class RunRecord:
         """The record in a folder, or None."""
         if not (folder / RECORD).exists():
             return None
-        data = _RECORD.read(folder / RECORD)
-        return RunRecord(**{**data, "cost": RunCost(**data["cost"])})
+        data = RECORD_FORMAT.read(folder / RECORD)
+        ways_out = (f"remove the file, and the run is evaluated again: rm {folder / RECORD}",)
+        reader = Reader(where=str(folder / RECORD), noun="key", ways_out=ways_out, nan=NotANumber.ALLOWED)
+        return reader.build(RunRecord, data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +195,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
             train_s=time.perf_counter() - begin,
             cost=cost,
         )
-        _RECORD.write(request.folder / RECORD, record.to_json())
+        RECORD_FORMAT.write(request.folder / RECORD, record.to_json())
     if read_test:
         record = _read_test(record, trainer, data=data, request=request)
     return record
@@ -274,7 +277,7 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
     record = dataclasses.replace(record, test=accumulator.compute())
     evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
     EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
-    _RECORD.write(folder / RECORD, record.to_json())
+    RECORD_FORMAT.write(folder / RECORD, record.to_json())
     return record
 
 

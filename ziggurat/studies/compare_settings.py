@@ -48,6 +48,7 @@ from ziggurat.models.finalnet import Gating
 from ziggurat.models.masknet import MaskStructure
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_own import OwnData, own_models
+from ziggurat.typed import checked
 
 VARIANTS = (
     (1.0, 0.0),
@@ -63,6 +64,7 @@ VARIANTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ModelSettings:
     """A model for one data set.
 

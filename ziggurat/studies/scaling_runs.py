@@ -40,6 +40,7 @@ from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
 from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.typed import checked
 
 SMALLEST: dict[str, BuiltInConfig] = {
     "wukong": WukongConfig(
@@ -65,6 +66,7 @@ SMALLEST: dict[str, BuiltInConfig] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ScaleConfig:
     """What to scale.
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig
+from ziggurat.typed import checked
 
 AUTO_METRIC = "auto"
 
@@ -66,6 +67,7 @@ class DamagedRecords(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ScheduleConfig:
     """Learning rate over time, as a factor on the base rates.
 
@@ -85,6 +87,7 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class EarlyStopConfig:
     """Stop when the validation metric no longer improves, and restore the best weights.
 
@@ -102,6 +105,7 @@ class EarlyStopConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class TrainingConfig:
     """How to train.
 

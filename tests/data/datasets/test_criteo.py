@@ -1,6 +1,7 @@
 """Criteo's schemas, and the check that refuses a wrong file with its row and column."""
 
 import gzip
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,14 @@ def test_schemas():
     assert {(f.transform, f.min_count) for f in buckets} == {(NumericTransform.CRITEO_BUCKETS, 10)}
     assert x4.table("I1").min_count == 10
     assert criteo_schema("criteo-x4", min_count=2).table("C3").min_count == 2
+
+
+def test_a_gzip_bomb_is_no_row_and_takes_no_memory(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "train.txt.gz", "wb", compresslevel=1) as file:
+        for _ in range(256):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="row 0"):
+        fetch("criteo-kaggle", source=tmp_path / "train.txt.gz")
+    assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    tracemalloc.stop()

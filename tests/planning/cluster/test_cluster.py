@@ -69,7 +69,7 @@ def test_a_file_may_change_a_known_cluster(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('like = "a100x16"\n[device]\nmemory_byte = 1', "memory"),
-        ('like = "a100x16"\nhost = 4', "did you mean 'hosts'"),
+        ('like = "a100x16"\nhost = 4', 'did you mean "hosts"'),
         ('like = "a100x16"\nhosts = 0', "a host and a device"),
         ('like = "a100x16"\n[between]\nefficiency = 1.5', "efficiency of (0, 1]"),
         ('like = "a100x16"\n[sources]\n"device.memory" = "measured: x"', "device.memory"),

@@ -40,6 +40,7 @@ DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORICAL = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *DENSE, *CATEGORICAL)
 CHECKED_ROWS = 10_000
+_MAX_LINE_BYTES = 1 << 16  # a line of 40 short cells; a longer one is no row, however small its file is when packed
 
 # Distinct ids of each feature over all 24 days, capped at 40 million: the table sizes of MLPerf's DLRM.
 _TERABYTE_IDS = (
@@ -142,9 +143,14 @@ def _check_file(path: Path, *, separator: str, header: bool) -> None:
     row = -1
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            if header and (names := lines.readline().decode("utf-8", "replace").strip().split(separator)) != [*COLUMNS]:
+            if header and (
+                names := lines.readline(_MAX_LINE_BYTES).decode("utf-8", "replace").strip().split(separator)
+            ) != [*COLUMNS]:
                 raise _wrong(str(path), f"the header {separator.join(COLUMNS[:3])}…", separator.join(names)[:80])
-            for row, line in zip(range(CHECKED_ROWS), lines, strict=False):
+            for row in range(CHECKED_ROWS):
+                if not (line := lines.readline(_MAX_LINE_BYTES)):
+                    row -= 1
+                    break
                 _check_row(line.decode("utf-8", "replace").rstrip("\r\n").split(separator), f"{path}, row {row}")
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, DataError):

@@ -42,6 +42,7 @@ from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.files import sha256_of
 
 NAME = "frappe"
+_MAX_BYTES = 1 << 30  # of an unpacked file; the largest has some 10 MB
 SPLITS = ("train", "valid", "test")
 CONTEXT = ("daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city")
 COLUMNS = ("label", "user", "item", *CONTEXT)
@@ -148,7 +149,11 @@ def _read_plain_or_gzip(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes()
     require_file(packed, expected=f"{name} or {name}.gz", ways_out=_WAYS)
     try:
-        return gzip.decompress(packed.read_bytes())
+        with gzip.open(packed) as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise OSError(f"more than {_MAX_BYTES:,} bytes when unpacked")
+        return content
     except (OSError, EOFError) as error:
         raise DataError(
             expected="a whole gzip file", found=str(error), where=str(packed), ways_out="download the file again"

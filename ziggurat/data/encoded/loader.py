@@ -46,6 +46,7 @@ from ziggurat.data.encoded.records import (
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.typed import Count, checked
 
 __all__ = ["Dataset", "Loader", "LoaderConfig", "Shuffle"]
 
@@ -84,6 +85,7 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class LoaderConfig:
     """Settings of a `Loader`.
 
@@ -95,7 +97,7 @@ class LoaderConfig:
         prefetch: batches that are prepared ahead in the background; 0 does all work in the caller's thread.
     """
 
-    batch_size: int = 2048
+    batch_size: Count = 2048
     shuffle: Shuffle = Shuffle.BUFFER
     shuffle_buffer_rows: int = 1_000_000
     seed: int = 0

@@ -54,6 +54,7 @@ from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish, temporary_beside
 from ziggurat.ops.text.kernel import text_kernel
+from ziggurat.typed import checked
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
@@ -62,6 +63,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DataConfig:
     """Raw files and how to make training, validation and test data of them.
 

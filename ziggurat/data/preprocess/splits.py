@@ -32,6 +32,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.source import RawChunk
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.schema import Schema
+from ziggurat.typed import checked
 
 _MAX_DISTINCT = 1 << 22
 _TIME_FORMATS = (
@@ -70,6 +71,7 @@ class SplitBy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class SplitConfig:
     """How to split.
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ziggurat.errors import ConfigError
+from ziggurat.typed import checked
 
 BLOCK_ROWS = 32_768
 _CALIBRATION_BLOCKS = 4
@@ -24,6 +25,7 @@ _Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class SyntheticConfig:
     """What the teacher makes; see the module for the meaning of the parts.
 

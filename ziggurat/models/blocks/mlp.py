@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.dropout import dropout, relu_dropout_
+from ziggurat.typed import checked
 
 _PADDED_TO, _MIN_PADDED = 8, 128
 
@@ -63,6 +64,7 @@ class Init(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class MLPConfig:
     """The hidden layers of an MLP.
 

@@ -12,13 +12,14 @@ import dataclasses
 import difflib
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.errors import ConfigError
+from ziggurat.files import check_version, read_toml
 from ziggurat.planning.cluster.cluster import Cluster, Device, Launch, Link, Origin, Port, Source, expect
+from ziggurat.typed import Reader
 
 DEVICES_A_HOST = 8
 _GB = 1e9
@@ -151,20 +152,10 @@ def load_cluster(path: str | Path) -> Cluster:
         MissingFileError: no such file.
         ConfigError: not TOML, a name that is not known (with the nearest), a missing or impossible value.
     """
-    try:
-        data = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise MissingFileError(
-            expected="a cluster in TOML",
-            found=str(error),
-            where=str(path),
-            ways_out=("check the path", "start from a known one: ziggurat cluster show h100x64 --out cluster.toml"),
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            expected="a cluster in TOML", found=str(error), where=str(path), ways_out="correct the file"
-        ) from error
-    sources = data.pop("sources", {})
+    ways_out = ("correct the path or the file", "start from one: ziggurat cluster show h100x64 --out cluster.toml")
+    data = read_toml(path, what="a cluster in TOML", error=ConfigError, ways_out=ways_out)
+    check_version(data, 1, where=str(path), what="a cluster", error=ConfigError)
+    sources = Reader(where=str(path)).read(dict[str, str], data.pop("sources", {}), "sources")
     if "like" in data:
         data, sources = _merged(data, sources)
     data["sources"] = [_source(name, text, where=str(path)) for name, text in sources.items()]

@@ -23,11 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ziggurat.config import to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import write_text
+from ziggurat.typed import Range, checked
 
 
 class Origin(StrEnum):
@@ -53,6 +54,7 @@ class Launch(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class Link:
     """One direction of a link.
 
@@ -87,6 +89,7 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class Device:
     """What computes: a GPU, or a rank's share of a CPU.
 
@@ -130,6 +133,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class Source:
     """Where one constant comes from.
 
@@ -159,7 +163,11 @@ class Constant:
         return _shown(self.name, self.value)
 
 
+Hosts = Annotated[int, Range(0, 1 << 17, "the largest jobs have 100,000 ranks")]
+
+
 @dataclass(frozen=True, kw_only=True)
+@checked
 class Cluster:
     """Machines. See the module's docstring.
 
@@ -175,8 +183,8 @@ class Cluster:
     """
 
     name: str
-    hosts: int
-    devices_a_host: int
+    hosts: Hosts
+    devices_a_host: Hosts
     device: Device
     inside: Link
     between: Link
@@ -190,6 +198,7 @@ class Cluster:
             f"{self.hosts} hosts × {self.devices_a_host} devices",
             "cluster",
         )
+        expect(self.world_size <= 1 << 17, f"at most {1 << 17:,} ranks", f"{self.world_size:,}", "cluster")
         expect(0 <= self.reserve < 1, "a reserve of [0, 1)", f"reserve = {self.reserve:g}", "cluster")
         names = [name for name, _ in _leaves(self)]
         for source in self.sources:

@@ -36,12 +36,14 @@ from ziggurat.errors import ConfigError
 from ziggurat.plan import Placement
 from ziggurat.planning.cluster.cluster import Cluster, Port
 from ziggurat.planning.problem import ShardProfile
+from ziggurat.typed import Count, checked
 
 _ID_BYTES = 4.0
 _MS = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class HopSettings:
     """How embeddings travel.
 
@@ -51,7 +53,7 @@ class HopSettings:
         number_bytes: w, of a number on the wire, scales included.
     """
 
-    batch_size: int
+    batch_size: Count
     group_size: int = 0
     number_bytes: float = 4.0
 

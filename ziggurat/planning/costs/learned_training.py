@@ -45,11 +45,13 @@ from ziggurat.planning.costs.shard_features import (
     width_class,
 )
 from ziggurat.planning.problem import ShardProfile
+from ziggurat.typed import Count, checked
 
 MIN_GROUPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class LearningConfig:
     """How the networks are trained.
 
@@ -66,7 +68,7 @@ class LearningConfig:
     """
 
     steps: int = 1500
-    batch_size: int = 256
+    batch_size: Count = 256
     learning_rate: float = 3e-3
     width: int = 128
     group_width: int = 64

@@ -27,6 +27,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from ziggurat.planning.problem import TableProfile
+from ziggurat.typed import checked
 
 NUM_REUSE_BINS = 17
 _SCRAMBLE = 1_000_000_007  # a prime above any number of rows here: multiplying by it permutes the rows
@@ -34,6 +35,7 @@ _MOST_SKEW, _MOST_ROWS = 1.4, 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class DrawConfig:
     """What tables and groups to draw.
 

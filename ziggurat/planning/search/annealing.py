@@ -30,11 +30,13 @@ from ziggurat.planning.cost_model import EstimatingJudge
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.chains import Candidates, Chains
 from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
+from ziggurat.typed import checked
 
 _SMALL = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class AnnealingConfig:
     """How to anneal. The defaults were chosen on other tasks than those of the published benchmark.
 

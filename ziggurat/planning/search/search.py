@@ -28,6 +28,7 @@ from ziggurat.planning.search.beam import beam_search
 from ziggurat.planning.search.greedy import Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
 from ziggurat.planning.search.infeasible import check_room, from_overflow
 from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
+from ziggurat.typed import checked
 
 
 class Strategy(StrEnum):
@@ -53,6 +54,7 @@ class Clock(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class SearchConfig:
     """Settings of a search that few will change.
 

@@ -32,6 +32,7 @@ from ziggurat.planning.costs.analytic import AnalyticCosts, HopSettings, ShardWo
 from ziggurat.planning.problem import TableProfile
 from ziggurat.planning.simulator.step_work import NetworkWork, StepWork, TowerWork
 from ziggurat.planning.simulator.timeline import Resource, Span, Task, Timeline, run_tasks
+from ziggurat.typed import checked
 
 _PASSES_FORWARD, _PASSES_BACKWARD = 4.0, 8.0  # bytes a number: FP32, read or written once; twice that backward
 _OPTIMIZER_BYTES = 28.0  # a dense weight: gradient, weight and two moments of Adam read, the last three written
@@ -55,6 +56,7 @@ class MatmulFormat(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class StepSettings:
     """How a step runs.
 

@@ -52,6 +52,7 @@ from ziggurat.planning.towers.items import (
 from ziggurat.planning.towers.local_search import Partition
 from ziggurat.planning.towers.plane import Plane, PlaneConfig, classical_scaling, learn_plane
 from ziggurat.planning.towers.report import TowerReport, report_on
+from ziggurat.typed import checked
 
 _MOST_NAMES = 6
 
@@ -73,6 +74,7 @@ class Refine(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class TowerPartitionConfig:
     """Settings of `partition_towers`.
 

@@ -29,11 +29,13 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
+from ziggurat.typed import checked
 
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class PlaneConfig:
     """Settings of `learn_plane`.
 

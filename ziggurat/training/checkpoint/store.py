@@ -35,6 +35,7 @@ from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, RankGroup
 from ziggurat.training.checkpoint.restore import Match, check_into, fresh_tensors, read_tensors
 from ziggurat.training.checkpoint.saving import Saving
 from ziggurat.training.checkpoint.storage import CheckpointReader
+from ziggurat.typed import checked
 
 _GRACE_S = 60.0
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class SaveMode(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class CheckpointConfig:
     """How checkpoints are written and kept.
 

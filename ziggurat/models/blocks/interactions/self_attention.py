@@ -27,6 +27,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.blocks.fieldwise import start_like_linear
 from ziggurat.models.blocks.mlp import Init
 from ziggurat.ops.dropout import dropout
+from ziggurat.typed import checked
 
 
 class FieldsLinear(nn.Module):
@@ -62,6 +63,7 @@ class FieldsLinear(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class AttentionConfig:
     """Settings of self-attention.
 

@@ -1,0 +1,101 @@
+"""Typed: wrong values in dataclasses are errors in four parts, whoever makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ziggurat
+from ziggurat.config import from_json, override
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.errors import CheckpointError, ConfigError, PlanError
+from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
+from ziggurat.models import DLRMConfig
+from ziggurat.plan import Plan, TablePlacement
+from ziggurat.planning.cluster.catalogue import named_cluster
+from ziggurat.training.config import TrainingConfig
+from ziggurat.training.state import Position
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: TrainingConfig(epochs="3"), "TrainingConfig, setting 'epochs'"),  # type: ignore[arg-type]
+        (lambda: TrainingConfig(learning_rate="0.1"), "a number"),  # type: ignore[arg-type]
+        (lambda: TrainingConfig(learning_rate=float("nan")), "a number"),
+        (lambda: TrainingConfig(precision="bf61"), 'did you mean "bf16"?'),  # type: ignore[arg-type]
+        (lambda: TrainingConfig(loader=3), "a group of settings (LoaderConfig)"),  # type: ignore[arg-type]
+        (lambda: LoaderConfig(batch_size=10**15), "batch_size"),
+        (lambda: LoaderConfig(batch_size=True), "a whole number"),
+        (lambda: DLRMConfig(embedding_dim=10**15), "a wider row is no embedding"),
+        (lambda: DLRMConfig(embedding_dim=0), "embedding_dim"),
+        (lambda: DataConfig(train=(pl.DataFrame({"a": [1, 2]}),)), "write_parquet"),  # type: ignore[arg-type]
+        (lambda: DataConfig(train="data.csv"), "a list"),  # type: ignore[arg-type]
+        (lambda: named_cluster("h100x1000000000"), "ranks"),
+    ],
+)
+def test_wrong_values_in_python_have_four_parts(make, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make()
+    assert words in str(raised.value)
+    assert raised.value.ways_out
+
+
+def test_values_that_are_meant_are_converted() -> None:
+    split = SplitConfig(by="time", valid_fraction=np.float64(0.25), seed=np.int64(3))  # type: ignore[arg-type]
+    assert split.by is SplitBy.TIME
+    assert type(split.seed) is int
+    assert DataConfig(train=[Path("a.csv")]).train == ("a.csv",)  # type: ignore[arg-type]
+    assert TrainingConfig(learning_rate=1).learning_rate == 1.0
+    assert dataclasses.replace(split, by=SplitBy.RANDOM).by is SplitBy.RANDOM
+
+
+def test_bounds_hold_for_files_and_the_command_line_too() -> None:
+    with pytest.raises(ConfigError, match=r"run\.json, setting 'embedding_dim'"):
+        from_json(DLRMConfig, {"kind": "dlrm", "embedding_dim": 10**15}, where=r"run.json")
+    with pytest.raises(ConfigError, match="command line, setting 'embedding-dim'"):
+        override(DLRMConfig(), {"embedding-dim": "1000000000000"})
+
+
+def test_inputs_with_wrong_keys_and_values_are_named() -> None:
+    good = {"single": [{"name": "u", "table": "u"}], "tables": [{"name": "u", "num_rows": 5}]}
+    wanted = InputSpec(single=(SingleSpec(name="u", table="u"),), tables=(TableSpec(name="u", num_rows=5),))
+    assert from_json(InputSpec, good, where="inputs.json") == wanted
+    for wrong in (
+        {"single": [{"name": "u"}]},
+        {"single": [{"name": "u", "table": 3}]},
+        {"tables": [{"name": "u", "num_rows": -5}]},
+        {"tables": [{"name": "u", "num_rows": 1 << 50}]},
+        {"tables": {"u": 5}},
+        {"more": []},
+        [],
+    ):
+        with pytest.raises(ConfigError, match=r"inputs\.json"):
+            from_json(InputSpec, wrong, where="inputs.json")
+
+
+@pytest.mark.parametrize("state", [None, [], {"step": "8"}, {"step": None}, {"steps": 8}, {"step": 1 << 70}])
+def test_a_position_that_is_none_is_a_checkpoint_error(state: object) -> None:
+    assert Position.from_json(Position(step=8, evaluations=[{"step": 4, "auc": 0.5}]).to_json()).step == 8
+    with pytest.raises(CheckpointError, match="the checkpoint's state"):
+        Position.from_json(state)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 10**8, 10**9, 1 << 70])
+def test_plans_of_impossible_worlds_are_refused_at_once(ranks: int, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="world_size"):
+        Plan(world_size=ranks, tables=(), towers=ziggurat.Towers(towers=(("a",),)))
+    (tmp_path / "plan.json").write_text(f'{{"world_size": {ranks}, "tables": []}}')
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_ranks_of_tables_are_whole_numbers() -> None:
+    with pytest.raises(PlanError, match="ranks"):
+        TablePlacement(table="u", ranks=("0",))  # type: ignore[arg-type]
