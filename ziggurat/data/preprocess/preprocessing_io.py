@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ziggurat.config import from_json, to_json
+from ziggurat.config import to_json
 from ziggurat.data.preprocess.numeric import NumericState
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.vocabulary import Vocabulary
-from ziggurat.errors import CheckpointError, ConfigError, SchemaError
+from ziggurat.errors import CheckpointError, SchemaError
 from ziggurat.features.schema import Schema
 from ziggurat.files import Format, read_bytes, replacing_folder, sha256_of, write_bytes
+from ziggurat.typed import CountOrNone, Reader
 
 _MAIN_FILE = "preprocessing.json"
 _WAYS_OUT = ("use an older checkpoint", "copy the file again", "fit the preprocessing again")
@@ -49,6 +51,25 @@ MAIN = Format(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A vocabulary's file."""
+
+    file: str
+    bytes: CountOrNone
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """The content of the main file."""
+
+    fingerprint: str
+    schema: Schema
+    numbers: dict[str, NumericState]
+    vocabularies: dict[str, _File]
+
+
 def save_preprocessing(preprocessing: Preprocessing, folder: Path) -> None:
     """Write a Preprocessing into `folder`, which is made or replaced.
 
@@ -65,33 +86,40 @@ def load_preprocessing(folder: Path) -> Preprocessing:
     Raises:
         CheckpointError: a file is missing, damaged or of another version; names it.
     """
-    payload = MAIN.read(folder / _MAIN_FILE)
-    vocabularies: dict[str, Vocabulary] = {}
-    for table, entry in payload["vocabularies"].items():
-        path = folder / entry["file"]
-        content = read_bytes(
-            path,
-            what="a vocabulary",
-            max_bytes=entry["bytes"],
-            error=CheckpointError,
-            missing=CheckpointError,
-            ways_out=_WAYS_OUT,
-        )
-        if len(content) != entry["bytes"] or sha256_of(content) != entry["sha256"]:
-            raise _damaged(path, "its SHA-256 is not the one noted when it was saved")
+    main = folder / _MAIN_FILE
+    reader = Reader(where=str(main), noun="key", error=CheckpointError, ways_out=_WAYS_OUT)
+    try:
+        saved: _Saved = reader.build(_Saved, MAIN.read(main))
+    except SchemaError as error:
+        raise _damaged(main, str(error)) from error
+    vocabularies = {table: _read_vocabulary(folder / entry.file, entry) for table, entry in saved.vocabularies.items()}
+    loaded = reader.construct(
+        lambda: Preprocessing(saved.schema, vocabularies=vocabularies, numbers=saved.numbers), "schema"
+    )
+    if loaded.fingerprint != saved.fingerprint:
+        raise _damaged(main, "the fingerprint of what was loaded is not the one that was saved")
+    return loaded
+
+
+def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:
+    if entry.file != path.name:
+        raise _damaged(path.parent / _MAIN_FILE, f"a vocabulary in another folder: {entry.file!r:.80}")
+    content = read_bytes(
+        path,
+        what="a vocabulary",
+        max_bytes=entry.bytes,
+        error=CheckpointError,
+        missing=CheckpointError,
+        ways_out=_WAYS_OUT,
+    )
+    if len(content) != entry.bytes or sha256_of(content) != entry.sha256:
+        raise _damaged(path, "its SHA-256 is not the one noted when it was saved")
+    try:
         frame = pl.from_arrow(pq.read_table(io.BytesIO(content)))
         assert isinstance(frame, pl.DataFrame)
-        vocabularies[table] = Vocabulary(frame["id"].rechunk(), frame["count"].rechunk())
-    where = str(folder / _MAIN_FILE)
-    try:
-        schema = from_json(Schema, payload["schema"], where=where)
-        numbers = {name: from_json(NumericState, data, where=where) for name, data in payload["numbers"].items()}
-    except (ConfigError, SchemaError) as error:
-        raise _damaged(folder / _MAIN_FILE, str(error)) from error
-    loaded = Preprocessing(schema, vocabularies=vocabularies, numbers=numbers)
-    if loaded.fingerprint != payload["fingerprint"]:
-        raise _damaged(folder / _MAIN_FILE, "the fingerprint of what was loaded is not the one that was saved")
-    return loaded
+        return Vocabulary(frame["id"].rechunk(), frame["count"].rechunk())
+    except (pa.ArrowException, pl.exceptions.PolarsError) as error:
+        raise _damaged(path, f"not a vocabulary: {error}") from error
 
 
 def _write_all(preprocessing: Preprocessing, folder: Path) -> None:
