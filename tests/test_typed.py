@@ -20,7 +20,7 @@ from ziggurat.models import DLRMConfig
 from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.state import Position
+from ziggurat.training.position import Position
 
 
 @pytest.mark.parametrize(

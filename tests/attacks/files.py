@@ -51,8 +51,8 @@ from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.runs.execute import load_config, prepare_run
 from ziggurat.studies.compare_runs import RECORD_FORMAT, RunRecord
 from ziggurat.training.checkpoint import CheckpointStore, Match
+from ziggurat.training.position import Position
 from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS
-from ziggurat.training.state import Position
 
 OUTCOMES = ("found", "rebuilt", "same", "accepted", "silent", "crashed", "hung")
 DEFECTS = ("silent", "crashed", "hung")

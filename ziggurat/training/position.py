@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ziggurat.errors import CheckpointError
 from ziggurat.training.config import EarlyStopConfig
 from ziggurat.training.metrics import higher_is_better
+from ziggurat.typed import Reader
+
+_OLDER = ("load an older checkpoint", "load it with the release of ziggurat that saved it")
 
 
 @dataclass
@@ -81,4 +85,5 @@ class Position:
     @classmethod
     def from_json(cls, data: Any) -> Position:
         """The inverse of `to_json`."""
-        return cls(**data)
+        reader = Reader(where="the checkpoint's state", noun="key", error=CheckpointError, ways_out=_OLDER)
+        return reader.build(cls, data, "position")

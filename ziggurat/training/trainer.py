@@ -336,7 +336,7 @@ class Trainer:
         restore_state(self.step, into)
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
-        self.position = Position.from_json(checkpoint.state["position"])
+        self.position = Position.from_json(checkpoint.state.get("position"))
         self.feed.restore(self.position, where=str(self.folder.checkpoints))
         if self.position.world_size != self.team.world_size:
             seed_everything(self.config.seed + self.position.step, rank=self.team.rank)
