@@ -48,7 +48,8 @@ from ziggurat.plan import Plan, Towers
 from ziggurat.planning.cluster.catalogue import load_cluster, named_cluster
 from ziggurat.planning.costs.learned import LearnedJudge
 from ziggurat.planning.costs.measurements import Measurements
-from ziggurat.runs.execute import load_config, prepare_run
+from ziggurat.recipes.run_config import load_config
+from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_runs import RECORD_FORMAT, RunRecord
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.position import Position
