@@ -95,6 +95,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     evaluate = verb("evaluate", "exact metrics of a trained run on raw files (same columns as its training data)")
     _scoring_arguments(evaluate)
+    evaluate.add_argument(
+        "--ranking-k", type=int, default=10, metavar="K", help="places that count in ndcg@K and recall@K (default: 10)"
+    )
     evaluate.add_argument("--json", metavar="FILE", help="also write metrics and calibration there")
 
     predict = verb("predict", "score raw files with a trained run; labels need not be in them")

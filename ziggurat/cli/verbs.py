@@ -85,7 +85,8 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     with open_run(options.run, step=options.step) as run:
         progress = run.team.progress(show_progress())
         progress.begin("evaluate", total=None)
-        evaluation = run.evaluate(options.data, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
+        bad_rows = BadRowPolicy(options.bad_rows)
+        evaluation = run.evaluate(options.data, bad_rows=bad_rows, progress=progress, ranking_k=options.ranking_k)
         progress.end()
         if run.team.is_first:
             print_line(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")

@@ -38,6 +38,7 @@ from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
 from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
+from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
 from ziggurat.training.run_folder import INPUTS, RunFolder
 from ziggurat.training.team import Team
 
@@ -71,11 +72,17 @@ class Run:
         *,
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
+        ranking_k: int = DEFAULT_RANKING_K,
     ) -> Evaluation:
         """Exact metrics on raw files that have the schema's columns, labels included."""
-        batches = self._batches(data, with_labels=True, bad_rows=bad_rows)
-        inputs, group = self.preprocessing.inputs, self.team.process_group
-        return evaluate_batches(self.model, batches, inputs=inputs, progress=progress, process_group=group)
+        return evaluate_batches(
+            self.model,
+            self._batches(data, with_labels=True, bad_rows=bad_rows),
+            inputs=self.preprocessing.inputs,
+            progress=progress,
+            process_group=self.team.process_group,
+            ranking_k=ranking_k,
+        )
 
     def predict(
         self,

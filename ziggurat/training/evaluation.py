@@ -23,6 +23,7 @@ from ziggurat.models import Model
 from ziggurat.training.calibration import calibration_curve
 from ziggurat.training.metrics import MetricAccumulator, gather_rows
 from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ def evaluate_batches(
     inputs: InputSpec,
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
+    ranking_k: int = DEFAULT_RANKING_K,
 ) -> Evaluation:
     """Exact metrics and calibration of a model over batches.
 
@@ -107,9 +109,10 @@ def evaluate_batches(
         inputs: of the model.
         progress: shows rows of this rank.
         process_group: the ranks that evaluate together; calibration curves are on the first alone.
+        ranking_k: places that count in ndcg@k and recall@k.
     """
     device = next(iter(model.parameters()), torch.zeros(())).device
-    accumulator = MetricAccumulator(inputs, process_group=process_group, device=device)
+    accumulator = MetricAccumulator(inputs, process_group=process_group, device=device, ranking_k=ranking_k)
     num_rows = 0
     for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
         num_rows += batch.batch_size

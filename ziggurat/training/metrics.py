@@ -7,11 +7,12 @@
     calibration    Σ p / Σ y                                              (see calibration.py)
     ece            expected calibration error                             (see calibration.py)
     accuracy       share of samples with (p ≥ 0.5) = y
+    ndcg@10, recall@10, mrr    ranking within groups                      (see ranking_metrics.py)
     rmse, mae      for regression labels
 
-All take sample weights; n_g is then a group's weight. A threshold AUC of 200 steps, as several libraries have it, is
-0.001 too low at a click rate of 3.5 %: more than most models differ by. The exact one costs a sort: all scores are kept
-(8 bytes a sample and label), over ranks they are gathered on the first.
+All but the ranking metrics take sample weights; n_g is then a group's weight. A threshold AUC of 200 steps, as several
+libraries have it, is 0.001 too low at a click rate of 3.5 %: more than most models differ by. The exact one costs a
+sort: all scores are kept (8 bytes a sample and label), over ranks they are gathered on the first.
 
 Undefined is NaN, never an exception: AUC and NE with one class only, GAUC without a group that has both, calibration
 without positives, everything without samples. A NaN *score* is another matter: it raises `NumericsError`, because
@@ -42,6 +43,7 @@ from ziggurat.training.metric_functions import log_loss as log_loss
 from ziggurat.training.metric_functions import mae as mae
 from ziggurat.training.metric_functions import normalised_entropy as normalised_entropy
 from ziggurat.training.metric_functions import rmse as rmse
+from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K, ranking_metrics, ranking_names
 from ziggurat.training.scored_samples import (
     ScoredSamples,
     ScoreScale,
@@ -56,6 +58,9 @@ _HIGHER_IS_BETTER = {
     "auc": True,
     "gauc": True,
     "accuracy": True,
+    "ndcg": True,
+    "recall": True,
+    "mrr": True,
     "log_loss": False,
     "ne": False,
     "ece": False,
@@ -64,16 +69,20 @@ _HIGHER_IS_BETTER = {
 }
 
 
-def metric_names(labels: Sequence[Label | LabelSpec], *, has_groups: bool) -> list[str]:
+def metric_names(
+    labels: Sequence[Label | LabelSpec], *, has_groups: bool, ranking_k: int = DEFAULT_RANKING_K
+) -> list[str]:
     """The names of the metrics of an evaluation, label by label; they end in `/label` where there are several.
 
     Args:
         labels: of the data.
         has_groups: whether the samples have groups.
+        ranking_k: places that count in ndcg@k and recall@k.
     """
+    grouped = ["gauc", *ranking_names(ranking_k)] if has_groups else []
     names: list[str] = []
     for label in labels:
-        own = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *(["gauc"] if has_groups else [])]
+        own = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *grouped]
         names += [f"{metric}/{label.name}" for metric in own] if len(labels) > 1 else own
     return names
 
@@ -87,7 +96,7 @@ def higher_is_better(metric: str) -> bool:
     Raises:
         ConfigError: the metric is unknown, or, like calibration, best in the middle.
     """
-    name = metric.partition("/")[0]
+    name = metric.partition("/")[0].partition("@")[0]
     if name not in _HIGHER_IS_BETTER:
         raise ConfigError(
             expected="a metric with a direction: " + ", ".join(_HIGHER_IS_BETTER),
@@ -132,6 +141,7 @@ class MetricAccumulator:
         inputs: labels and their tasks, and whether there are weights and groups.
         process_group: the ranks whose samples belong together, or None for this process alone.
         device: where tensors for the exchange must lie: cpu for gloo, this rank's device for NCCL.
+        ranking_k: places that count in ndcg@k and recall@k.
     """
 
     def __init__(
@@ -140,8 +150,10 @@ class MetricAccumulator:
         *,
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
+        ranking_k: int = DEFAULT_RANKING_K,
     ) -> None:
         self.inputs = inputs
+        self.ranking_k = ranking_k
         self._process_group = process_group
         self._device = torch.device(device)
         self._pieces: list[_Columns] = []
@@ -193,7 +205,7 @@ class MetricAccumulator:
             shared = torch.tensor(values, dtype=torch.float64, device=self._device)
             dist.broadcast(shared, group=self._process_group, group_src=0)
             values = shared.tolist()
-        names = metric_names(self.inputs.labels, has_groups=self.inputs.has_groups)
+        names = metric_names(self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k)
         return dict(zip(names, values, strict=True))
 
     def values(self, index: int) -> tuple[NDArray, NDArray, NDArray | None]:
@@ -217,6 +229,9 @@ class MetricAccumulator:
         result = [metric(samples) for metric in plain.values()]
         if task is Task.BINARY and groups is not None:
             result.append(functions.grouped_auc_of(samples, groups=groups))
+            has = samples.weights > 0  # a sample without weight is nobody
+            ranking = ranking_metrics(samples.scores[has], samples.labels[has], groups[has], k=self.ranking_k)
+            result += ranking.values()
         return result
 
     def _gather(self) -> _Columns:
