@@ -113,7 +113,7 @@ def read_bytes(
 
 
 def read_text(path: str | os.PathLike[str], **options: Any) -> str:
-    """`read_bytes` as UTF-8; anything else is an error of the same kind."""
+    """Read a small file as UTF-8 text, with the limits of `read_bytes`; other bytes are an error of the same kind."""
     content = read_bytes(path, **options)
     try:
         return content.decode("utf-8")

@@ -267,7 +267,7 @@ def possible_tower_sizes(world_size: int, num_towers: int) -> list[int]:
 
 
 def show_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for people: "3", "2, 7", "0–7", "0, 3, 5, … (12)"."""
+    """Write ranks for people: "3", "2, 7", "0–7", "0, 3, 5, … (12)"."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}–{ranks[-1]}"
     if len(ranks) > _MOST_RANKS_SHOWN:

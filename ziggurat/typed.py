@@ -265,7 +265,7 @@ def hints_of(cls: type) -> dict[str, Any]:
 
 
 def nearest(name: str, known: typing.Iterable[str], *, instead: str) -> tuple[str, ...]:
-    """Ways out: the nearest known name, and `instead`."""
+    """Say the ways out of a wrong name: the nearest known name, and `instead`."""
     close = difflib.get_close_matches(name[:100].lower(), list(known)[:10_000], n=1, cutoff=0.5)
     return (f'did you mean "{close[0]}"?', instead) if close else (instead,)
 

@@ -197,7 +197,7 @@ def _towers_verb(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status: 0 done, 1 checked and found wanting, 2 an error, 130 interrupted."""
+    """Run one command line and return its exit status: 0 done, 1 a check failed, 2 an error, 130 interrupted."""
     parser = build_parser()
     known, settings = _split_settings(sys.argv[1:] if arguments is None else arguments)
     options, rest = parser.parse_known_args(known)

@@ -69,7 +69,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace, rest: list[str]) -> int:
-    """Plan, print, save."""
+    """Plan a run for a cluster, print the report, and save what was asked for."""
     from ziggurat.planning.cluster.catalogue import find_cluster
     from ziggurat.planning.plan_report import PlanReport
     from ziggurat.runs.plan_run import plan_run

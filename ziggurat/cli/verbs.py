@@ -139,7 +139,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def towers(options: argparse.Namespace, rest: list[str]) -> int:
-    """`towers partition`: towers.json, a picture, and the table."""
+    """Run `towers partition`: write towers.json and a picture, and print the table."""
     from ziggurat.planning.towers.items import BalanceBy
     from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
     from ziggurat.planning.towers.plots import write_picture
@@ -170,7 +170,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def recipes(options: argparse.Namespace, rest: list[str]) -> int:
-    """List the recipes."""
+    """Print the list of recipes."""
     from ziggurat.recipes.catalogue import RECIPES
 
     rows = [(recipe.__name__, (recipe.__doc__ or "").splitlines()[0]) for recipe in RECIPES]
@@ -179,7 +179,7 @@ def recipes(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def report(options: argparse.Namespace, rest: list[str]) -> int:
-    """Write report.html again."""
+    """Write the report.html of a run again."""
     from ziggurat.training.report import write_report
 
     if not (Path(options.run) / "metrics.jsonl").exists():

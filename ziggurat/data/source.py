@@ -47,7 +47,7 @@ class DataSource(Protocol):
 
 
 class LoaderSource:
-    """Our own source: the epochs of a `Loader`, one after the other.
+    """The data source of encoded data: the epochs of a `Loader`, one after the other.
 
     Its state is the same on every rank and counts rows, not batches: a run goes on with another number of ranks.
 

@@ -56,7 +56,7 @@ class VectorSpec:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LabelSpec:
-    """A label column."""
+    """A label column as a model sees it."""
 
     name: str
     task: Task = Task.BINARY

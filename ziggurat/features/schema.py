@@ -90,7 +90,7 @@ class Task(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Table:
-    """An embedding table: the rows that one or more features share.
+    """An embedding table with the rows that one or more features share.
 
     Args:
         name: unique among tables.
@@ -138,7 +138,7 @@ class Table:
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Dense:
-    """A number. Null and NaN become `missing` before the transform; infinities are bad rows."""
+    """A feature that is a number. Null and NaN become `missing` before the transform; infinities are bad rows."""
 
     kind: Literal["dense"] = "dense"
     name: str
@@ -208,7 +208,7 @@ Feature = Dense | Categorical | MultiHot | Sequence | Vector
 @dataclass(frozen=True, kw_only=True)
 @_checked
 class Label:
-    """What is predicted.
+    """A column that the model learns to predict.
 
     Args:
         name: unique among labels.

@@ -44,7 +44,7 @@ class Wide(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class AutoIntConfig:
-    """Settings of `AutoInt`.
+    """Settings of the model `AutoInt`.
 
     Args:
         embedding_dim: d, width of every field.
@@ -93,7 +93,7 @@ class AutoIntConfig:
 
 
 class AutoInt(RankingModel):
-    """See the module docstring."""
+    """Self-attention between fields; with an MLP beside it AutoInt+."""
 
     def __init__(self, config: AutoIntConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

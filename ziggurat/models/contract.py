@@ -102,7 +102,7 @@ for _kind in (Unpooled, Embedded, Outputs):
 
 
 class Model(nn.Module, ABC):
-    """Scores samples. A model of your own derives from this class and implements `forward_dense`, at least.
+    """The base of every model: it gives samples logits. A model of your own implements `forward_dense`, at least.
 
     Names of submodules are the keys of checkpoints. Weights of the model are either below `embeddings`, below
     `towers`, or part of the dense network.

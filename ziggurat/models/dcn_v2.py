@@ -54,7 +54,7 @@ class CrossKind(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class CrossConfig:
-    """The cross network.
+    """Settings of DCNv2's cross network.
 
     Args:
         num_layers: cross layers; the highest degree of products is one more.
@@ -81,7 +81,7 @@ class CrossConfig:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DCNv2Config:
-    """Settings of `DCNv2`.
+    """Settings of the model `DCNv2`.
 
     Args:
         embedding_dim: D, columns of each table.
@@ -134,7 +134,7 @@ class DCNv2Config:
 
 
 class DCNv2(RankingModel):
-    """See the module docstring."""
+    """A cross network for explicit products of features, beside or below a deep network."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ from ziggurat.typed import Dim, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DeepFMConfig:
-    """Settings of `DeepFM`.
+    """Settings of the model `DeepFM`.
 
     Args:
         embedding_dim: d, width of every field; tables have one column a label more.
@@ -69,7 +69,7 @@ class DeepFMConfig:
 
 
 class DeepFM(RankingModel):
-    """See the module docstring."""
+    """A factorization machine beside an MLP, on the same embeddings."""
 
     def __init__(self, config: DeepFMConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

@@ -53,7 +53,7 @@ from ziggurat.typed import Dim, checked
 
 
 class DHENModule(StrEnum):
-    """Kinds of interaction; see the module docstring."""
+    """The kinds of interaction that a DHEN layer can hold; the module docstring has their equations."""
 
     DOT = "dot"
     ATTENTION = "attention"
@@ -74,7 +74,7 @@ class Ensemble(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DHENConfig:
-    """Settings of `DHEN`.
+    """Settings of the model `DHEN`.
 
     Args:
         embedding_dim: d, width of every field.
@@ -192,7 +192,7 @@ class DHENLayer(nn.Module):
         self.norm = field_norm(config.norm, self.num_outputs, dim=dim, eps=config.norm_eps)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
-        """X'."""
+        """Compute the next stack X' from the stack X."""
         outputs = [part(fields_BFD) for part in self.parts.values()]
         if self.scales is not None:
             outputs = [scale * output for scale, output in zip(self.scales, outputs, strict=True)]
@@ -247,7 +247,7 @@ def _build_module(kind: DHENModule, config: DHENConfig, *, num_fields: int, num_
 
 
 class DHEN(RankingModel):
-    """See the module docstring."""
+    """A stack of layers that each hold several kinds of interaction side by side."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class AttentionWeights(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DINConfig:
-    """Settings of `DIN`.
+    """Settings of the model `DIN`.
 
     Args:
         embedding_dim: D, columns of each table.
@@ -218,7 +218,7 @@ def _softmax(scores_P: Tensor, samples_P: Tensor, *, num_samples: int) -> Tensor
 
 
 class DIN(RankingModel):
-    """See the module docstring."""
+    """An MLP over embeddings and histories, which are summed with weights that depend on the candidate."""
 
     reads_sequences = True
 

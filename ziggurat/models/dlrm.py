@@ -47,7 +47,7 @@ class Interaction(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DLRMConfig:
-    """Settings of `DLRM`.
+    """Settings of the model `DLRM`.
 
     Args:
         embedding_dim: D, columns of each table and width of each field.
@@ -82,7 +82,7 @@ class DLRMConfig:
 
 
 class DLRM(RankingModel):
-    """See the module docstring."""
+    """Dot products between all pairs of fields, between a bottom MLP for numbers and a top MLP."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from ziggurat.typed import Dim, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class DNNConfig:
-    """Settings of `DNN`.
+    """Settings of the model `DNN`.
 
     Args:
         embedding_dim: D, columns of each table.
@@ -63,7 +63,7 @@ class DNNConfig:
 
 
 class DNN(RankingModel):
-    """See the module docstring."""
+    """One MLP over numbers and all embeddings side by side."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class Selection(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class FinalMLPConfig:
-    """Settings of `FinalMLP`.
+    """Settings of the model `FinalMLP`.
 
     Args:
         embedding_dim: D, columns of each table; those of context features have D more for each gate that reads them.
@@ -129,7 +129,7 @@ def context_columns(config: FinalMLPConfig, inputs: InputSpec) -> dict[str, int]
 
 
 class ContextGate(nn.Module):
-    """2 · sigmoid(MLP(context)): a number from 0 to 2 for each column of x₀.
+    """A gate 2 · sigmoid(MLP(context)): a number from 0 to 2 for each column of x₀.
 
     Args:
         names: of the context's features.
@@ -168,7 +168,7 @@ class ContextGate(nn.Module):
 
 
 class FinalMLP(RankingModel):
-    """See the module docstring."""
+    """Two MLPs that see different selections of the features, fused by a bilinear form."""
 
     def __init__(self, config: FinalMLPConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

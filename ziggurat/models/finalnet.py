@@ -65,7 +65,7 @@ class Residual(StrEnum):
 
 
 class Blocks(StrEnum):
-    """How many blocks."""
+    """The number of blocks of a FinalNet."""
 
     ONE = "one"
     TWO = "two"
@@ -84,7 +84,7 @@ _LINEAR = MLPConfig(hidden_dims=(256, 256), activation=Activation.IDENTITY, norm
 @dataclass(frozen=True, kw_only=True)
 @checked
 class FinalNetConfig:
-    """Settings of `FinalNet`.
+    """Settings of the model `FinalNet`.
 
     Args:
         embedding_dim: d, width of every field.
@@ -173,7 +173,7 @@ class FactorizedBlock(nn.Module):
 
 
 class FinalNet(RankingModel):
-    """See the module docstring."""
+    """Layers whose output contains products of their own units, in one block, or two that teach each other."""
 
     def __init__(self, config: FinalNetConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

@@ -28,7 +28,7 @@ from ziggurat.typed import checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LogisticRegressionConfig:
-    """Settings of `LogisticRegression`.
+    """Settings of the model `LogisticRegression`.
 
     Args:
         init: starting weights of the linear map on numbers and vectors.
@@ -52,7 +52,10 @@ class LogisticRegressionConfig:
 
 
 class LogisticRegression(RankingModel):
-    """See the module docstring. `embeddings` must have one column for each label in every table."""
+    """One learned number for each row of each table, and one for each numeric input.
+
+    `embeddings` must have one column for each label in every table.
+    """
 
     def __init__(self, config: LogisticRegressionConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

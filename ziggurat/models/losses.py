@@ -105,7 +105,7 @@ def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) ->
 def labelled_weights(
     labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None
 ) -> Float[Tensor, "B L"]:
-    """w_b m_bl: the weight of each sample for each label, 0 where the label is missing."""
+    """The weight w_b m_bl of each sample for each label, 0 where the label is missing."""
     present_BL = labels_BL.isnan().logical_not()
     return present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
 

@@ -47,7 +47,7 @@ class MaskStructure(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class MaskNetConfig:
-    """Settings of `MaskNet`.
+    """Settings of the model `MaskNet`.
 
     Args:
         embedding_dim: d, width of every field.
@@ -156,7 +156,7 @@ class MaskBlock(nn.Module):
 
 
 class MaskNet(RankingModel):
-    """See the module docstring."""
+    """Blocks that multiply embeddings and hidden units by masks, which depend on the sample."""
 
     def __init__(self, config: MaskNetConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

@@ -24,7 +24,7 @@ from ziggurat.models.towers import TowerLayer
 
 
 class RankingModel(Model):
-    """A built-in model: one logit for each label of its `InputSpec`.
+    """The base of the built-in models, which give one logit for each label of their `InputSpec`.
 
     Subclasses are final, and implement `interact` and `linears_on_raw_inputs`.
 

@@ -199,7 +199,7 @@ class FlattenedTower(TowerModule):
         self.projection = nn.Linear(self.input_dim, self.output_dim, bias=False)
 
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B O"]:
-        """W flatten(E)."""
+        """Compute W flatten(E)."""
         return self.projection(pooled_BT)
 
 
@@ -223,7 +223,7 @@ class CrossTower(TowerModule):
         self.projection = nn.Linear(self.input_dim, self.output_dim, bias=False)
 
     def forward(self, pooled_BT: Float[Tensor, "B T"]) -> Float[Tensor, "B O"]:
-        """W CrossNet(flatten(E))."""
+        """Compute W CrossNet(flatten(E))."""
         return self.projection(self.cross(pooled_BT))
 
 

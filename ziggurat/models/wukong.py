@@ -59,7 +59,7 @@ from ziggurat.typed import Dim, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class WukongConfig:
-    """Settings of `Wukong`.
+    """Settings of the model `Wukong`.
 
     Args:
         embedding_dim: d, width of every field.
@@ -220,7 +220,7 @@ def _products(config: WukongConfig, *, num_fields: int, dim: int, rank: int) -> 
 
 
 class Wukong(RankingModel):
-    """See the module docstring."""
+    """A stack of factorization machine layers, made to grow."""
 
     def __init__(
         self,

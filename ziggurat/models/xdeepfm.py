@@ -34,7 +34,7 @@ from ziggurat.typed import Dim, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class XDeepFMConfig:
-    """Settings of `XDeepFM`.
+    """Settings of the model `xDeepFM`.
 
     Args:
         embedding_dim: d, width of every field; tables have one column a label more.
@@ -78,7 +78,7 @@ class XDeepFMConfig:
 
 
 class XDeepFM(RankingModel):
-    """See the module docstring."""
+    """A compressed interaction network beside an MLP and a linear term."""
 
     def __init__(self, config: XDeepFMConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)

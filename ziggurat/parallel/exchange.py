@@ -72,7 +72,7 @@ class Transfer:
 
 
 class BlockExchange:
-    """See the module's docstring.
+    """One hop of embeddings between the ranks of a group, forward and backward.
 
     Args:
         group: who takes part.

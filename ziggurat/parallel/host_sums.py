@@ -69,7 +69,7 @@ def sent_parts(share: RankShare, *, shards: dict[str, tuple[Shard, ...]], sums_i
 
 
 class HostSums:
-    """See the module's docstring.
+    """Adds up the partial pools of table-row-wise tables inside a host before anything leaves it.
 
     Args:
         host: the ranks of the host.

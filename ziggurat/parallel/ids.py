@@ -1,6 +1,6 @@
 """IdExchange: every row id travels to the rank that holds its row. Step (a) of the tower transform.
 
-    sizes    each rank tells each other rank: my batch has B samples, and N list rows of it are for you
+    sizes    each rank tells each other rank the samples B of its batch and the list rows N that it will send there
     ids      to each rank  [ one row a sample, feature-major | list lengths, feature-major | list rows ]
 
 Ids are local to the part of the table that the receiver holds, and 32 bits wide wherever that is enough (half of what
@@ -66,7 +66,7 @@ class LocalIds:
 
 
 class IdExchange:
-    """See the module's docstring.
+    """Sends every row id to the rank that holds its row.
 
     Args:
         inputs: fields of the model.

@@ -30,7 +30,7 @@ class MeterClock(StrEnum):
     PROCESSOR = "processor"
 
     def now_s(self) -> float:
-        """Seconds."""
+        """The time in seconds."""
         return time.perf_counter() if self is MeterClock.WALL else time.process_time()
 
 

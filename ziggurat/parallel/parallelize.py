@@ -121,7 +121,7 @@ def parallelize(
     field_dims = {spec.name: dim for spec, dim in zip(model.inputs.fields, whole.field_dims, strict=True)}
     embeddings = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
     layer = model.towers
-    model.embeddings = embeddings  # type: ignore[assignment]  # what a model needs of EmbeddingTables, it has
+    model.embeddings = embeddings  # type: ignore[assignment]  # it has every method that models call
     if plan.towers is not None:
         transform = TowerTransform(
             layer,

@@ -55,7 +55,7 @@ class _Bucket:
 
 
 class ReplicatedNetwork:
-    """See the module's docstring; call it in the place of the module.
+    """Copies of one network on the ranks of a group, whose gradients are summed; called in the place of the module.
 
     Args:
         module: the same on every rank; the weights of the group's first rank are copied to the others.

@@ -46,7 +46,9 @@ class _Route:
 
 
 class SequenceExchange:
-    """See the module's docstring. All ranks ask for the same features in the same order.
+    """Brings the vectors of un-pooled lists from the ranks that hold their rows.
+
+    All ranks ask for the same features in the same order.
 
     Args:
         tables: this rank's part of the tables.

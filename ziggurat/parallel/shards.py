@@ -178,7 +178,7 @@ class RankShare:
 
     @cached_property
     def groups(self) -> tuple[TableGroup, ...]:
-        """All three."""
+        """The three groups of shards, one after the other."""
         return self.rows, self.columns, self.copies
 
     @cached_property

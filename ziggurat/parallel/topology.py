@@ -111,7 +111,7 @@ class Topology:
 
     @property
     def world(self) -> RankGroup:
-        """All ranks."""
+        """The group of all ranks."""
         return self.axes[Axis.WORLD]
 
     @property
@@ -284,7 +284,7 @@ def join_job(*, backend: str = "", timeout_s: float = 300.0) -> bool:
 
 
 def leave_job() -> None:
-    """Leave it again; nobody leaves while another still communicates."""
+    """Leave the job; no rank leaves while another still communicates."""
     if dist.is_initialized():
         with communicating("end of the job"):
             dist.barrier()

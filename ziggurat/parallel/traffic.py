@@ -68,7 +68,7 @@ class Traffic:
         self._add(purpose, Link.REDUCED, num_bytes)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget everything that was counted."""
         self._volumes.clear()
         self.num_steps = 0
 

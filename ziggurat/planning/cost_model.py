@@ -28,7 +28,7 @@ from ziggurat.planning.problem import ShardProfile
 
 
 class Judge(Protocol):
-    """Prices of plans. A device without shards has the state 0."""
+    """The prices of plans, asked by every search. A device without shards has the state 0."""
 
     def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S H"]:
         """One vector a shard; the state of a device is their sum."""

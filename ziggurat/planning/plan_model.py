@@ -47,7 +47,7 @@ _MOST_SIZES = 3
 @dataclass(frozen=True, kw_only=True)
 @checked
 class PlanSettings:
-    """How to plan.
+    """Settings of how a model is planned.
 
     Args:
         budget_s: seconds for the search, of all tower sizes together.
@@ -109,7 +109,7 @@ class MemoryLedger:
         return self.reserve + self.dense + self.activations + self.buffers
 
     def describe(self) -> str:
-        """One line."""
+        """Describe the memory in one line."""
         parts = {"reserve": self.reserve, "dense network": self.dense, "activations": self.activations}
         parts["exchange buffers"] = self.buffers
         return ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in parts.items())
@@ -177,7 +177,7 @@ class PlannedModel:
 def plan_model(
     model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings | None = None, judge: Judge | None = None
 ) -> PlannedModel:
-    """Find a plan.
+    """Find towers and placements for a model on a cluster.
 
     Args:
         model: what to place.

@@ -36,7 +36,7 @@ class NextBest:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """The alternative as a person reads it."""
         if self.assignment is None:
             return "nothing else fits"
         sign = "+" if self.more_ms >= 0 else "−"

@@ -64,7 +64,7 @@ class SplitRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecord:
-    """See the module's docstring."""
+    """What a run was trained on: schema, files and contents of its data."""
 
     vocabulary: str
     splits: tuple[SplitRecord, ...]
@@ -85,7 +85,7 @@ class DataRecord:
         )
 
     def save(self, path: Path) -> None:
-        """Write it."""
+        """Write the record to its file."""
         _FORMAT.write(path, to_json(self))
 
     @staticmethod

@@ -18,7 +18,7 @@ from ziggurat.training.startup import StartupReport, machine_lines, version_line
 
 
 def diagnose() -> StartupReport:
-    """Measure and describe; takes a few seconds (the C++ kernel is built the first time)."""
+    """Measure and describe this machine; takes a few seconds (the C++ kernel is built the first time)."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rates = measure_ratio(device=device)
     precision, reason = resolve_precision(Precision.AUTO, device=torch.device(device))

@@ -83,7 +83,7 @@ def plan_inputs(
     rows: Mapping[str, int] | None = None,
     list_lengths: Mapping[str, float] | None = None,
 ) -> PlanInputs:
-    """See the module's docstring.
+    """Find the rows of each table and the ids a sample of each list, with the source of each figure.
 
     Args:
         config: of the run.

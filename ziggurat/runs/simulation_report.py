@@ -28,7 +28,7 @@ _COLOURS = ("#5b8c5a", "#a3c585", "#1f6f8b", "#f2c14e", "#d1495b", "#8d6a9f", "#
 
 
 def step_parts(timeline: Timeline) -> dict[str, float]:
-    """Milliseconds by kind; those of links are what computation does not hide. Adds up to the step."""
+    """Add up the milliseconds of a step by kind; those of links are what computation does not hide."""
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for name, value in timeline.parts_ms().items():
         parts[_KIND_OF_PART.get(name, "rest")] += value
@@ -57,7 +57,7 @@ def simulation_table(steps: Sequence[SimulatedStep]) -> list[tuple[str, ...]]:
 
 
 def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -> None:
-    """Stacked bars: for each size of the cluster flat, and towers beside it.
+    """Draw stacked bars: for each size of the cluster the flat model, and towers beside it.
 
     Args:
         steps: of `simulate_run`.

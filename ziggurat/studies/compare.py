@@ -61,7 +61,7 @@ from ziggurat.typed import checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class CompareConfig:
-    """What to compare.
+    """Settings of a comparison of models.
 
     Args:
         data: a built-in data set, or data of one's own.

@@ -128,7 +128,7 @@ class FinishedComparison:
         yield ("setting that differs", *(run.name for run in self.runs)), [tuple(row) for row in self.settings]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The comparison as plain data."""
         return {
             "metric": self.metric,
             "runs": [

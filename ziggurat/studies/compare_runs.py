@@ -108,7 +108,7 @@ class RunRecord:
     cost: RunCost
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The record as plain data."""
         return dataclasses.asdict(self)
 
     @staticmethod

@@ -53,7 +53,7 @@ class PairedDifference:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Tests over seeds; the i-th values belong together.
+    """Test the difference of two models over seeds; the i-th values belong together.
 
     Raises:
         DataError: different numbers of values, or none.
@@ -108,7 +108,7 @@ def wilcoxon_p(differences: Sequence[float]) -> float:
 
 
 def mid_ranks(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Number values by size from 1; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2.0)[inverse]

@@ -68,7 +68,7 @@ SMALLEST: dict[str, BuiltInConfig] = {
 @dataclass(frozen=True, kw_only=True)
 @checked
 class ScaleConfig:
-    """What to scale.
+    """Settings of a study that grows models.
 
     Args:
         models: out of wukong, dcn_v2, dlrm, dnn.
@@ -158,7 +158,7 @@ class ScaledModel:
         return doubt_of(compute, [point.mean(self.metric) for point in self.points], law=self.fitted.law)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The model's runs as plain data."""
         points = [
             {"factor": point.factor, "flops": point.flops, "runs": [run.to_json() for run in point.runs]}
             for point in self.points

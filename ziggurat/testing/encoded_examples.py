@@ -33,7 +33,7 @@ PLAIN = InputSpec(
 
 
 def plain_table(num_rows: int, *, start: int = 0) -> pa.Table:
-    """Rows of `PLAIN`: user, price and row are all the row's number."""
+    """Make rows of `PLAIN`: user, price and row are all the row's number."""
     rows = np.arange(start, start + num_rows)
     return pa.table(
         {
@@ -51,7 +51,7 @@ def list_lengths(row: int) -> tuple[int, int]:
 
 
 def full_table(num_rows: int, *, start: int = 0, with_labels: bool = True) -> pa.Table:
-    """Rows of `FULL`; every value is a function of the row's number."""
+    """Make rows of `FULL`; every value is a function of the row's number."""
     rows = np.arange(start, start + num_rows)
     tags = [[(row + k) % 1000 for k in range(list_lengths(row)[0])] for row in rows.tolist()]
     history = [[(row * 3 + k) % 1000 for k in range(list_lengths(row)[1])] for row in rows.tolist()]

@@ -68,11 +68,11 @@ class PagedStorage(TableStorage):
             self._pages[key][row // PAGE_ROWS][row % PAGE_ROWS] = value
 
     def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
-        """A copy."""
+        """A copy of the rows."""
         self.most_rows = max(self.most_rows, num_rows)
         return self.gather(torch.arange(first_row, first_row + num_rows), key=key)
 
     def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
-        """Into pages."""
+        """Write the rows into their pages."""
         self.most_rows = max(self.most_rows, len(values))
         self.scatter(torch.arange(first_row, first_row + len(values)), values, key=key)

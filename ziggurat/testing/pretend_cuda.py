@@ -38,12 +38,12 @@ class PretendCuda(Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The GPU."""
+        """The device that the tensor claims to be on."""
         return _CUDA
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
-        """Yes."""
+        """True, as on a GPU."""
         return True
 
     @property

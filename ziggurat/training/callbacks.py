@@ -84,11 +84,11 @@ class WandbCallback:
         self._run = _imported("wandb").init(**settings)
 
     def on_log(self, step: int, values: dict[str, float]) -> None:
-        """As `train/…`."""
+        """Log the numbers as `train/…`."""
         self._run.log({f"train/{name}": value for name, value in values.items()}, step=step)
 
     def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:
-        """As `valid/…`."""
+        """Log the metrics as `valid/…`."""
         self._run.log({f"valid/{name}": value for name, value in metrics.items()}, step=step)
 
     def on_end(self, step: int, summary: dict[str, float]) -> None:
@@ -112,7 +112,7 @@ class MlflowCallback:
         self._mlflow.start_run(**settings)
 
     def on_log(self, step: int, values: dict[str, float]) -> None:
-        """As `train.…`."""
+        """Log the numbers as `train.…`."""
         self._log("train", values, step)
 
     def on_evaluate(self, step: int, metrics: dict[str, float]) -> None:

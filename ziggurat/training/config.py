@@ -107,7 +107,7 @@ class EarlyStopConfig:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class TrainingConfig:
-    """How to train.
+    """Settings of training: everything about a run that is neither data nor model.
 
     Args:
         epochs: passes over the training data.

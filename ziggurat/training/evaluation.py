@@ -41,7 +41,7 @@ class Evaluation:
     curves: dict[str, list[dict[str, float]]]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The evaluation as plain data."""
         return {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
 
 

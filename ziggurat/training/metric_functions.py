@@ -34,7 +34,7 @@ def auc(scores: Values, labels: Values, weights: Values | None = None) -> float:
 
 
 def grouped_auc(scores: Values, labels: Values, groups: Values, weights: Values | None = None) -> float:
-    """GAUC: the AUC within each group, averaged with the groups' weights.
+    """Compute GAUC: the AUC within each group, averaged with the groups' weights.
 
     Args:
         scores: (n,) finite numbers.
@@ -88,7 +88,7 @@ def rmse(scores: Values, labels: Values, weights: Values | None = None) -> float
 
 
 def mae(scores: Values, labels: Values, weights: Values | None = None) -> float:
-    """Mean absolute error; NaN without samples."""
+    """Compute the mean absolute error; NaN without samples."""
     return mae_of(scored_samples(scores, labels, weights, task=Task.REGRESSION, scale=ScoreScale.ANY))
 
 

@@ -36,19 +36,19 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """Says nothing."""
+    """A progress display that shows nothing."""
 
     def begin(self, what: str, *, total: int | None) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def update(self, done: int, *, note: str = "") -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Show nothing."""
 
     def end(self) -> None:
-        """Nothing."""
+        """Show nothing."""
 
 
 class RowsOfAll:
@@ -72,7 +72,7 @@ class RowsOfAll:
         self._progress.update(min(done * self._num_ranks, self._total), note=note)
 
     def say(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
         self._progress.say(text)
 
     def end(self) -> None:

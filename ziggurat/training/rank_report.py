@@ -62,7 +62,7 @@ def rank_sections(
 
 
 def kernel_report(model: Model) -> dict[str, Any]:
-    """Lookup kernels; of a parallel model those of this rank's tables."""
+    """Describe the lookup kernels; of a parallel model those of this rank's tables."""
     embeddings = model.embeddings
     if not isinstance(embeddings, ShardedEmbeddings):
         return embeddings.report()

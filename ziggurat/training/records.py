@@ -58,16 +58,16 @@ class Records:
 
 
 class NoRecords:
-    """Writes nothing: the log of every rank but the first."""
+    """A log that writes nothing, for every rank but the first."""
 
     def append(self, record: dict[str, Any], *, timing: dict[str, float] | None = None) -> None:
-        """Nothing."""
+        """Write nothing."""
 
     def flush(self, *, durable: bool = False) -> None:
-        """Nothing."""
+        """Write nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Write nothing."""
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

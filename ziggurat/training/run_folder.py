@@ -45,7 +45,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """Whole configuration."""
+        """The file of the whole configuration."""
         return self.path / "config.json"
 
     @property
@@ -60,42 +60,42 @@ class RunFolder:
 
     @property
     def preprocessing(self) -> Path:
-        """Fitted preprocessing."""
+        """The folder of the fitted preprocessing."""
         return self.path / "preprocessing"
 
     @property
     def startup(self) -> Path:
-        """Start-up report."""
+        """The file of the start-up report."""
         return self.path / "startup.json"
 
     @property
     def metrics(self) -> Path:
-        """Training log."""
+        """The file of the training log."""
         return self.path / "metrics.jsonl"
 
     @property
     def ledger(self) -> Path:
-        """Sample ledger."""
+        """The file of the sample ledger."""
         return self.path / "ledger.bin"
 
     @property
     def checkpoints(self) -> Path:
-        """Checkpoints."""
+        """The folder of checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def tensorboard(self) -> Path:
-        """TensorBoard logs."""
+        """The folder of TensorBoard logs."""
         return self.path / "tensorboard"
 
     @property
     def report(self) -> Path:
-        """HTML report."""
+        """The file of the HTML report."""
         return self.path / "report.html"
 
     @property
     def quarantine(self) -> Path:
-        """Bad rows."""
+        """The folder of bad rows."""
         return self.path / "quarantine"
 
     @property

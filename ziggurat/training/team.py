@@ -40,7 +40,7 @@ _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
 
 
 class Team:
-    """See the module's docstring.
+    """What differs between a run on one device and a run on many ranks.
 
     Args:
         parallel: the ranks; None, or one of them, is one device.

@@ -53,7 +53,7 @@ from ziggurat.training.written import WrittenFiles
 
 
 class Trainer:
-    """Trains one model.
+    """Trains one model on a data source, with evaluation, early stop, checkpoints, log and resume.
 
     Args:
         model: on its device; its `inputs` name the labels.

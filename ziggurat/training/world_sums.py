@@ -48,7 +48,7 @@ class PendingWeight:
 
 
 class WorldSums:
-    """See the module's docstring.
+    """The few numbers that a step adds up over all ranks, in two small all-reduces.
 
     Args:
         parallel: the ranks; None for one device.

@@ -27,7 +27,7 @@ from ziggurat.plan import Towers
 
 
 class TowerEmbedding(nn.Module):
-    """See the module's docstring.
+    """An `EmbeddingBagCollection` of TorchRec with tower modules behind it, on one device.
 
     Args:
         ebc: the collection; taken over as it is, its weights too.

@@ -52,7 +52,9 @@ from ziggurat.parallel.wire import WireConfig
 
 
 class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
-    """See the module's docstring. Made by `TowerEmbeddingSharder`, which checks the plan.
+    """The sharded form of a `TowerEmbedding`, which `DistributedModelParallel` runs in its place.
+
+    Made by `TowerEmbeddingSharder`, which checks the plan.
 
     Args:
         module: on one device; not changed. Weights are taken from it unless they are on the meta device.
@@ -176,7 +178,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
         yield from self._tables.named_buffers(append_prefix(prefix, "ebc"), recurse)
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-        """See the module's docstring; collective, as TorchRec's."""
+        """The weights under the names of the model on one device; collective, as TorchRec's."""
         if destination is None:
             destination = OrderedDict()
             destination._metadata = OrderedDict()

@@ -34,7 +34,7 @@ from ziggurat.parallel.wire import WireConfig
 
 
 class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
-    """See the module's docstring.
+    """The sharder that puts a `TowerEmbedding` into TorchRec's `DistributedModelParallel`.
 
     Args:
         topology: the ranks; its `tower_size` S divides their number.

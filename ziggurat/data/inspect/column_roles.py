@@ -207,7 +207,7 @@ def _epoch_unit(facts: ColumnFacts) -> str:
 
 
 def find_group(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
-    """The user: ids that come back, under a name of `_USER_WORDS`."""
+    """Guess the column of the user: ids that come back, under a name of `_USER_WORDS`."""
     for word in _USER_WORDS:
         for facts in columns:
             named = words(facts.name)
@@ -218,7 +218,7 @@ def find_group(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
 
 
 def find_session(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
-    """The session: ids under such a name. It is no feature: a session seen in training hardly comes back."""
+    """Guess the column of the session, which is no feature: a session seen in training hardly comes back."""
     for facts in columns:
         ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.distinct_share < 0.9
         if "session" in words(facts.name) and words(facts.name)[-1] in ("id", "session", "key") and ids:
@@ -227,7 +227,7 @@ def find_session(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
 
 
 def find_weight(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
-    """Sample weights: numbers >= 0 called sample_weight or the like (plain `weight` may be a product's)."""
+    """Guess the column of sample weights: numbers >= 0 called sample_weight or the like, not `weight` alone."""
     for facts in columns:
         named = set(words(facts.name))
         numbers = facts.kind in (Values.WHOLE, Values.NUMBERS) and facts.minimum >= 0 and facts.null_share == 0

@@ -307,7 +307,7 @@ def _decoded(series: pl.Series, faults: Faults) -> pl.Series:
 
 
 def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: str) -> IdLists:
-    """Lists of ids: from a list column, or from text split at `separator`. A null, or empty text, is an empty list.
+    """Read lists of ids from a list column, or from text split at `separator`; null or empty text is an empty list.
 
     A null or empty *element* stays in the list, as a missing id, so that parallel lists keep their places.
 

@@ -38,7 +38,7 @@ _LARGEST_ROW = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What was learnt.
+    """The vocabularies and statistics that a `Fitter` has learnt from the training rows.
 
     Args:
         vocabularies: by table name, for every table with a vocabulary.

@@ -54,7 +54,7 @@ class NumericState:
 
 
 def log1p(values: np.ndarray) -> np.ndarray:
-    """sign(x)·ln(1 + |x|)."""
+    """The logarithm that keeps the sign, sign(x)·ln(1 + |x|)."""
     return np.copysign(np.log1p(np.abs(values)), values)
 
 

@@ -61,7 +61,7 @@ _LARGEST_INTEGER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedLists:
-    """Lists of ids: all values one after the other, and the (N,) length of each list."""
+    """The lists of ids of a feature: all values one after the other, and the (N,) length of each list."""
 
     values: Ids | NumberedIds | Rows
     lengths: np.ndarray

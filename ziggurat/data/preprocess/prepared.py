@@ -52,7 +52,7 @@ class SplitSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedSummary:
-    """What preparing found.
+    """Counts and facts that `prepare` found in the data, for the start-up report.
 
     Args:
         split: how rows were split, in one line.
@@ -75,12 +75,12 @@ class PreparedSummary:
     left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The summary as plain data."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> PreparedSummary:
-        """What `to_json` made."""
+        """Read what `to_json` made."""
         splits = {
             name: SplitSummary(
                 rows=entry["rows"],

@@ -73,7 +73,7 @@ class SplitBy(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class SplitConfig:
-    """How to split.
+    """How rows are divided into training, validation and test data.
 
     Args:
         by: see `SplitBy`; AUTO decides by the schema.

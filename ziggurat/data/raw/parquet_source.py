@@ -31,7 +31,7 @@ _MAX_METADATA_BYTES = 256 << 20
 
 
 class ParquetFile:
-    """One Parquet file.
+    """One Parquet file, read row group by row group.
 
     Args:
         path: the file.

@@ -104,7 +104,7 @@ class SyntheticConfig:
 
 @dataclass(frozen=True)
 class Block:
-    """32,768 consecutive rows: what the file has, and the probabilities behind the labels."""
+    """A block of 32,768 consecutive rows: what the file has, and the probabilities behind the labels."""
 
     columns: dict[str, pa.Array | NDArray]
     labels: NDArray[np.int8]  # (labels, rows)

@@ -105,7 +105,7 @@ class MemoryStorage(TableStorage):
         self.tensor(key).index_copy_(0, rows_N, values)
 
     def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
-        """A view."""
+        """A view of the rows, which copies nothing."""
         return self.tensor(key)[first_row : first_row + num_rows]
 
     def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:

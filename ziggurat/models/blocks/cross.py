@@ -30,7 +30,7 @@ from ziggurat.ops.cross import cross_layers
 
 
 class CrossNet(nn.Module):
-    """Full-rank cross network: x_{l+1} = x₀ ⊙ (W_l x_l + b_l) + x_l.
+    """A full-rank cross network, x_{l+1} = x₀ ⊙ (W_l x_l + b_l) + x_l.
 
     Args:
         dim: d, width of the input and of every layer.
@@ -53,7 +53,7 @@ class CrossNet(nn.Module):
 
 
 class LowRankCrossNet(nn.Module):
-    """Low-rank cross network: x_{l+1} = x₀ ⊙ (U_l V_l x_l + b_l) + x_l.
+    """A low-rank cross network, x_{l+1} = x₀ ⊙ (U_l V_l x_l + b_l) + x_l.
 
     Args:
         dim: d, width of the input and of every layer.

@@ -49,7 +49,7 @@ class BatchedLinear(nn.Module):
 
     @property
     def forward_flops(self) -> int:
-        """2·F·d·o."""
+        """FLOPs of a sample, 2·F·d·o."""
         return 2 * self.weight.numel()
 
     def initialise_own(self, init: Init) -> None:
@@ -111,7 +111,7 @@ class FieldMix(nn.Module):
 
     @property
     def forward_flops(self) -> int:
-        """2·F·M·D."""
+        """FLOPs of a sample, 2·F·M·D."""
         return 2 * self.weight.numel() * self.dim
 
     def initialise_own(self, init: Init) -> None:

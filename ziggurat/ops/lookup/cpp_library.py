@@ -24,7 +24,7 @@ _SOURCE = CppSource(
 
 
 class CPart(Structure):
-    """`Part` of lookup.cpp."""
+    """The struct `Part` of lookup.cpp."""
 
     _fields_ = (
         ("slots", c_void_p),
@@ -40,7 +40,7 @@ class CPart(Structure):
 
 
 class CRule(Structure):
-    """`Rule` of lookup.cpp."""
+    """The struct `Rule` of lookup.cpp."""
 
     _fields_ = (
         ("kind", c_int64),

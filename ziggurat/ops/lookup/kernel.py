@@ -140,7 +140,7 @@ class KernelSetting:
 
 
 class LookupKernel(Protocol):
-    """An implementation; see the module's docstring. `weight` is a storage of shape (R, D), float32."""
+    """An implementation of lookups and exact updates. `weight` is a storage of shape (R, D), float32."""
 
     @property
     def choice(self) -> KernelChoice:

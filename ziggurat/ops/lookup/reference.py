@@ -140,7 +140,7 @@ class TorchKernel:
 
 
 def adam_step_size(step: Step) -> float:
-    """η·√(1−β₂ᵗ)/(1−β₁ᵗ): the learning rate with Adam's bias correction (Kingma and Ba 2015, section 2)."""
+    """The learning rate with Adam's bias correction, η·√(1−β₂ᵗ)/(1−β₁ᵗ) (Kingma and Ba 2015, section 2)."""
     first = 1.0 - step.rule.beta1**step.number
     second = 1.0 - step.rule.beta2**step.number
     return step.learning_rate * math.sqrt(second) / first

@@ -34,7 +34,7 @@ _PROTOTYPES = {
 
 
 class CppTextKernel:
-    """The C++ kernel; see `kernel.TextKernel` for what each method does.
+    """The text kernel in C++; `kernel.TextKernel` says what each method does.
 
     Raises:
         MissingDependencyError: it cannot be built or loaded here; says why.
@@ -50,7 +50,7 @@ class CppTextKernel:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The kernel's name in reports."""
         return "cpp"
 
     def split(self, data: bytes, *, delimiter: int, kinds: np.ndarray) -> Fields | None:

@@ -74,7 +74,7 @@ class TextKernel(Protocol):
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The kernel's name in reports."""
         ...
 
     def split(self, data: bytes, *, delimiter: int, kinds: UInt8[np.ndarray, " n"]) -> Fields | None:

@@ -31,7 +31,7 @@ _ZEROS = np.uint64(0x3030303030303030)
 
 
 class NumpyTextKernel:
-    """The reference; see `kernel.TextKernel` for what each method does.
+    """The text kernel in numpy, which defines the others; `kernel.TextKernel` says what each method does.
 
     Args:
         reason: why it is used instead of the C++ kernel, for reports.
@@ -42,7 +42,7 @@ class NumpyTextKernel:
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The kernel's name in reports."""
         return f"numpy ({self.reason})" if self.reason else "numpy"
 
     def split(self, data: bytes, *, delimiter: int, kinds: np.ndarray) -> Fields | None:

@@ -172,7 +172,7 @@ def load_cluster(path: str | Path) -> Cluster:
 
 
 def named_cluster(name: str) -> Cluster:
-    """`v100xN`, `a100xN`, `h100xN`: N devices, 8 a host (fewer than 8: one host); `localxN`: N ranks of this machine.
+    """The cluster of a name: `v100xN`, `a100xN`, `h100xN` (N devices, 8 a host), or `localxN`: N ranks of this machine.
 
     Raises:
         ConfigError: another name, or a number of devices that does not fill its hosts.

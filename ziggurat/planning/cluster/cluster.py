@@ -91,7 +91,7 @@ class Link:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class Device:
-    """What computes: a GPU, or a rank's share of a CPU.
+    """One computing device: a GPU, or a rank's share of a CPU.
 
     Args:
         name: for people.
@@ -169,7 +169,7 @@ Hosts = Annotated[int, Range(0, 1 << 17, "the largest jobs have 100,000 ranks")]
 @dataclass(frozen=True, kw_only=True)
 @checked
 class Cluster:
-    """Machines. See the module's docstring.
+    """A description of machines: hosts, devices, link rates and memory.
 
     Args:
         name: for people.
@@ -246,7 +246,7 @@ class Cluster:
         return tuple(found)
 
     def describe(self) -> str:
-        """One line."""
+        """Describe the cluster in one line."""
         hosts = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
         return f"{self.name}: {hosts} × {self.devices_a_host} {self.device.name}"
 

@@ -45,7 +45,7 @@ _MS = 1e3
 @dataclass(frozen=True, kw_only=True)
 @checked
 class HopSettings:
-    """How embeddings travel.
+    """Settings of how embeddings travel.
 
     Args:
         batch_size: B, samples of each rank.
@@ -104,7 +104,7 @@ class TableCost:
 
     @property
     def total_ms(self) -> float:
-        """All parts."""
+        """The milliseconds of all parts."""
         return self.lookup_ms + self.ids_ms + self.exchange_ms + self.update_ms + self.reduction_ms
 
 

@@ -111,7 +111,7 @@ class ModelCard:
 
 @dataclass(frozen=True)
 class LearnedJudge:
-    """A `Judge` (`judge.py`); see the module's docstring.
+    """The cost model whose prices are networks that were trained on measurements of a machine.
 
     Args:
         weights: matrices of the networks, by name.

@@ -52,7 +52,7 @@ class LookupTimes:
 
 
 class LookupMeter:
-    """See the module's docstring.
+    """Measures the milliseconds that looking up and updating a group of tables takes on this processor.
 
     Args:
         kernel: to measure.

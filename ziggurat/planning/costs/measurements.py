@@ -25,7 +25,7 @@ from ziggurat.planning.costs.probe_tables import DrawConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LookupMeasurement:
-    """One group; see `LookupTimes`.
+    """The measured times of one group of tables; see `LookupTimes`.
 
     Args:
         tables: positions in its pool.

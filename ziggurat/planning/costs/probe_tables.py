@@ -90,13 +90,13 @@ class TableDraw:
 
 
 def draw_pool(config: DrawConfig, number: int) -> tuple[TableDraw, ...]:
-    """Pool number `number`: the tables of groups `number · groups_a_pool` and following."""
+    """Draw pool number `number`: the tables of groups `number · groups_a_pool` and following."""
     first = number * config.num_tables
     return tuple(_draw_table(config, index) for index in range(first, first + config.num_tables))
 
 
 def draw_group(config: DrawConfig, pool: Sequence[TableDraw], index: int) -> tuple[tuple[int, int], ...]:
-    """Group number `index`: (position in its pool, columns) for each of its tables."""
+    """Draw group number `index`: (position in its pool, columns) for each of its tables."""
     generator = np.random.default_rng([config.seed, 1, index])
     while True:
         size = int(generator.integers(1, config.max_tables + 1))

@@ -38,7 +38,7 @@ _SMALL = 1e-6
 @dataclass(frozen=True, kw_only=True)
 @checked
 class AnnealingConfig:
-    """How to anneal. The defaults were chosen on other tasks than those of the published benchmark.
+    """Settings of simulated annealing. The defaults were chosen on other tasks than those of the published benchmark.
 
     Args:
         num_chains: C, plans side by side; 0: by the number of devices.
@@ -66,7 +66,7 @@ class AnnealingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """When to stop.
+    """Limits after which a search stops.
 
     Args:
         seconds: of `clock`; ignored with a number of evaluations.
@@ -102,7 +102,7 @@ class Best:
 
 
 class Anneal(Protocol):
-    """An annealer: from plans to start from to the best plan found, and what annealed, in words."""
+    """The signature of an annealer: plans to start from, to the best plan found and what annealed, in words."""
 
     def __call__(
         self, space: SearchSpace, starts: list[list[Assignment]], *, seed: int, budget: Budget

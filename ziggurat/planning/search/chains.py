@@ -39,7 +39,7 @@ class Change(IntEnum):
 
 @dataclass(kw_only=True)
 class Candidates:
-    """N changes; candidate i belongs to chain `chain[i]`. Rows are what they do to devices.
+    """N changes of plans; candidate i belongs to chain `chain[i]`. Rows are what they do to devices.
 
     Args:
         change: (N,) kind of change; chain, slot, other: (N,) what it is applied to.

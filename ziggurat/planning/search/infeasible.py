@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 def size(num_bytes: float) -> str:
-    """Bytes for people: 512 MiB, 2.30 GiB."""
+    """Write a number of bytes for people: 512 MiB, 2.30 GiB."""
     if abs(num_bytes) < 2**20:
         return f"{num_bytes / 2**10:.0f} KiB"
     return f"{num_bytes / 2**20:.0f} MiB" if abs(num_bytes) < _GIB else f"{num_bytes / _GIB:.2f} GiB"
@@ -156,18 +156,18 @@ def _least_devices(problem: PlanningProblem, need: float) -> int:
 
 
 class _BytesJudge:
-    """Shards cost what they weigh: packs without any other price."""
+    """Prices a shard by its bytes alone, so that a search with it only packs memory."""
 
     def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S 1"]:
-        """GiB."""
+        """The GiB of the shards."""
         return np.array([[shard.memory_bytes / _GIB] for shard in shards], dtype=np.float32)
 
     def local(self, states: Float32[np.ndarray, "M 1"]) -> Float32[np.ndarray, "M 1"]:
-        """GiB."""
+        """The GiB of the shards."""
         return states
 
     def exchange(self, local: Float32[np.ndarray, "N P 1"]) -> Float32[np.ndarray, "N P"]:
-        """GiB."""
+        """The GiB of the shards."""
         return local[..., 0]
 
 

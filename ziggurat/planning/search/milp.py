@@ -32,7 +32,7 @@ from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
 @dataclass(frozen=True, kw_only=True)
 class AdditiveJudge:
-    """The simplest judge: every shard has a price, and devices add them up.
+    """The simplest cost model: every shard has a price, and devices add them up.
 
         ms = lookups · columns · ms_a_number  +  columns · ms_a_column  +  ms_a_shard
 
@@ -47,7 +47,7 @@ class AdditiveJudge:
     ms_a_shard: float = 0.05
 
     def encode(self, shards: list[ShardProfile]) -> Float32[np.ndarray, "S 1"]:
-        """The price."""
+        """The price of each shard."""
         prices = [
             shard.lookups_a_sample * shard.dim * self.ms_a_number + shard.dim * self.ms_a_column + self.ms_a_shard
             for shard in shards
@@ -55,11 +55,11 @@ class AdditiveJudge:
         return np.array(prices, dtype=np.float32)[:, None]
 
     def local(self, states: Float32[np.ndarray, "M 1"]) -> Float32[np.ndarray, "M 1"]:
-        """The sum."""
+        """The sum of the prices."""
         return states
 
     def exchange(self, local: Float32[np.ndarray, "N P 1"]) -> Float32[np.ndarray, "N P"]:
-        """The sum."""
+        """The sum of the prices."""
         return local[..., 0]
 
 

@@ -109,7 +109,7 @@ def search(
     strategy: Strategy = Strategy.ANNEALING,
     config: SearchConfig | None = None,
 ) -> SearchResult:
-    """Find a plan.
+    """Find a plan whose most expensive device is as cheap as possible, and fits.
 
     Args:
         problem: tables, devices, rules.

@@ -91,12 +91,12 @@ class SearchSpace:
 
     @property
     def num_tables(self) -> int:
-        """T."""
+        """The number of tables T."""
         return len(self.problem.tables)
 
     @property
     def num_devices(self) -> int:
-        """P."""
+        """The number of devices P."""
         return self.problem.num_devices
 
     def states(self, assignments: Sequence[Assignment]) -> tuple[Float32[np.ndarray, "P H"], Float[np.ndarray, " P"]]:

@@ -52,7 +52,7 @@ class NetworkWork:
 
 @dataclass(frozen=True, kw_only=True)
 class TowerWork:
-    """A tower: its module, and how many numbers a sample go in and come out."""
+    """The work of one tower: its module, and how many numbers a sample go in and come out."""
 
     network: NetworkWork
     input_dim: int
@@ -107,7 +107,7 @@ def step_work(
     towers: Towers | None = None,
     list_lengths: Mapping[str, float] | None = None,
 ) -> StepWork:
-    """Count a model.
+    """Count what one training step of a model does.
 
     Args:
         config: of the model.

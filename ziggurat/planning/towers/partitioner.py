@@ -76,7 +76,7 @@ class Refine(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class TowerPartitionConfig:
-    """Settings of `partition_towers`.
+    """Settings of the tower partitioner, `partition_towers`.
 
     Args:
         num_towers: T.

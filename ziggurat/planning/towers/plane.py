@@ -37,7 +37,7 @@ _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 @dataclass(frozen=True, kw_only=True)
 @checked
 class PlaneConfig:
-    """Settings of `learn_plane`.
+    """Settings of the learned plane, `learn_plane`.
 
     Args:
         dim: d, dimensions of the plane; pictures show the first two.
@@ -93,7 +93,7 @@ def learn_plane(distances: Float64[Tensor, "F F"], *, config: PlaneConfig | None
 
 
 def classical_scaling(distances: Float64[Tensor, "F F"], *, dim: int) -> Float64[Tensor, "F d"]:
-    """Torgerson's scaling: coordinates from the largest eigenvalues; columns without a positive one are zero."""
+    """Coordinates from the largest eigenvalues (Torgerson's scaling); columns without a positive one are zero."""
     squared = distances.square()
     centred = squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean()
     values, vectors = torch.linalg.eigh(-0.5 * centred)

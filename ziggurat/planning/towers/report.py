@@ -26,7 +26,7 @@ _SHOWN_NAMES = 6
 
 @dataclass(frozen=True, kw_only=True)
 class TowerLoad:
-    """One tower.
+    """Features, bytes and numbers read of one tower.
 
     Args:
         features: names.
@@ -117,7 +117,7 @@ def report_on(
     features: Sequence[FeatureLoad],
     notes: tuple[str, ...] = (),
 ) -> TowerReport:
-    """Measure a partition.
+    """Measure the interactions and loads of a partition.
 
     Args:
         towers: the features' towers.

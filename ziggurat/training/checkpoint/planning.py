@@ -66,7 +66,7 @@ def results_to_json(results: Sequence[WriteResult]) -> JSON:
 
 
 def results_from_json(data: Sequence[dict[str, Any]]) -> list[WriteResult]:
-    """Undo `results_to_json`."""
+    """Read what `results_to_json` wrote."""
     return [
         WriteResult(
             MetadataIndex(item["name"], item["offsets"]),

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class SaveMode(StrEnum):
-    """When `save` returns."""
+    """The moment at which `save` returns."""
 
     ASYNC = "async"  # once the tensors are copied; a thread writes
     SYNC = "sync"  # once the checkpoint is durable; needs no copy
@@ -82,7 +82,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What `CheckpointStore.load` returns.
+    """A checkpoint as `CheckpointStore.load` returns it.
 
     Args:
         step: of this checkpoint.

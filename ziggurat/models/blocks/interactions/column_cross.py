@@ -39,5 +39,5 @@ class ColumnCross(nn.Module):
         return 2 * self.num_fields * self.dim**2
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
-        """L fields."""
+        """Cross the columns of n fields into L fields."""
         return self.mix(torch.bmm(fields_BFD.mT, fields_BFD)) + self.bias

@@ -23,7 +23,7 @@ from ziggurat.models.blocks.interactions.self_attention import FieldsLinear
 
 
 class CompressedInteraction(nn.Module):
-    """The network; see the module docstring.
+    """A compressed interaction network: vector-wise products of growing order.
 
     Args:
         num_fields: H₀.

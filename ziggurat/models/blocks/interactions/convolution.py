@@ -35,7 +35,7 @@ class FieldConvolution(nn.Module):
 
     @property
     def forward_flops(self) -> int:
-        """2·C·κ²·n·d."""
+        """FLOPs of a sample, 2·C·κ²·n·d."""
         return 2 * self.convolution.weight.numel() * self.num_fields * self.dim
 
     def initialise_own(self, init: Init) -> None:

@@ -48,5 +48,5 @@ class DotBlock(nn.Module):
         self.mlp = MLP(self.products.num_pairs, config=mlp, output_dim=num_outputs * dim)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
-        """L fields."""
+        """Turn the dot products of n fields into L fields."""
         return self.mlp(normalise(self.norm, self.products(fields_BFD))).unflatten(1, (self.num_outputs, self.dim))

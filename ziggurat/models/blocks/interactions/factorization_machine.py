@@ -39,7 +39,7 @@ class FMKind(StrEnum):
 
 
 class PlainFactorizationMachine(nn.Module):
-    """X Xᵀ: every dot product, both halves and the diagonal.
+    """All dot products of n fields, X Xᵀ: both halves and the diagonal.
 
     Args:
         num_fields: n.
@@ -53,16 +53,16 @@ class PlainFactorizationMachine(nn.Module):
 
     @property
     def forward_flops(self) -> int:
-        """2·n²·d."""
+        """FLOPs of a sample, 2·n²·d."""
         return 2 * self.num_fields**2 * self.dim
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F F"]:
-        """All products."""
+        """All dot products of the fields."""
         return torch.bmm(fields_BFD, fields_BFD.mT)
 
 
 class FactorizationMachine(nn.Module):
-    """X (Xᵀ Y): all pairwise dot products of n fields, projected to k numbers a field without forming them.
+    """The dot products of n fields projected to k numbers a field, X (Xᵀ Y), without forming them all.
 
     Args:
         num_fields: n.
@@ -79,7 +79,7 @@ class FactorizationMachine(nn.Module):
 
     @property
     def forward_flops(self) -> int:
-        """4·n·d·k."""
+        """FLOPs of a sample, 4·n·d·k."""
         return 4 * self.weight.numel() * self.dim
 
     def initialise_own(self, init: Init) -> None:
@@ -121,7 +121,7 @@ class AttentiveFactorizationMachine(nn.Module):
 
 
 class FactorizationMachineBlock(nn.Module):
-    """Wukong's FMB: products, norm, MLP, and back to fields.
+    """Wukong's factorization machine block: products, norm, MLP, and back to fields.
 
     Args:
         products: what gives `num_products` numbers for each of `num_fields` fields.
@@ -151,7 +151,7 @@ class FactorizationMachineBlock(nn.Module):
         self.mlp = MLP(num_products, config=mlp, output_dim=num_outputs * dim)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
-        """reshape(MLP(LN(flatten(FM(X)))))."""
+        """Compute reshape(MLP(LN(flatten(FM(X)))))."""
         return self.mlp(self._normal_products(fields_BFD)).unflatten(1, (self.num_outputs, self.dim))
 
     def _normal_products(self, fields_BFD: Tensor) -> Tensor:

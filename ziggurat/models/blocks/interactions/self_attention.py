@@ -49,7 +49,7 @@ class FieldsLinear(nn.Module):
 
     @property
     def forward_flops(self) -> int:
-        """2·n·in·out."""
+        """FLOPs of a sample, 2·n·in·out."""
         return 2 * self.num_fields * self.weight.numel()
 
     def initialise_own(self, init: Init) -> None:
@@ -65,7 +65,7 @@ class FieldsLinear(nn.Module):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class AttentionConfig:
-    """Settings of self-attention.
+    """Settings of self-attention between fields.
 
     Args:
         dim: A, columns of queries, keys and values, over all heads.
@@ -128,7 +128,7 @@ class SelfAttention(nn.Module):
 
 
 class AutoIntLayer(nn.Module):
-    """ReLU(LN?(SelfAttention(X) + residual)).
+    """One attention layer of AutoInt, ReLU(LN?(SelfAttention(X) + residual)).
 
     Args:
         num_fields: n.
@@ -145,7 +145,7 @@ class AutoIntLayer(nn.Module):
         self.norm = nn.LayerNorm(config.dim) if config.layer_norm else None
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F A"]:
-        """The layer."""
+        """Apply the layer to a stack of fields."""
         mixed_BFA = self.attention(fields_BFD)
         if self.config.residual:
             mixed_BFA = mixed_BFA + (fields_BFD if self.residual is None else self.residual(fields_BFD))
@@ -175,6 +175,6 @@ class TransformerLayer(nn.Module):
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F D"]:
-        """The layer."""
+        """Apply the layer to a stack of fields."""
         fields_BFD = self.attention_norm(fields_BFD + self.output(self.attention(fields_BFD)))
         return self.norm(fields_BFD + self.narrow(F.relu(self.widen(fields_BFD))))
