@@ -1,24 +1,29 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from ziggurat.errors import DataError
-from ziggurat.studies.compare_statistics import delong, paired_difference, placements, student_p, wilcoxon_p
-
-stats = pytest.importorskip("scipy.stats")
+from ziggurat.studies.compare_statistics import delong, paired_difference, placements, wilcoxon_p
 
 
-@pytest.mark.parametrize("t", [0.0, 0.3, -2.0, 4.5, 30.0])
-@pytest.mark.parametrize("freedom", [1, 2, 4, 9])
-def test_student_p_is_scipys(t: float, freedom: int) -> None:
-    assert student_p(t, freedom=freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), rel=1e-6)
+@pytest.mark.parametrize("differences", [[1.0, 1.0, -1.0, 2.0, 2.0, -3.0], [0.0, 0.5, 0.5, -0.5, 1.0], [0.2] * 14])
+def test_wilcoxon_counts_signs_also_with_ties_and_zeros(differences: list[float]) -> None:
+    values = np.asarray([each for each in differences if each])
+    ranks = np.asarray(
+        [(np.abs(values) < abs(each)).sum() + (np.abs(values) == abs(each)).sum() / 2 for each in values]
+    )
+    signs = np.asarray(list(itertools.product((-1.0, 1.0), repeat=values.size)))
+    observed = abs(float((np.sign(values) * (ranks + 0.5)).sum()))
+    assert wilcoxon_p(differences) == pytest.approx((np.abs(signs @ (ranks + 0.5)) >= observed - 1e-9).mean())
 
 
 @pytest.mark.parametrize("size", [2, 5, 8])
-def test_paired_tests_are_scipys(size: int) -> None:
+def test_paired_tests_are_those_of_both_samples(size: int) -> None:
     rng = np.random.default_rng(size)
     first, second = rng.normal(0.4, 1.0, size), rng.normal(0.0, 1.0, size)
     found = paired_difference(first.tolist(), second.tolist())

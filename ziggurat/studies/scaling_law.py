@@ -4,7 +4,7 @@
     c  the exponent: a factor of 2^(1/c) in compute halves what is above a
 
 For a given c the law is linear in (a, b), so least squares gives them exactly; c is searched on a grid of logarithms
-and refined by golden sections. b < 0 would be a loss that rises; then the best constant is reported, with b = 0.
+and refined by Brent's method (scipy). b < 0 would be a loss that rises; then the best constant is reported, with b = 0.
 
 The band is a bootstrap: from the runs of every point as many are drawn with replacement, the law is fitted to their
 means, and at each x the 5 % and 95 % quantiles of the fitted laws are the band. With a single run a point there is
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize_scalar
 
 from ziggurat.errors import DataError
 
 MIN_POINTS = 4
 _EXPONENTS = np.geomspace(1e-3, 4.0, 120)
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +86,10 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> ScalingLaw:
     errors = [_linear(xs, ys, c)[1] for c in _EXPONENTS]
     best = int(np.argmin(errors))
     low, high = (np.log(_EXPONENTS[max(0, min(best + step, _EXPONENTS.size - 1))]) for step in (-1, 1))
-    for _ in range(40):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if _linear(xs, ys, float(np.exp(left)))[1] < _linear(xs, ys, float(np.exp(right)))[1]:
-            high = right
-        else:
-            low = left
-    return _linear(xs, ys, float(np.exp((low + high) / 2)))[0]
+    found = minimize_scalar(
+        lambda exponent: _linear(xs, ys, float(np.exp(exponent)))[1], bounds=(low, high), options={"xatol": 1e-9}
+    )
+    return _linear(xs, ys, float(np.exp(found.x)))[0]
 
 
 def doubt_of(x: Sequence[float], losses: Sequence[float], *, law: ScalingLaw) -> str:

@@ -9,8 +9,8 @@ the same over memory tiers):
     Σ w_tl z_tld + Σ w_to y_to  ≤  C          on every device d
     Σ bytes_tl z_tld + Σ bytes_to y_to  ≤  room of d
 
-y_to chooses a placement whose devices are fixed. HiGHS solves it through `scipy.optimize.milp`; scipy is optional. It
-proves a bound, too: the distance of a search to the bound is never less than its distance to the best plan. Judges that
+y_to chooses a placement whose devices are fixed. HiGHS solves it through `scipy.optimize.milp`. It proves
+a bound, too: the distance of a search to the bound is never less than its distance to the best plan. Judges that
 are not additive have no exact answer here, and are refused. Cost: seconds for 12 tables on four devices; exponential.
 """
 
@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
 
-from ziggurat.errors import ConfigError, MissingDependencyError, PlanError
+from ziggurat.errors import ConfigError, PlanError
 from ziggurat.plan import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment, ShardProfile
@@ -86,23 +88,9 @@ def exact_plan(space: SearchSpace, *, time_limit_s: float = 60.0) -> ExactPlan:
         time_limit_s: for the solver.
 
     Raises:
-        MissingDependencyError: no scipy.
         ConfigError: the judge is not additive.
         PlanError: nothing fits.
     """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_matrix
-    except ImportError as error:
-        raise MissingDependencyError(
-            expected="scipy, for its mixed-integer solver HiGHS",
-            found=str(error),
-            where="exact plan",
-            ways_out=(
-                "pip install scipy",
-                "strategy annealing needs nothing, and finds nearly the same on small cases",
-            ),
-        ) from error
     check_room(space.problem)
     _check_additive(space)
     columns = _columns(space)

@@ -31,8 +31,6 @@ from torch import Tensor
 from ziggurat.errors import ConfigError
 from ziggurat.typed import checked
 
-_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
-
 
 @dataclass(frozen=True, kw_only=True)
 @checked
@@ -106,18 +104,16 @@ def classical_scaling(distances: Float64[Tensor, "F F"], *, dim: int) -> Float64
 
 
 def _descend(start: Tensor, distances: Tensor, *, config: PlaneConfig, scale: float) -> Plane:
-    """Adam (Kingma and Ba, 2015), written out: importing torch's takes longer than a small plane does."""
+    """Adam from one start; the best points of all steps."""
     points, best, best_loss = start.clone(), start, math.inf
-    mean, square = torch.zeros_like(points), torch.zeros_like(points)
-    for step in range(1, config.num_steps + 2):
-        loss, gradient = _stress_and_gradient(points, distances)
+    rate = scale * config.learning_rate
+    adam = torch.optim.Adam([points], lr=rate, foreach=False)
+    for step in range(config.num_steps + 1):
+        loss, points.grad = _stress_and_gradient(points, distances)
         if loss < best_loss:
             best, best_loss = points.clone(), loss
-        mean.lerp_(gradient, 1 - _BETA1)
-        square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        rate = scale * config.learning_rate * (1 + math.cos(math.pi * (step - 1) / max(1, config.num_steps))) / 2
-        denominator = (square / (1 - _BETA2**step)).sqrt_().add_(_EPS)
-        points.addcdiv_(mean, denominator, value=-rate / (1 - _BETA1**step))
+        adam.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * step / max(1, config.num_steps))) / 2
+        adam.step()
     return Plane(coordinates=best, stress=(best_loss / float(distances.square().sum())) ** 0.5)
 
 
