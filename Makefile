@@ -13,7 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
 .PHONY: setup demo test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos docs clean
 .DELETE_ON_ERROR:

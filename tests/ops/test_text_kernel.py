@@ -16,10 +16,11 @@ from ziggurat.errors import MissingDependencyError
 from ziggurat.features.hashing import hash_ids
 from ziggurat.ops import cpp_build
 from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.text import choose as kernel_module
 from ziggurat.ops.text import cpp as cpp_module
-from ziggurat.ops.text import kernel as kernel_module
+from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.cpp import CppTextKernel
-from ziggurat.ops.text.kernel import FieldKind, Fields, KeySlots, TextKernel, text_kernel
+from ziggurat.ops.text.kernel import FieldKind, Fields, KeySlots, TextKernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.runs.doctor import text_kernel_lines
 

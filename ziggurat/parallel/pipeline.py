@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -73,15 +73,6 @@ class Pipeline:
             lines.append("last hop of embeddings: with nothing (one part)")
         lines.append("gradients of the dense network: with the backward pass")
         return lines
-
-    def run(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
-        """Each batch with the one after it; drains at the end."""
-        iterator = iter(batches)
-        current = next(iterator, None)
-        while current is not None:
-            upcoming = next(iterator, None)
-            yield current, upcoming
-            current = upcoming
 
     def step(
         self,

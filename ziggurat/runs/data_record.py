@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.prepare import DataConfig, PreparedData
-from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError
@@ -144,7 +144,7 @@ def refuse_other_data(run: RunFolder, prepared: PreparedData) -> str:
     if record is not None:
         saved, where = record.facts(), run.data
     elif run.preprocessing.exists():
-        saved, where = {"vocabulary": Preprocessing.load(run.preprocessing).fingerprint}, run.preprocessing
+        saved, where = {"vocabulary": load_preprocessing(run.preprocessing).fingerprint}, run.preprocessing
     else:
         return "data: not compared, the run has no record of it"
     now = DataRecord(vocabulary=prepared.preprocessing.fingerprint, splits=_splits(prepared), raw_files=())

@@ -9,7 +9,7 @@ from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.matmul_rate import measure_ratio
-from ziggurat.ops.text.kernel import text_kernel
+from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
 from ziggurat.training.config import Precision

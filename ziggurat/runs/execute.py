@@ -21,6 +21,7 @@ from ziggurat.cache import cache_folder
 from ziggurat.config import to_json
 from ziggurat.data.datasets import fetch
 from ziggurat.data.preprocess.prepare import DataConfig, PreparedData, prepare
+from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
@@ -237,7 +238,7 @@ def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, r
     CONFIG.write(run.config, to_json(config))
     INPUTS.write(run.inputs, to_json(prepared.inputs))
     if not run.preprocessing.exists():
-        prepared.preprocessing.save(run.preprocessing)
+        save_preprocessing(prepared.preprocessing, run.preprocessing)
     DataRecord.of(prepared, data=raw_files(config, progress=NoProgress())).save(run.data)
     STARTUP.write(run.startup, report.sections)
 

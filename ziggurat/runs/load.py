@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from ziggurat.config import from_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.errors import MissingFileError
@@ -175,7 +176,7 @@ def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None
     run = RunFolder(Path(folder))
     config = load_config(run.path)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
-    preprocessing = Preprocessing.load(run.preprocessing)
+    preprocessing = load_preprocessing(run.preprocessing)
     device = choose_device(config.device).device
     kernel = usable_kernel(config.model.embedding.kernel, device=device)
     settings = replace(config.model, embedding=replace(config.model.embedding, kernel=kernel))

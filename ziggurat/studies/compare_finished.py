@@ -22,7 +22,7 @@ import numpy as np
 
 from ziggurat.config import flattened
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import Format
 from ziggurat.recipes.run_config import RunConfig, load_config
@@ -243,7 +243,7 @@ def _refuse_other_vocabulary(folders: Sequence[Path], runs: Sequence[FinishedRun
     found: dict[str, str] = {}
     for folder, run in zip(folders, runs, strict=True):
         schema, path = str(run.config.table_schema), RunFolder(folder).preprocessing
-        fingerprint = Preprocessing.load(path).fingerprint
+        fingerprint = load_preprocessing(path).fingerprint
         if found.setdefault(schema, fingerprint) != fingerprint:
             raise _other_data(runs, "the same schema, fitted to different training rows: a file changed in between")
 

@@ -11,7 +11,6 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.errors import ConfigError
 from ziggurat.files import Format, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
@@ -153,22 +152,6 @@ def plot(comparison: Comparison) -> Figure:
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_title(f"{config.data_name}, protocol {config.protocol.value}, {config.seeds} seeds")
     return figure
-
-
-def refuse_to_mix(comparisons: list[Comparison]) -> None:
-    """Comparisons may stand in one table or picture only if they follow one protocol on one data set.
-
-    Raises:
-        ConfigError: they do not.
-    """
-    found = {(comparison.config.data_name, comparison.config.protocol.value) for comparison in comparisons}
-    if len(found) > 1:
-        raise ConfigError(
-            expected="comparisons of one data set and one protocol",
-            found=", ".join(f"{data} under {protocol}" for data, protocol in sorted(found)),
-            where="comparisons put together",
-            ways_out="make a table of each",
-        )
 
 
 def short(number: float) -> str:

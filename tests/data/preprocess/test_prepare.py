@@ -29,7 +29,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MissingFileError, SchemaError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.schema import UNKNOWN_ROW, Categorical, Dense, Label, MultiHot, Schema
-from ziggurat.ops.text.kernel import text_kernel
+from ziggurat.ops.text.choose import text_kernel
 
 SCHEMA = Schema(
     features=(Dense(name="price"), Categorical(name="user"), MultiHot(name="tags")),

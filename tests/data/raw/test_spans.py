@@ -18,7 +18,8 @@ from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.features.hashing import hash_ids
 from ziggurat.features.schema import Categorical, Dense, Encoding, Label, MultiHot, NumericTransform, Schema, Table
-from ziggurat.ops.text.kernel import FieldKind, text_kernel
+from ziggurat.ops.text.choose import text_kernel
+from ziggurat.ops.text.kernel import FieldKind
 
 
 @settings(deadline=None)

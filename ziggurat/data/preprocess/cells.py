@@ -388,41 +388,6 @@ def read_vectors(series: pl.Series, *, dim: int, faults: Faults, role: str) -> n
     return vectors.astype(np.float32)
 
 
-def time_values(series: pl.Series, *, chunk: RawChunk) -> np.ndarray:
-    """(N,) float64 or int64 values that order a time column: numbers as they are, dates and datetimes in microseconds.
-
-    Text is read as a number, else as an ISO 8601 date or datetime.
-
-    Raises:
-        SchemaError: a column that has no order in time, or with cells that are missing or cannot be read.
-    """
-    role = f"time column {series.name!r}"
-    values = series
-    if series.dtype == pl.String:
-        values = series.cast(pl.Int64, strict=False)
-        if values.null_count():
-            values = series.cast(pl.Float64, strict=False)
-        if values.null_count():
-            try:
-                values = series.str.to_datetime(time_unit="us", strict=False)
-            except PolarsError:
-                values = pl.Series(series.name, [None] * len(series), dtype=pl.Datetime("us"))
-    if values.dtype == pl.Date or isinstance(values.dtype, pl.Datetime):
-        values = values.cast(pl.Datetime("us")).cast(pl.Int64)
-    if not values.dtype.is_numeric():
-        raise wrong_type(series, chunk, role=role, expected="numbers, dates or datetimes")
-    broken = values.is_null() | (values.is_nan() if values.dtype.is_float() else False)
-    if broken.any():
-        index = int(broken.arg_max() or 0)
-        raise SchemaError(
-            expected="a number, an ISO 8601 date or a datetime in every row",
-            found=repr(series[index]),
-            where=chunk.where(index, column=series.name),
-            ways_out=("correct the value", "split by another column"),
-        )
-    return values.to_numpy()
-
-
 def wrong_type(series: pl.Series, chunk: RawChunk, *, role: str, expected: str, way_out: str = "") -> SchemaError:
     """The error for a column whose type does not fit its role in the schema."""
     example = series.drop_nulls().head(1).to_list()

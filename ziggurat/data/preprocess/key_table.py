@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt64
 
-from ziggurat.ops.text.kernel import EMPTY_SLOT, KeySlots, TextKernel, text_kernel
+from ziggurat.ops.text.choose import text_kernel
+from ziggurat.ops.text.kernel import EMPTY_SLOT, KeySlots, TextKernel
 
 _MIN_BITS = 10
 

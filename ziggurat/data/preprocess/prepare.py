@@ -46,6 +46,7 @@ from ziggurat.data.preprocess.prepared import (
     write_prepared,
 )
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
+from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig, Splitter, fit_splitter, split_column
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
@@ -53,7 +54,7 @@ from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish, temporary_beside
-from ziggurat.ops.text.kernel import text_kernel
+from ziggurat.ops.text.choose import text_kernel
 from ziggurat.typed import checked
 
 ProgressCallback = Callable[[str, int, int | None], None]
@@ -298,7 +299,7 @@ class _Build:
                 Preprocessing(self._schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers) for _ in SPLITS
             ]
             self._encode(fitted, drafts, encoders)
-            encoders[0].save(temporary / "preprocessing")
+            save_preprocessing(encoders[0], temporary / "preprocessing")
             quarantined = {reason.value: count for reason, count in self._bad_rows.counts.most_common()}
             train, valid = (EncodedDataset(temporary / split.value) for split in SPLITS[:2])
             summary = PreparedSummary(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.preprocessing import FeatureCounters, Preprocessing
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.preprocess.splits import SPLITS
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import InputSpec
@@ -196,7 +197,7 @@ def open_prepared(
     payload = PREPARED.read(path)
     if payload.get("fingerprint") != fingerprint:
         raise _damaged(path, f"data prepared with the fingerprint {fingerprint}", repr(payload.get("fingerprint")))
-    preprocessing = Preprocessing.load(folder / "preprocessing")
+    preprocessing = load_preprocessing(folder / "preprocessing")
     datasets = {split.value: EncodedDataset(folder / split.value) for split in SPLITS}
     summary = PreparedSummary.from_json(payload["summary"])
     if preprocessing.fingerprint != payload["preprocessing"]:

@@ -4,7 +4,7 @@
     preprocessing = Preprocessing.fit(schema, source.frames(columns=schema.columns))
     table = preprocessing.encode(chunk)                    # Arrow, see data/encoded/records.py
     batch = preprocessing.batch({"user": ["u7"], …})       # a few rows for a model
-    preprocessing.save(folder); Preprocessing.load(folder) # JSON and Parquet, checksummed
+    save_preprocessing(…, folder); load_preprocessing(folder) # JSON and Parquet, checksummed
 
 Fitting streams over the rows in one pass: it counts ids (a table shared by several features counts them all, lists
 too) and gathers the numbers' statistics. Neither fitting nor encoding depends on the size of the chunks, and the raw
@@ -22,7 +22,6 @@ import json
 from collections.abc import Iterable, Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,27 +223,6 @@ class Preprocessing:
             content = json.dumps(state, sort_keys=True).encode()
             self._fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
         return self._fingerprint
-
-    def save(self, folder: str | Path) -> None:
-        """Write everything into a folder: JSON, and Parquet for vocabularies, with checksums.
-
-        Raises:
-            CheckpointError: the folder cannot be written.
-        """
-        from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
-
-        save_preprocessing(self, Path(folder))
-
-    @staticmethod
-    def load(folder: str | Path) -> Preprocessing:
-        """Read what `save` wrote.
-
-        Raises:
-            CheckpointError: a file is missing, damaged or of another version; names it.
-        """
-        from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
-
-        return load_preprocessing(Path(folder))
 
     def _encode_feature(
         self,

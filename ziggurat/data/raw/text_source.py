@@ -32,7 +32,8 @@ from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line
 from ziggurat.data.raw.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
-from ziggurat.ops.text.kernel import FieldKind, Fields, TextKernel, text_kernel
+from ziggurat.ops.text.choose import text_kernel
+from ziggurat.ops.text.kernel import FieldKind, Fields, TextKernel
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}

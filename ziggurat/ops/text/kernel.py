@@ -8,16 +8,12 @@ kernel in use.
 
 from __future__ import annotations
 
-import functools
-import warnings
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64, UInt8, UInt64
-
-from ziggurat.errors import MissingDependencyError
 
 EMPTY_SLOT = np.uint64(0)
 
@@ -118,16 +114,3 @@ class TextKernel(Protocol):
             order of their numbers.
         """
         ...
-
-
-@functools.cache
-def text_kernel() -> TextKernel:
-    """The C++ kernel where it can be built, else the numpy reference; decided once a process."""
-    from ziggurat.ops.text.cpp import CppTextKernel
-    from ziggurat.ops.text.reference import NumpyTextKernel
-
-    try:
-        return CppTextKernel()
-    except MissingDependencyError as error:
-        warnings.warn(f"text is read with numpy, several times slower than in C++: {error.found}", stacklevel=2)
-        return NumpyTextKernel(reason=error.found)
