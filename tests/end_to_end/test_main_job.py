@@ -56,7 +56,7 @@ def test_the_whole_story(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
     run("train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/a", *SMALL)
     assert (place / "runs/a/report.html").stat().st_size > 10_000
     page = (place / "runs/a/report.html").read_text()
-    for title in ("Training loss", "Validation auc", "Throughput", "Calibration, test", "Start-up report"):
+    for title in ("Loss", "Validation AUC", "Throughput", "Calibration, test", "Start-up report"):
         assert title in page
     metrics = json.loads((place / "runs/a/evaluations/test.json").read_text())["metrics"]
     assert metrics["auc"] > 0.7

@@ -80,7 +80,7 @@ class ReplicatedNetwork:
                 parameter.register_post_accumulate_grad_hook(self._arrived)
         with torch.no_grad():
             for value in (*module.parameters(), *module.buffers()):
-                dist.broadcast(value.detach(), src=group.ranks[0], group=group.process_group)
+                dist.broadcast(value.detach(), group_src=0, group=group.process_group)
 
     def __call__(self, *inputs: Any) -> Any:
         """What the module gives; a backward pass through it sums the gradients."""
