@@ -2,7 +2,8 @@
 
 Every run writes its whole configuration as JSON and can be repeated from it. The types are the schema: a config is a
 tree of frozen dataclasses whose fields are numbers, strings, booleans, enums, tuples, `None` or other configs. A union
-of configs (`DLRMConfig | DCNv2Config`) is told apart by a `kind: Literal[...]` field, never by a class name.
+of configs (`DLRMConfig | DCNv2Config`) is told apart by a `kind: Literal[...]` field, never by a class name. Classes of
+the user's own join it where the caller names them (`kinds=`); no file makes this code import anything.
 
     to_json(RunConfig(...))                       -> {"training": {"epochs": 2, …}, "model": {"kind": "dlrm", …}}
     from_json(RunConfig, data, where="run.json")  -> RunConfig(...)
@@ -19,7 +20,7 @@ import enum
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, Union
 
 from ziggurat.errors import ConfigError, ZigguratError
@@ -43,7 +44,14 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(cls: type[C], data: Any, *, where: str, error: type[ZigguratError] = ConfigError) -> C:
+def from_json(
+    cls: type[C],
+    data: Any,
+    *,
+    where: str,
+    error: type[ZigguratError] = ConfigError,
+    kinds: Sequence[type[Any]] = (),
+) -> C:
     """Rebuild a config of type `cls` from plain data.
 
     Args:
@@ -51,11 +59,13 @@ def from_json(cls: type[C], data: Any, *, where: str, error: type[ZigguratError]
         data: what `to_json` made, after a trip through a file.
         where: names the file in errors.
         error: the kind of error.
+        kinds: dataclasses of the user's own, which a field that takes several kinds may hold, too.
 
     Raises:
         error: unknown name, missing value, wrong type or impossible value; names the dotted path.
     """
-    return Reader(where=where, error=error, ways_out=_SETTINGS if error is ConfigError else ()).read(cls, data)
+    ways_out = _SETTINGS if error is ConfigError else ()
+    return Reader(where=where, error=error, ways_out=ways_out, kinds=tuple(kinds)).read(cls, data)
 
 
 def override(config: C, changes: Mapping[str, str], *, where: str = "command line") -> C:

@@ -10,6 +10,7 @@ an error in four parts names the field:
     tuple[X, ...]            a tuple or a list of X;  dict[str, X], list[X] likewise
     X | None                 None, or X
     dataclass                one, or a dict with its fields; of a union the one whose `kind` is given
+    Annotated[P, Kinds(…)]   any dataclass that fulfils P; from a dict the one of these whose `kind` is given
 
 `@checked`, below `@dataclass`, does this for every instance, whoever makes it; `Reader` does it for files, and
 `ziggurat.config` for the command line. Annotations that are none of these (arrays, functions, protocols) pass.
@@ -65,6 +66,13 @@ class NotANumber(enum.StrEnum):
     ALLOWED = "allowed"  # in results: a metric that is undefined
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """Dataclasses that a dict may become where a field takes any that fulfils a protocol; `kind` tells which."""
+
+    classes: tuple[type[Any], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reader:
     """Plain data to typed values; every error is of the caller's kind and names the place.
@@ -75,6 +83,7 @@ class Reader:
         error: the kind of error.
         ways_out: added to those of an unknown or impossible value.
         nan: whether NaN is a number here.
+        kinds: further dataclasses, of the user's own, for fields that take `Kinds`.
     """
 
     where: str
@@ -82,11 +91,15 @@ class Reader:
     error: type[ZigguratError] = ConfigError
     ways_out: tuple[str, ...] = ()
     nan: NotANumber = NotANumber.REFUSED
+    kinds: tuple[type[Any], ...] = ()
 
     def read(self, hint: Any, data: Any, path: str = "") -> Any:
         """`data` as the annotation says; returns it unchanged where it already is."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin is Annotated:
+            kinds = [each.classes for each in arguments[1:] if isinstance(each, Kinds)]
+            if kinds:
+                return self._kind((*kinds[0], *self.kinds), data, path)
             value = self.read(arguments[0], data, path)
             for bounds in arguments[1:]:
                 if isinstance(bounds, Range):
@@ -229,6 +242,9 @@ class Reader:
             return self.read(members[0], data, path)
         if not all(dataclasses.is_dataclass(member) for member in members):
             return data
+        return self._kind(tuple(members), data, path)
+
+    def _kind(self, members: tuple[Any, ...], data: Any, path: str) -> Any:
         if dataclasses.is_dataclass(data) and not isinstance(data, type):
             return data  # a member, or a config of the user's own
         kinds = {member.__dataclass_fields__["kind"].default: member for member in members}

@@ -20,11 +20,12 @@ FROZEN = {
     "demo": {"--out", "--no-ranks"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
+        "--model",
         *("--plan", "--tower-size", "--dense", "--wire"),
         *(f"--{name}" for name in SHORT),
     },
-    "evaluate": {"--bad-rows", "--step", "--json"},
-    "predict": {"--bad-rows", "--step", "--out"},
+    "evaluate": {"--bad-rows", "--step", "--json", "--model"},
+    "predict": {"--bad-rows", "--step", "--out", "--model"},
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {
@@ -36,10 +37,11 @@ FROZEN = {
         "--seed",
         "--samples",
         "--out",
+        "--model",
     },
     "compare": {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
-        *("--out", "--json", "--schema"),
+        *("--out", "--json", "--schema", "--model"),
         *(f"--{name}" for name in SHORT if name not in ("seed", "threads")),
         "--threads",
     },
@@ -49,17 +51,17 @@ FROZEN = {
     },
     "plan": {
         *("--cluster", "--towers", "--compare", "--save", "--schema", "--compression", "--rows", "--list-length"),
-        *("--budget-s", "--seed", "--costs"),
+        *("--budget-s", "--seed", "--costs", "--model"),
     },
     "simulate": {
         *("--cluster", "--towers", "--plot", "--schema", "--compression", "--rows", "--list-length", "--budget-s"),
-        "--seed",
+        *("--seed", "--model"),
     },
     "cluster show": {"--out"},
     "cluster probe": {"--minutes", "--out", "--samples"},
     "recipes": set(),
     "report": set(),
-    "verify": set(),
+    "verify": {"--model"},
     "doctor": set(),
     "bench": {"--json", "--quick"},
 }

@@ -21,7 +21,7 @@ from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Towers
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
-from ziggurat.recipes.catalogue import synthetic_dlrm, table_dcn_v2, table_dlrm
+from ziggurat.recipes.catalogue import recipe_named, synthetic_dlrm
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
@@ -96,7 +96,7 @@ def mixed(place: Path, recipe: RunConfig, name: str) -> Path:
 @pytest.fixture(scope="module")
 def dlrm(place: Path) -> Path:
     """A DLRM with a list, a shared table, and tables of two widths."""
-    return mixed(place, table_dlrm(SCHEMA), "dlrm")
+    return mixed(place, recipe_named("table_dlrm", schema=SCHEMA), "dlrm")
 
 
 def test_planted_groups_of_the_data_are_found_by_the_command(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_fields_are_compared_where_the_model_multiplies_them(dlrm: Path) -> None
 
 
 def test_a_model_without_products_says_that_cosines_mean_little(place: Path) -> None:
-    run = load_run(mixed(place, table_dcn_v2(SCHEMA), "dcn"))
+    run = load_run(mixed(place, recipe_named("table_dcn_v2", schema=SCHEMA), "dcn"))
     probe = probe_run(run)
     assert "DLRM" in probe.note
     assert probe.interactions.shape == (4, 4)

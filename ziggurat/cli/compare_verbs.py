@@ -6,8 +6,9 @@ import argparse
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.settings import add_short_forms, settings_from, settings_given
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.errors import ConfigError
@@ -45,6 +46,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ziggurat compare`."""
     parser.add_argument("data", nargs="+", metavar="what", help="a built-in set, table, a recipe, or folders of runs")
     parser.add_argument("--models", metavar="A,B,…", default="dnn,dlrm,dcn_v2,wukong", help="default: %(default)s")
+    add_model_argument(parser, about="config class of a model of your own, to compare with the others")
     parser.add_argument("--seeds", metavar="S", type=int, default=5, help="runs of each model (default: %(default)s)")
     parser.add_argument(
         "--trials",
@@ -114,6 +116,7 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
 
 def compare(options: argparse.Namespace, rest: list[str]) -> int:
     """Run what is missing of a comparison, and show it."""
+    from ziggurat.models.build import kind_of
     from ziggurat.recipes.protocols import Protocol
     from ziggurat.studies.compare import CompareConfig
     from ziggurat.studies.compare import compare as run_comparison
@@ -131,13 +134,15 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     if len(options.data) > 1 or (Path(options.data[0]) / "config.json").is_file():
         _refuse_groups(changes, groups=("",), why="finished runs have their settings")
         return _compare_finished(options)
-    data = _data_named(options.data[0], options.schema, changes)
+    data = _data_named(options.data[0], options.schema, changes, own=own_models(options))
     protocol = options.protocol or ("recipe" if isinstance(data, OwnData) else "bars")
     if protocol != "recipe":
         _refuse_groups(changes, groups=("training.",), why=f"the protocol {protocol} sets them")
+    own = own_models(options)
     config = CompareConfig(
         data=data,
-        models=_names(options.models),
+        models=tuple(dict.fromkeys([*_names(options.models), *(kind_of(each) for each in own)])),
+        own=own,
         seeds=options.seeds,
         trials=options.trials,
         protocol=Protocol(protocol),
@@ -160,7 +165,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
 def _compare_finished(options: argparse.Namespace) -> int:
     from ziggurat.studies.compare_finished import FINISHED, compare_finished
 
-    found = compare_finished([Path(folder) for folder in options.data])
+    found = compare_finished([Path(folder) for folder in options.data], models=own_models(options))
     for columns, rows in found.tables():
         print_table(columns, rows)
     for note in found.notes:
@@ -190,7 +195,9 @@ def _refuse_groups(changes: Mapping[str, str], *, groups: Sequence[str], why: st
         )
 
 
-def _data_named(name: str, schema: str | None, changes: Mapping[str, str]) -> ComparedData | OwnData:
+def _data_named(
+    name: str, schema: str | None, changes: Mapping[str, str], *, own: Sequence[type[Any]] = ()
+) -> ComparedData | OwnData:
     """A built-in data set, or the data and settings of a recipe, a config or a table of one's own."""
     from ziggurat.cli.settings import refuse_unknown
     from ziggurat.config import settings
@@ -206,7 +213,7 @@ def _data_named(name: str, schema: str | None, changes: Mapping[str, str]) -> Co
         return ComparedData(name)
     recipes = [recipe.__name__ for recipe in RECIPES]
     if name.endswith(".json"):
-        run = load_config(name)
+        run = load_config(name, models=own)
     elif name == "table" or name in recipes:
         given = None if schema is None else read_schema(schema)
         run = recipe_named("table_dnn" if name == "table" else name, schema=given)

@@ -16,6 +16,7 @@ from ziggurat.cli.compare_verbs import (
     add_compare_arguments,
     add_scale_arguments,
 )
+from ziggurat.cli.own_models import add_model_argument
 from ziggurat.cli.plan_verbs import (
     PLAN_EPILOG,
     PLAN_SUMMARY,
@@ -75,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--compression", metavar="X", help="N / D of the tower modules; short for --model.tower-module.compression"
     )
+    add_model_argument(train, about="config class of a model of your own, in the place of the recipe's model")
     train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE)")
     ranks = train.add_argument_group("on many ranks (torchrun --nproc-per-node N -m ziggurat train ...)")
     ranks.add_argument(
@@ -117,6 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("run", help="folder of a run")
     verify = verb("verify", "check every checkpoint of a run, and that each row was trained exactly once per epoch")
     verify.add_argument("run", help="folder of a run")
+    add_model_argument(verify)
     verb("doctor", "what this machine and installation can do, and what is missing and why")
     bench = verb("bench", "speed and quality against the peers; needs a checkout of the repository")
     bench.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
@@ -136,6 +139,7 @@ def _scoring_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
     )
     parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
+    add_model_argument(parser)
 
 
 def _data_verb(parser: argparse.ArgumentParser) -> None:
@@ -194,6 +198,7 @@ def _towers_verb(parser: argparse.ArgumentParser) -> None:
         "--samples", metavar="N", type=int, default=65_536, help="training rows to read (default: %(default)s)"
     )
     partition.add_argument("--out", metavar="FILE", default="towers.json", help="default: %(default)s")
+    add_model_argument(partition)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ziggurat.cli.own_models import add_model_argument, model_words, own_models
 from ziggurat.cli.tables import print_line, print_table
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="recipe", help="a recipe, a config.json, or the folder of a run")
     parser.add_argument("--schema", metavar="FILE", help="schema (TOML) for the recipes table_*")
     parser.add_argument("--compression", metavar="X", help="short for --model.tower-module.compression")
+    add_model_argument(parser, about="config class of a model of your own, in the place of the recipe's model")
     parser.add_argument(
         "--rows", metavar="TABLE=N", action="append", default=[], help="ids of a table, where no data says it"
     )
@@ -101,7 +103,7 @@ def train_command(options: argparse.Namespace, rest: Sequence[str]) -> str:
         words += ["--config", options.run] if options.run.endswith(".json") else [options.run]
     given = {"--schema": options.schema, "--towers": options.towers, "--compression": options.compression}
     words += [word for flag, value in given.items() if value for word in (flag, value)]
-    return f"torchrun … -m {shlex.join([*words, *rest, '--plan', options.save])}"
+    return f"torchrun … -m {shlex.join([*words, *model_words(options), *rest, '--plan', options.save])}"
 
 
 def simulate(options: argparse.Namespace, rest: list[str]) -> int:
@@ -132,7 +134,7 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
     from ziggurat.config import override
     from ziggurat.plan import Towers
     from ziggurat.recipes.catalogue import recipe_named
-    from ziggurat.recipes.run_config import load_config
+    from ziggurat.recipes.run_config import load_config, with_model
 
     schema = None
     if options.schema:
@@ -140,8 +142,9 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
 
         schema = read_schema(options.schema)
     is_file = Path(options.run).is_dir() or options.run.endswith(".json")
-    config = load_config(options.run) if is_file else recipe_named(options.run, schema=schema)
-    config = apply_settings(config, settings_given(rest))
+    models = own_models(options)
+    config = load_config(options.run, models=models) if is_file else recipe_named(options.run, schema=schema)
+    config = apply_settings(with_model(config, models), settings_given(rest))
     if options.towers:
         config = dataclasses.replace(config, towers=Towers.load(options.towers))
     if options.compression is not None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ziggurat.cli.own_models import own_models
 from ziggurat.cli.settings import apply_settings, described, settings_from
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override
@@ -51,10 +52,12 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
 def train(options: argparse.Namespace, rest: list[str]) -> int:
     """Train a recipe, a config, or resume."""
     from ziggurat.plan import Plan
+    from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.execute import train_run
     from ziggurat.training.progress import show_progress
 
     stored, folder = _run_to_train(options)
+    stored = with_model(stored, own_models(options))
     config = _with_towers(apply_settings(stored, settings_from(options, rest) | _rank_overrides(options)), options)
     if options.settings:
         _print_settings(stored, config)
@@ -82,7 +85,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.progress import show_progress
     from ziggurat.training.run_folder import EVALUATION
 
-    with open_run(options.run, step=options.step) as run:
+    with open_run(options.run, step=options.step, models=own_models(options)) as run:
         progress = run.team.progress(show_progress())
         progress.begin("evaluate", total=None)
         bad_rows = BadRowPolicy(options.bad_rows)
@@ -102,7 +105,7 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.load import open_run
     from ziggurat.training.progress import show_progress
 
-    with open_run(options.run, step=options.step) as run:
+    with open_run(options.run, step=options.step, models=own_models(options)) as run:
         progress = run.team.progress(show_progress())
         progress.begin("predict", total=None)
         rows = run.predict(options.data, out=options.out, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
@@ -155,7 +158,9 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
         seed=options.seed,
     )
     probe = ProbeConfig(num_samples=options.samples, seed=options.seed)
-    partition = partition_run(options.run, config=config, probe=probe, progress=show_progress())
+    partition = partition_run(
+        options.run, config=config, probe=probe, models=own_models(options), progress=show_progress()
+    )
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     partition.towers.save(out)
@@ -194,7 +199,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
     """Check checkpoints and ledger."""
     from ziggurat.runs.verify import verify_run
 
-    result = verify_run(options.run)
+    result = verify_run(options.run, models=own_models(options))
     for line in result.lines:
         print_line(line)
     return 0 if result.good else 1
@@ -235,7 +240,7 @@ def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     if options.resume:
         return _run_to_resume(options)
     if options.config:
-        config = load_config(options.config)
+        config = load_config(options.config, models=own_models(options))
         return config, Path(options.out or f"runs/{config.recipe or 'run'}")
     if not options.recipe:
         raise ConfigError(
@@ -282,7 +287,7 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     from ziggurat.recipes.run_config import load_config
 
     folder = Path(options.out or options.recipe or "")
-    stored = load_config(folder)
+    stored = load_config(folder, models=own_models(options))
     recipe = options.recipe
     if options.out and recipe and Path(recipe) != folder and recipe != stored.recipe:
         raise ConfigError(
@@ -292,7 +297,7 @@ def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             ways_out=(f"go on with the run: ziggurat train {folder} --resume", f"train {recipe} in another folder"),
         )
     if options.config:
-        stored = load_config(options.config)
+        stored = load_config(options.config, models=own_models(options))
     if options.schema:
         from ziggurat.features.schema_io import read_schema
 

@@ -11,7 +11,7 @@ Torch's global random state is left as it was.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
 
@@ -45,6 +45,8 @@ class ModelConfig(Protocol):
     lists un-pooled although their schema pools them (DIN's histories) names them in a method
     `unpooled(inputs) -> tuple[str, ...]`.
     """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def kind(self) -> str:
@@ -103,6 +105,42 @@ BuiltInConfig = (
     | DINConfig
 )
 MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
+
+
+def kind_of(cls: type[Any]) -> str:
+    """The name of a config's class in files and on the command line."""
+    return cls.__dataclass_fields__["kind"].default
+
+
+def check_config_class(cls: type[Any]) -> None:
+    """Refuse a class of the user's own that cannot be the config of a model in a run.
+
+    Raises:
+        ConfigError: it is no frozen dataclass, has no `kind` of its own, or lacks a part of `ModelConfig`.
+    """
+    if cls in MODEL_CONFIGS:
+        return
+    fields = getattr(cls, "__dataclass_fields__", {})
+    kind = fields["kind"].default if "kind" in fields else None
+    built_in = [kind_of(each) for each in MODEL_CONFIGS]
+    wrong = ""
+    if not isinstance(cls, type) or not fields or not cls.__dataclass_params__.frozen:
+        wrong = "no frozen dataclass"
+    elif not isinstance(kind, str) or not kind:
+        wrong = "no field `kind` with a name as its default"
+    elif kind in built_in:
+        wrong = f"kind {kind!r}, which a built-in model has"
+    elif "embedding" not in fields:
+        wrong = "no field `embedding` with the settings of tables"
+    else:
+        wrong = ", ".join(f"no method {name!r}" for name in ("table_columns", "build") if not hasattr(cls, name))
+    if wrong:
+        raise ConfigError(
+            expected="a frozen dataclass with kind, embedding, table_columns and build",
+            found=wrong,
+            where=f"{getattr(cls, '__module__', '')}:{getattr(cls, '__qualname__', cls)}",
+            ways_out=("see docs/guides/own-model.md", 'kind: str = "my_model"'),
+        )
 
 
 def build_model(

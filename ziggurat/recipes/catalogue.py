@@ -1,7 +1,8 @@
 """Recipes: complete runs as functions. Calling one returns a `RunConfig`; nothing runs until `train_run` is called.
 
 A variant is a function that changes another's result (`dataclasses.replace`), never a copy. `RECIPES` lists them for
-the command line: the first line of each docstring is what `ziggurat recipes` prints.
+the command line: the first line of each docstring is what `ziggurat recipes` prints. `table_*` and `criteo_*` exist for
+every built-in model, made from `MODEL_CONFIGS`; `table_run` takes a model of your own.
 
 `*_bars_*` follow the BARS/FuxiCTR protocol to the letter; the others train as large systems do (row-wise Adagrad on
 touched rows). `protocols.py` says what that means, and why the two are never compared with each other.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
@@ -23,27 +25,21 @@ from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
-    AutoIntConfig,
-    BuiltInConfig,
+    MODEL_CONFIGS,
     CrossConfig,
     DCNv2Config,
-    DeepFMConfig,
-    DHENConfig,
     DINConfig,
     DLRMConfig,
     DNNConfig,
-    FinalMLPConfig,
-    FinalNetConfig,
     Init,
     Interaction,
     LogisticRegressionConfig,
-    MaskNetConfig,
     MLPConfig,
+    ModelConfig,
     Normalization,
-    WukongConfig,
-    XDeepFMConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.build import kind_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
 from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
@@ -137,27 +133,27 @@ def frappe_dcn_v2() -> RunConfig:
     return replace(frappe_dlrm(), recipe="frappe_dcn_v2", model=DATA_DCN_V2)
 
 
-def criteo_dlrm() -> RunConfig:
-    """DLRM on a Criteo Kaggle or 1TB file of yours: --data.train train.txt. One pass, warm-up, row-wise Adagrad."""
-    return RunConfig(
-        recipe="criteo_dlrm",
-        data=DataConfig(
-            format=FileFormat.CRITEO, split=SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.05, test_fraction=0.05)
-        ),
-        table_schema=schema_for("criteo-kaggle"),
-        model=DATA_DLRM,
-        training=TrainingConfig(
-            epochs=1,
-            schedule=ScheduleConfig(warmup_steps=500),
-            checkpoint_every=2000,
-            evaluate_every=5000,
-        ),
-    )
+def _criteo_recipe(cls: type[Any]) -> Callable[[], RunConfig]:
+    """The recipe `criteo_KIND` of a built-in model."""
 
+    def recipe() -> RunConfig:
+        return RunConfig(
+            recipe=f"criteo_{kind_of(cls)}",
+            data=DataConfig(
+                format=FileFormat.CRITEO,
+                split=SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.05, test_fraction=0.05),
+            ),
+            table_schema=schema_for("criteo-kaggle"),
+            model=table_model(cls),
+            training=TrainingConfig(
+                epochs=1, schedule=ScheduleConfig(warmup_steps=500), checkpoint_every=2000, evaluate_every=5000
+            ),
+        )
 
-def criteo_dcn_v2() -> RunConfig:
-    """DCNv2 on a Criteo Kaggle or 1TB file of yours: --data.train train.txt."""
-    return replace(criteo_dlrm(), recipe="criteo_dcn_v2", model=DATA_DCN_V2)
+    recipe.__name__ = recipe.__qualname__ = f"criteo_{kind_of(cls)}"
+    name = cls.__name__.removesuffix("Config")
+    recipe.__doc__ = f"{name} on a Criteo Kaggle or 1TB file of yours: --data.train train.txt. One pass, with warm-up."
+    return recipe
 
 
 def mlperf_dlrm() -> RunConfig:
@@ -213,70 +209,42 @@ def synthetic_dcn_v2() -> RunConfig:
     return replace(synthetic_dlrm(), recipe="synthetic_dcn_v2", model=DATA_DCN_V2)
 
 
-def table_dlrm(schema: Schema) -> RunConfig:
-    """DLRM on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_dlrm", DATA_DLRM, schema)
+def table_model(cls: type[Any]) -> ModelConfig:
+    """Sizes of a built-in model on a table of unknown size."""
+    return next((each for each in (DATA_DLRM, DATA_DCN_V2) if type(each) is cls), None) or cls()
 
 
-def table_dcn_v2(schema: Schema) -> RunConfig:
-    """DCNv2 on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_dcn_v2", DATA_DCN_V2, schema)
+def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunConfig:
+    """Any model, a built-in one or one of your own, on any table: split by time if there is one, three epochs.
+
+    Args:
+        model: its settings.
+        schema: of the table.
+        recipe: its name in files; "": `table_` and the model's kind.
+    """
+    split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
+    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1))
+    if isinstance(model, LogisticRegressionConfig):
+        training = replace(training, table_learning_rate=0.1)
+    return RunConfig(
+        recipe=recipe or f"table_{model.kind}",
+        data=DataConfig(split=split),
+        table_schema=schema,
+        model=model,
+        training=training,
+    )
 
 
-def table_dnn(schema: Schema) -> RunConfig:
-    """DNN on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_dnn", DNNConfig(), schema)
+def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
+    """The recipe `table_KIND` of a built-in model."""
 
+    def recipe(schema: Schema) -> RunConfig:
+        return table_run(table_model(cls), schema)
 
-def table_wukong(schema: Schema) -> RunConfig:
-    """Wukong on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_wukong", WukongConfig(), schema)
-
-
-def table_dhen(schema: Schema) -> RunConfig:
-    """DHEN on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_dhen", DHENConfig(), schema)
-
-
-def table_logistic_regression(schema: Schema) -> RunConfig:
-    """Logistic regression on any table of yours, the floor: --data.train FILE --schema my.toml."""
-    config = _table_run("table_logistic_regression", LogisticRegressionConfig(), schema)
-    return replace(config, training=replace(config.training, table_learning_rate=0.1))
-
-
-def table_deepfm(schema: Schema) -> RunConfig:
-    """DeepFM on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_deepfm", DeepFMConfig(), schema)
-
-
-def table_xdeepfm(schema: Schema) -> RunConfig:
-    """XDeepFM on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_xdeepfm", XDeepFMConfig(), schema)
-
-
-def table_autoint(schema: Schema) -> RunConfig:
-    """AutoInt+ on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_autoint", AutoIntConfig(), schema)
-
-
-def table_masknet(schema: Schema) -> RunConfig:
-    """MaskNet on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_masknet", MaskNetConfig(), schema)
-
-
-def table_finalmlp(schema: Schema) -> RunConfig:
-    """FinalMLP on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_finalmlp", FinalMLPConfig(), schema)
-
-
-def table_finalnet(schema: Schema) -> RunConfig:
-    """FinalNet on any table of yours: --data.train FILE --schema my.toml."""
-    return _table_run("table_finalnet", FinalNetConfig(), schema)
-
-
-def table_din(schema: Schema) -> RunConfig:
-    """DIN on any table of yours with a sequence: --data.train FILE --schema my.toml."""
-    return _table_run("table_din", DINConfig(), schema)
+    name, needs = cls.__name__.removesuffix("Config"), " with a sequence" if cls is DINConfig else ""
+    recipe.__name__ = recipe.__qualname__ = f"table_{kind_of(cls)}"
+    recipe.__doc__ = f"{name} on any table of yours{needs}: --data.train FILE --schema my.toml."
+    return recipe
 
 
 RECIPES: tuple[Callable[..., RunConfig], ...] = (
@@ -288,25 +256,12 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     frappe_bars_dnn,
     frappe_dlrm,
     frappe_dcn_v2,
-    criteo_dlrm,
-    criteo_dcn_v2,
+    *(_criteo_recipe(cls) for cls in MODEL_CONFIGS if cls is not DINConfig),  # which needs a sequence
     mlperf_dlrm,
     mlperf_dcn_v2,
     synthetic_dlrm,
     synthetic_dcn_v2,
-    table_dlrm,
-    table_dcn_v2,
-    table_dnn,
-    table_logistic_regression,
-    table_wukong,
-    table_dhen,
-    table_deepfm,
-    table_xdeepfm,
-    table_autoint,
-    table_masknet,
-    table_finalmlp,
-    table_finalnet,
-    table_din,
+    *(_table_recipe(cls) for cls in MODEL_CONFIGS),
 )
 
 
@@ -337,10 +292,3 @@ def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
         return by_name[name](schema)
     config = by_name[name]()
     return config if schema is None else replace(config, table_schema=schema)
-
-
-def _table_run(recipe: str, model: BuiltInConfig, schema: Schema) -> RunConfig:
-    split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
-    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1))
-    data = DataConfig(split=split)
-    return RunConfig(recipe=recipe, data=data, table_schema=schema, model=model, training=training)

@@ -35,13 +35,13 @@ from typing import TypeVar
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, TableInit, TableOptimizerKind
 from ziggurat.errors import ConfigError
-from ziggurat.models import BuiltInConfig, Init, LogisticRegressionConfig
+from ziggurat.models import Init, LogisticRegressionConfig, ModelConfig
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, Precision, ScheduleConfig, TrainingConfig
 from ziggurat.typed import Count, checked
 
-M = TypeVar("M", bound=BuiltInConfig)
+M = TypeVar("M", bound=ModelConfig)
 
 
 AVERAGE_DECAY = 0.98
@@ -122,7 +122,9 @@ def bars_model(model: M) -> M:
     """A model as `bars` starts it: tables, Xavier, numbers as fields; sizes stay as they are."""
     if isinstance(model, LogisticRegressionConfig):
         return replace(model, embedding=bars_tables())
-    return replace(model, embedding=bars_tables(), init=Init.XAVIER_NORMAL, numeric=NumericInput.FIELDS)
+    wanted = {"init": Init.XAVIER_NORMAL, "numeric": NumericInput.FIELDS}
+    having = {name: value for name, value in wanted.items() if type(getattr(model, name, None)) is type(value)}
+    return replace(model, embedding=bars_tables(), **having)
 
 
 def scale_model(model: M) -> M:

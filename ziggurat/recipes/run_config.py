@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from ziggurat.config import from_json
+from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
-from ziggurat.models import BuiltInConfig, TowerModelConfig
-from ziggurat.models.build import check_towers
+from ziggurat.models import MODEL_CONFIGS, ModelConfig, TowerModelConfig
+from ziggurat.models.build import check_config_class, check_towers, kind_of
 from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.device import Device
@@ -21,7 +23,9 @@ from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.run_folder import CONFIG
-from ziggurat.typed import checked
+from ziggurat.typed import Kinds, checked
+
+_CLASS = "class"  # a keyword of Python, so no setting is called this
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,7 @@ class RunConfig:
         teacher: the synthetic teacher, if `dataset.name` is "synthetic".
         data: files, splits, bad rows.
         table_schema: what the columns mean.
-        model: any model config; `kind` tells which.
+        model: any model config, a built-in one or one of your own; `kind` tells which.
         training: everything else.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
@@ -106,7 +110,7 @@ class RunConfig:
     teacher: SyntheticConfig | None = None
     data: DataConfig
     table_schema: Schema
-    model: BuiltInConfig
+    model: Annotated[ModelConfig, Kinds(MODEL_CONFIGS)]
     training: TrainingConfig = field(default_factory=TrainingConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
@@ -117,9 +121,11 @@ class RunConfig:
 
         Raises:
             PlanError: the towers do not fit the features of the schema.
-            ConfigError: the model cannot have towers, their compression does not fit its tables, or there are settings
-                of tower modules and no towers; or the evaluation has no such metric as early stop names.
+            ConfigError: the model's config is none, the model cannot have towers, their compression does not fit its
+                tables, or there are settings of tower modules and no towers; or the evaluation has no such metric as
+                early stop names.
         """
+        check_config_class(type(self.model))
         check_towers(self.model, self.towers)
         schema = self.table_schema
         if schema.labels:
@@ -140,8 +146,59 @@ class RunConfig:
             )
 
 
-def load_config(path: str | Path) -> RunConfig:
-    """The configuration of a run, from its folder or from a config.json."""
+def with_model(config: RunConfig, models: Sequence[type[Any]]) -> RunConfig:
+    """The config with the last of these classes as its model; as it is if its model is of one of them already."""
+    if not models or type(config.model) in models:
+        return config
+    return replace(config, model=models[-1]())
+
+
+def run_config_to_json(config: RunConfig) -> dict[str, Any]:
+    """What `config.json` holds; a model of the user's own with its class beside its kind, for people to read."""
+    data = to_json(config)
+    if type(config.model) not in MODEL_CONFIGS:
+        data["model"] = {"kind": config.model.kind, _CLASS: origin_of(type(config.model)), **data["model"]}
+    return data
+
+
+def load_config(path: str | Path, *, models: Sequence[type[Any]] = ()) -> RunConfig:
+    """The configuration of a run, from its folder or from a config.json.
+
+    Args:
+        path: the folder or the file.
+        models: config classes of your own that it may name. A file never makes this function import code.
+
+    Raises:
+        ConfigError: a setting that cannot be, or a model that is neither built in nor in `models`.
+    """
     path = Path(path)
     file = path if path.suffix == ".json" else path / "config.json"
-    return from_json(RunConfig, CONFIG.read(file), where=str(file))
+    for each in models:
+        check_config_class(each)
+    data = CONFIG.read(file)
+    model = data.get("model")
+    if isinstance(model, dict) and _CLASS in model:
+        known = {kind_of(each) for each in (*MODEL_CONFIGS, *models)}
+        if model.get("kind") not in known:
+            raise _unknown_model(model, file)
+        data = {**data, "model": {name: value for name, value in model.items() if name != _CLASS}}
+    return from_json(RunConfig, data, where=str(file), kinds=models)
+
+
+def origin_of(cls: type[Any]) -> str:
+    """Where a class comes from, as `--model` takes it."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _unknown_model(model: dict[str, Any], file: Path) -> ConfigError:
+    origin = str(model[_CLASS])
+    name = origin.rpartition(":")[2].rpartition(".")[2]
+    return ConfigError(
+        expected="the class of the model's config: code is loaded only when you name it, never because a file does",
+        found=f"a model of kind {model.get('kind')!r}, written by {origin}",
+        where=f"{file}, setting 'model'",
+        ways_out=(
+            f"on the command line: --model {origin}",
+            f"in Python, after importing the class: load_run(folder, models=({name},))",
+        ),
+    )

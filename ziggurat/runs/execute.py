@@ -30,7 +30,7 @@ from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.plan import Plan
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data
 from ziggurat.runs.fingerprint import Difference
@@ -235,7 +235,7 @@ def _trainer(
 
 
 def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:
-    CONFIG.write(run.config, to_json(config))
+    CONFIG.write(run.config, run_config_to_json(config))
     INPUTS.write(run.inputs, to_json(prepared.inputs))
     if not run.preprocessing.exists():
         save_preprocessing(prepared.preprocessing, run.preprocessing)

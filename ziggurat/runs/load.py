@@ -151,30 +151,35 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(folder: str | Path, *, step: int | None = None) -> Iterator[Run]:
+def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = ()) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
-    config = load_config(Path(folder))
+    config = load_config(Path(folder), models=models)
     any_size = replace(config, parallel=replace(config.parallel, tower_size=0))  # scores do not depend on it
     given = {"run": Path(folder).absolute(), "step": step}
     with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
-        yield load_run(folder, step=step, ranks=Ranks(any_size, plan=None, given=given))
+        yield load_run(folder, step=step, models=models, ranks=Ranks(any_size, plan=None, given=given))
 
 
-def load_run(folder: str | Path, *, step: int | None = None, ranks: Ranks | None = None) -> Run:
+def load_run(
+    folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = (), ranks: Ranks | None = None
+) -> Run:
     """Load a run for evaluation, prediction or serving.
 
     Args:
         folder: of the run.
         step: a checkpoint's step; None: the best one by the run's own validation, else the last.
+        models: config classes of your own, if the run's model is one: `load_run(folder, models=(MyConfig,))`. A folder
+            never makes this function import code.
         ranks: to load it on, together; None: one device. `open_run` finds them.
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
         CheckpointError: the checkpoint of `step` is damaged, or none is intact. Where the best one is lost, the newest
             intact one is taken, with a warning.
+        ConfigError: the model is neither built in nor in `models`.
     """
     run = RunFolder(Path(folder))
-    config = load_config(run.path)
+    config = load_config(run.path, models=models)
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = load_preprocessing(run.preprocessing)
     device = choose_device(config.device).device

@@ -9,9 +9,11 @@ multiplies them, so DLRM's projections of narrow tables come first (`planning.in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -83,6 +85,7 @@ def partition_run(
     *,
     config: TowerPartitionConfig,
     probe: ProbeConfig | None = None,
+    models: Sequence[type[Any]] = (),
     progress: Progress | None = None,
 ) -> TowerPartition:
     """Towers for the features of a trained run.
@@ -91,6 +94,7 @@ def partition_run(
         folder: of the run.
         config: how many towers, what for.
         probe: how many rows to read.
+        models: config classes of your own; see `load_run`.
         progress: where to show progress.
 
     Raises:
@@ -99,7 +103,7 @@ def partition_run(
         DataError: the run's raw data changed since it was trained.
     """
     progress = progress or NoProgress()
-    found = probe_run(load_run(folder), config=probe, progress=progress)
+    found = probe_run(load_run(folder, models=models), config=probe, progress=progress)
     if found.note:
         progress.say(f"note: {found.note}")
     return partition_towers(found.interactions, features=found.features, config=config)

@@ -63,7 +63,7 @@ def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[
         ConfigError: a setting differs that may not change; names it with both values.
         MissingFileError: the raw data cannot be found any more.
     """
-    stored = load_config(run.path)
+    stored = load_config(run.path, models=(type(given.model),))
     given = _as_stored_where_auto(given, stored)
     same_place = [getattr(given.data, name) == getattr(stored.data, name) for name in ("train", "valid", "test")]
     if all(same_place) and given.dataset.source == stored.dataset.source:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ziggurat.data.encoded.ledger import verify_ledgers
 from ziggurat.errors import CheckpointError
@@ -23,10 +25,10 @@ class Verdict:
     good: bool
 
 
-def verify_run(folder: str | Path) -> Verdict:
-    """Check checkpoints and ledger of a run; changes nothing."""
+def verify_run(folder: str | Path, *, models: Sequence[type[Any]] = ()) -> Verdict:
+    """Check checkpoints and ledger of a run; changes nothing. `models`: see `load_run`."""
     run = RunFolder(Path(folder))
-    config = load_config(run.path)
+    config = load_config(run.path, models=models)
     lines: list[str] = []
     good, intact = True, list[int]()
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)

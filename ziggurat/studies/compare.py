@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ziggurat.config import to_json
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.prepare import PreparedData
 from ziggurat.errors import ConfigError
@@ -38,7 +37,7 @@ from ziggurat.recipes.protocols import (
     scale_model,
     scale_training,
 )
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, origin_of, run_config_to_json
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_own import OwnData, main_metric
@@ -73,6 +72,7 @@ class CompareConfig:
         rows: of the synthetic data.
         threads: of each run; sums depend on it.
         max_epochs: fewer epochs than the protocol's, for trying things out; 0: the protocol's.
+        own: config classes of your own, whose kinds `models` may name.
     """
 
     data: ComparedData | OwnData
@@ -84,6 +84,7 @@ class CompareConfig:
     rows: int = 1_000_000
     threads: int = 1
     max_epochs: int = 0
+    own: tuple[type[Any], ...] = ()
 
     @property
     def data_name(self) -> str:
@@ -168,7 +169,7 @@ class Comparison:
         return {
             "config": {key: _plain(value) for key, value in entries.items()} | {"data": self.config.data_name},
             "metric": self.config.metric,
-            **({"run": to_json(own.run)} if isinstance(own, OwnData) else {}),
+            **({"run": run_config_to_json(own.run)} if isinstance(own, OwnData) else {}),
             "models": [
                 {"name": m.name, "variant": m.variant, "trials": m.trials, "runs": [run.to_json() for run in m.runs]}
                 for m in self.models
@@ -194,7 +195,7 @@ def compare(config: CompareConfig, *, out: str | Path, progress: Progress | None
     """
     progress = progress or NoProgress()
     base = base_run(config)
-    chosen = settings_of_all(config.models, config.data)  # unknown names fail before any work
+    chosen = settings_of_all(config.models, config.data, own=config.own)  # unknown names fail before any work
     data = prepare_run(base, progress=progress)
     torch.set_num_threads(config.threads)
     place = _Place(config, base=base, folder=Path(out) / f"{config.data_name}-{config.protocol.value}", data=data)
@@ -331,4 +332,6 @@ def recipe_training(training: TrainingConfig, *, rate: float, metric: str) -> Tr
 
 
 def _plain(value: Any) -> Any:
-    return getattr(value, "value", list(value) if isinstance(value, tuple) else value)
+    if isinstance(value, tuple):
+        return [origin_of(each) if isinstance(each, type) else each for each in value]
+    return getattr(value, "value", value)

@@ -141,7 +141,7 @@ class FinishedComparison:
         }
 
 
-def compare_finished(folders: Sequence[Path]) -> FinishedComparison:
+def compare_finished(folders: Sequence[Path], *, models: Sequence[type[Any]] = ()) -> FinishedComparison:
     """Put finished runs side by side.
 
     Raises:
@@ -155,7 +155,7 @@ def compare_finished(folders: Sequence[Path]) -> FinishedComparison:
             where="command line",
             ways_out="ziggurat compare runs/first runs/second",
         )
-    runs = tuple(_finished(folder) for folder in folders)
+    runs = tuple(_finished(folder, models) for folder in folders)
     leaves = [_compared(run.config) for run in runs]
     for run, other in zip(runs[1:], leaves[1:], strict=True):
         _refuse_other_data(runs[0], leaves[0], run, other)
@@ -165,15 +165,15 @@ def compare_finished(folders: Sequence[Path]) -> FinishedComparison:
     settings = tuple(row for row in rows if len(set(row[1:])) > 1)
     metric = main_metric(runs[0].config.table_schema)
     data = prepared_data(runs[0].config)
-    tests = () if data is None else tuple(_tests(folders, runs, data=data, metric=metric))
+    tests = () if data is None else tuple(_tests(folders, runs, data=data, metric=metric, models=models))
     return FinishedComparison(
         runs=runs, metric=metric, settings=settings, tests=tests, notes=_notes(settings, runs, tested=bool(tests))
     )
 
 
-def _finished(folder: Path) -> FinishedRun:
+def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
     run = RunFolder(folder)
-    config = load_config(folder)
+    config = load_config(folder, models=models)
     ways_out = f"finish it: ziggurat train {folder} --resume"
     if not run.evaluation("test").exists():
         raise MissingFileError(
@@ -249,7 +249,12 @@ def _refuse_other_vocabulary(folders: Sequence[Path], runs: Sequence[FinishedRun
 
 
 def _tests(
-    folders: Sequence[Path], runs: Sequence[FinishedRun], *, data: PreparedData, metric: str
+    folders: Sequence[Path],
+    runs: Sequence[FinishedRun],
+    *,
+    data: PreparedData,
+    metric: str,
+    models: Sequence[type[Any]] = (),
 ) -> Iterator[RowsTest]:
     """Tests over rows for every pair; nothing where rows are weighted or runs have other inputs."""
     name = metric.partition("/")[0]
@@ -258,7 +263,7 @@ def _tests(
         return
     parts: list[Any] = []
     for folder in folders:
-        run = load_run(folder)
+        run = load_run(folder, models=models)
         if run.preprocessing.fingerprint != data.preprocessing.fingerprint:
             return
         label = label_index(metric, run.model.inputs)

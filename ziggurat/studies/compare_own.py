@@ -21,8 +21,9 @@ from typing import Any
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, Task
-from ziggurat.models import ModelConfig
-from ziggurat.recipes.catalogue import RECIPES, recipe_named
+from ziggurat.models import MODEL_CONFIGS, ModelConfig
+from ziggurat.models.build import kind_of
+from ziggurat.recipes.catalogue import table_model
 from ziggurat.recipes.run_config import RunConfig
 
 _METRIC_SETTING = "training.early_stop.metric"
@@ -75,19 +76,20 @@ def own_data(run: RunConfig, changes: Mapping[str, str], *, name: str = "") -> O
     )
 
 
-def model_names(own: OwnData) -> tuple[str, ...]:
-    """Models that can be compared on it: those of the recipes `table_…`, and the recipe's own."""
-    tables = [recipe.__name__.removeprefix("table_") for recipe in RECIPES if recipe.__name__.startswith("table_")]
-    return tuple(dict.fromkeys([*tables, "logistic_regression", own.run.model.kind]))
-
-
-def own_models(names: Sequence[str], own: OwnData) -> dict[str, ModelConfig]:
+def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[Any]] = ()) -> dict[str, ModelConfig]:
     """Settings of the named models: the recipe's width and tables, each model's own sizes, then the changes.
+
+    Args:
+        names: kinds of built-in models, of the recipe's own, and of `own`.
+        own_data: what to compare on.
+        own: config classes of your own.
 
     Raises:
         ConfigError: no such model, or a setting that none of the models has.
     """
-    known = model_names(own)
+    first = own_data.run.model
+    known = {kind_of(each): table_model(each) for each in MODEL_CONFIGS} | {kind_of(each): each() for each in own}
+    known[first.kind] = first
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -96,8 +98,8 @@ def own_models(names: Sequence[str], own: OwnData) -> dict[str, ModelConfig]:
                 where="ziggurat compare, --models",
                 ways_out="separate them by commas: --models dnn,dcn_v2,wukong",
             )
-    models = {name: _like(_sizes_of(name, own), own.run.model) for name in names}
-    for path, text in own.model_changes:
+    models = {name: _like(known[name], first) for name in names}
+    for path, text in own_data.model_changes:
         having = [name for name, model in models.items() if _has(model, path)]
         if not having:
             override(next(iter(models.values())), {path: text}, where=f"command line, --model.{path}")  # says what is
@@ -120,16 +122,6 @@ def _of_first_label(schema: Schema, *, binary: str, number: str) -> str:
     first = schema.labels[0]
     name = binary if first.task is Task.BINARY else number
     return name if len(schema.labels) == 1 else f"{name}/{first.name}"
-
-
-def _sizes_of(name: str, own: OwnData) -> ModelConfig:
-    if name == own.run.model.kind:
-        return own.run.model
-    if name == "logistic_regression":
-        from ziggurat.models import LogisticRegressionConfig
-
-        return LogisticRegressionConfig()
-    return recipe_named(f"table_{name}", schema=own.run.table_schema).model
 
 
 def _like(model: Any, first: Any) -> ModelConfig:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ziggurat.config import from_json, to_json
+from ziggurat.config import to_json
 from ziggurat.data.preprocess.prepare import PreparedData
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
@@ -34,7 +34,7 @@ from ziggurat.files import digest_of as digest_of_data
 from ziggurat.models import Model, build_model, flops_per_sample, num_parameters
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics import MetricAccumulator
 from ziggurat.training.progress import Progress
@@ -160,7 +160,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     record = RunRecord.load(request.folder)
     # The stored settings go through the present classes, so that a setting that did not exist then has its default.
     started = (request.folder / "config.json").exists()
-    if started and digest_of(load_run_config(request.folder)) != digest_of(request.config):
+    if started and digest_of(_stored(request)) != digest_of(request.config):
         raise ConfigError(
             expected=f"the run of {request.model}, seed {request.config.training.seed}, with the present settings",
             found="a run with other settings of data, model or training",
@@ -176,7 +176,7 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     trainer, cost = _trainer(request, data=data, progress=progress)
     if not started:
         _DATA.write(request.folder / DATA, content_of(data))
-        CONFIG.write(trainer.folder.config, to_json(request.config))
+        CONFIG.write(trainer.folder.config, run_config_to_json(request.config))
         INPUTS.write(trainer.folder.inputs, to_json(data.inputs))
     begin = time.perf_counter()
     fit = trainer.fit(resume=started)
@@ -199,6 +199,10 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
     if read_test:
         record = _read_test(record, trainer, data=data, request=request)
     return record
+
+
+def _stored(request: RunRequest) -> RunConfig:
+    return load_config(request.folder, models=(type(request.config.model),))
 
 
 def content_of(data: PreparedData) -> dict[str, str]:
@@ -283,4 +287,4 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
 
 def load_run_config(folder: Path) -> RunConfig:
     """The configuration that a run of a comparison was made with."""
-    return from_json(RunConfig, CONFIG.read(folder / "config.json"), where=str(folder / "config.json"))
+    return load_config(folder)

@@ -25,7 +25,6 @@ from typing import Any
 from ziggurat.errors import ConfigError
 from ziggurat.models import (
     AutoIntConfig,
-    BuiltInConfig,
     CrossConfig,
     DCNv2Config,
     DeepFMConfig,
@@ -39,11 +38,13 @@ from ziggurat.models import (
     LogisticRegressionConfig,
     MaskNetConfig,
     MLPConfig,
+    ModelConfig,
     Normalization,
     WukongConfig,
     XDeepFMConfig,
 )
 from ziggurat.models.blocks.interactions.self_attention import AttentionConfig
+from ziggurat.models.build import kind_of
 from ziggurat.models.finalnet import Gating
 from ziggurat.models.masknet import MaskStructure
 from ziggurat.studies.compare_data import ComparedData
@@ -74,20 +75,23 @@ class ModelSettings:
         rate: factor on both learning rates; `recipe` only.
     """
 
-    model: BuiltInConfig
+    model: ModelConfig
     embedding_l2: float
     rate: float = 1.0
 
 
-def settings_of_all(names: Sequence[str], data: ComparedData | OwnData) -> dict[str, ModelSettings]:
-    """The settings of each named model on a data set.
+def settings_of_all(
+    names: Sequence[str], data: ComparedData | OwnData, *, own: Sequence[type[Any]] = ()
+) -> dict[str, ModelSettings]:
+    """The settings of each named model on a data set; of a class in `own` its defaults.
 
     Raises:
         ConfigError: no such model, or a changed setting that none of them has.
     """
     if isinstance(data, OwnData):
-        return {name: _other(model) for name, model in own_models(names, data).items()}
-    return {name: settings_of(name, data) for name in names}
+        return {name: _other(model) for name, model in own_models(names, data, own=own).items()}
+    mine = {kind_of(each): each for each in own}
+    return {name: _other(mine[name]()) if name in mine else settings_of(name, data) for name in names}
 
 
 def settings_of(name: str, data: ComparedData) -> ModelSettings:
@@ -168,7 +172,7 @@ _OTHER_MLP = _mlp(128, 128, dropout=0.2)
 _OTHER_L2 = 0.3
 
 
-def _other(model: BuiltInConfig) -> ModelSettings:
+def _other(model: ModelConfig) -> ModelSettings:
     return ModelSettings(model=model, embedding_l2=_OTHER_L2)
 
 

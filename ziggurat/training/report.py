@@ -23,6 +23,7 @@ from ziggurat.config import flattened
 from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
+from ziggurat.models.build import kind_of
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.metrics import higher_is_better
 from ziggurat.training.records import read_records
@@ -135,7 +136,7 @@ def _metrics_table(evaluations: dict[str, Any]) -> str:
 
 def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
     """(setting, value, default) of data, model and training where they differ from the defaults of their classes."""
-    kinds = {each.__dataclass_fields__["kind"].default: each for each in MODEL_CONFIGS}
+    kinds = {kind_of(each): each for each in MODEL_CONFIGS}
     kind = kinds.get(config.get("model", {}).get("kind"))
     groups = {"data": DataConfig, "training": TrainingConfig} | ({"model": kind} if kind is not None else {})
     found = []

@@ -209,6 +209,9 @@ class TrainStep:
         return loss, 1.0, finite
 
     def _update(self, *, factor: float, scale: float) -> None:
+        for parameter in self._dense:  # a weight that nothing used: zero, as on many ranks, so that its state exists
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         if scale != 1.0:
             gradients = [local(parameter.grad) for parameter in self._dense if parameter.grad is not None]
             torch._foreach_mul_(gradients, scale)
