@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from ziggurat.data.preprocess.prepare import prepare as prepare
     from ziggurat.data.preprocess.splits import SplitBy as SplitBy
     from ziggurat.data.preprocess.splits import SplitConfig as SplitConfig
+    from ziggurat.data.source import DataSource as DataSource
     from ziggurat.embeddings import EmbeddingConfig as EmbeddingConfig
+    from ziggurat.embeddings import EmbeddingTables as EmbeddingTables
     from ziggurat.errors import ZigguratError as ZigguratError
+    from ziggurat.features.batch import Batch as Batch
+    from ziggurat.features.inputs import InputSpec as InputSpec
     from ziggurat.features.schema import Categorical as Categorical
     from ziggurat.features.schema import Dense as Dense
     from ziggurat.features.schema import Label as Label
@@ -30,22 +34,45 @@ if TYPE_CHECKING:
     from ziggurat.features.schema import Vector as Vector
     from ziggurat.features.schema_io import read_schema as read_schema
     from ziggurat.features.schema_io import write_schema as write_schema
+    from ziggurat.models import DHEN as DHEN
+    from ziggurat.models import DIN as DIN
+    from ziggurat.models import DLRM as DLRM
+    from ziggurat.models import DNN as DNN
+    from ziggurat.models import MODEL_CONFIGS as MODEL_CONFIGS
+    from ziggurat.models import AutoInt as AutoInt
     from ziggurat.models import AutoIntConfig as AutoIntConfig
+    from ziggurat.models import DCNv2 as DCNv2
     from ziggurat.models import DCNv2Config as DCNv2Config
+    from ziggurat.models import DeepFM as DeepFM
     from ziggurat.models import DeepFMConfig as DeepFMConfig
     from ziggurat.models import DHENConfig as DHENConfig
     from ziggurat.models import DINConfig as DINConfig
     from ziggurat.models import DLRMConfig as DLRMConfig
     from ziggurat.models import DNNConfig as DNNConfig
+    from ziggurat.models import Embedded as Embedded
+    from ziggurat.models import FinalMLP as FinalMLP
     from ziggurat.models import FinalMLPConfig as FinalMLPConfig
+    from ziggurat.models import FinalNet as FinalNet
     from ziggurat.models import FinalNetConfig as FinalNetConfig
+    from ziggurat.models import LogisticRegression as LogisticRegression
     from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
+    from ziggurat.models import LossSums as LossSums
+    from ziggurat.models import MaskNet as MaskNet
     from ziggurat.models import MaskNetConfig as MaskNetConfig
+    from ziggurat.models import MLPConfig as MLPConfig
+    from ziggurat.models import Model as Model
+    from ziggurat.models import ModelConfig as ModelConfig
+    from ziggurat.models import Outputs as Outputs
+    from ziggurat.models import TowerLayer as TowerLayer
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
+    from ziggurat.models import Unpooled as Unpooled
+    from ziggurat.models import Wukong as Wukong
     from ziggurat.models import WukongConfig as WukongConfig
+    from ziggurat.models import XDeepFM as XDeepFM
     from ziggurat.models import XDeepFMConfig as XDeepFMConfig
     from ziggurat.models import build_model as build_model
+    from ziggurat.models import loss_sums as loss_sums
     from ziggurat.parallel.parallelize import ParallelConfig as ParallelConfig
     from ziggurat.parallel.parallelize import parallelize as parallelize
     from ziggurat.parallel.topology import Topology as Topology
@@ -53,6 +80,7 @@ if TYPE_CHECKING:
     from ziggurat.plan import Towers as Towers
     from ziggurat.planning.placement import place_tables as place_tables
     from ziggurat.recipes.catalogue import recipe_named as recipe_named
+    from ziggurat.recipes.catalogue import table_run as table_run
     from ziggurat.recipes.run_config import DatasetConfig as DatasetConfig
     from ziggurat.recipes.run_config import RunConfig as RunConfig
     from ziggurat.runs.execute import train_run as train_run
@@ -63,11 +91,17 @@ if TYPE_CHECKING:
     from ziggurat.training.trainer import Trainer as Trainer
 
 _HOMES = {
+    "ziggurat.data.source": ("DataSource",),
+    "ziggurat.features.inputs": ("InputSpec",),
+    "ziggurat.features.batch": ("Batch",),
     "ziggurat.data.inspect.inspect_file": ("inspect_file",),
     "ziggurat.data.encoded.loader": ("Loader", "LoaderConfig"),
     "ziggurat.data.preprocess.prepare": ("DataConfig", "prepare"),
     "ziggurat.data.preprocess.splits": ("SplitBy", "SplitConfig"),
-    "ziggurat.embeddings": ("EmbeddingConfig",),
+    "ziggurat.embeddings": (
+        "EmbeddingConfig",
+        "EmbeddingTables",
+    ),
     "ziggurat.errors": ("ZigguratError",),
     "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
     "ziggurat.features.schema_io": ("read_schema", "write_schema"),
@@ -88,12 +122,38 @@ _HOMES = {
         "TowerModuleKind",
         "WukongConfig",
         "build_model",
+        "AutoInt",
+        "DCNv2",
+        "DHEN",
+        "DIN",
+        "DLRM",
+        "DNN",
+        "DeepFM",
+        "FinalMLP",
+        "FinalNet",
+        "LogisticRegression",
+        "MaskNet",
+        "Wukong",
+        "XDeepFM",
+        "Embedded",
+        "LossSums",
+        "MLPConfig",
+        "MODEL_CONFIGS",
+        "Model",
+        "ModelConfig",
+        "Outputs",
+        "TowerLayer",
+        "Unpooled",
+        "loss_sums",
     ),
     "ziggurat.parallel.parallelize": ("ParallelConfig", "parallelize"),
     "ziggurat.parallel.topology": ("Topology",),
     "ziggurat.plan": ("Plan", "Towers"),
     "ziggurat.planning.placement": ("place_tables",),
-    "ziggurat.recipes.catalogue": ("recipe_named",),
+    "ziggurat.recipes.catalogue": (
+        "recipe_named",
+        "table_run",
+    ),
     "ziggurat.runs.execute": ("train_run",),
     "ziggurat.runs.load": ("Run", "load_run"),
     "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,8 +116,11 @@ class RunConfig:
     parallel: RanksConfig = field(default_factory=RanksConfig)
     device: Device = Device.AUTO
 
-    def check(self) -> None:
+    def check(self, *, metrics: Iterable[str] = ()) -> None:
         """Refuse contradictions between the parts of a run before the first file is read.
+
+        Args:
+            metrics: names of the user's own metrics.
 
         Raises:
             PlanError: the towers do not fit the features of the schema.
@@ -129,7 +132,7 @@ class RunConfig:
         check_towers(self.model, self.towers)
         schema = self.table_schema
         if schema.labels:
-            stop_metric(self.training.early_stop, labels=schema.labels, has_groups=bool(schema.group))
+            stop_metric(self.training.early_stop, labels=schema.labels, has_groups=bool(schema.group), own=metrics)
         if not isinstance(self.model, TowerModelConfig):
             return
         if self.towers is not None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,6 +40,8 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation import Evaluation
+from ziggurat.training.metrics import MetricFunction
+from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.report import write_report
 from ziggurat.training.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
@@ -134,6 +137,8 @@ def train_run(
     plan: Plan | None = None,
     progress: Progress | None = None,
     callbacks: Sequence[Callback] = (),
+    loss: LossFunction | None = None,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> RunResult:
     """Train, evaluate and report one run; on every rank of a job that torchrun started, together.
 
@@ -144,12 +149,15 @@ def train_run(
         plan: where tables go on many ranks; None plans (see `many_ranks.py`).
         progress: where to show progress; rank 0 does.
         callbacks: who is told of logged values and evaluations; see `training/callbacks.py`.
+        loss: minimised instead of the model's own; see `training/own_loss.py`. To resume, give it again.
+        metrics: functions of your own by name, `fn(scores, labels, weights) -> float`, beside the built-in ones; early
+            stop may follow one (`EarlyStopConfig(metric="name", better=Better.HIGHER)`).
 
     Raises:
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
         TopologyError: the ranks do not form what was asked for, or one of them is gone.
     """
-    config.check()
+    config.check(metrics=metrics or ())
     run = RunFolder(Path(folder))
     with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
@@ -162,7 +170,8 @@ def train_run(
         ranks.require_same_data(prepared)
         if changes is not None and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
             progress.say(note)
-        trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=resume, progress=progress)
+        functions = {"loss": loss, "metrics": metrics, "progress": progress}
+        trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=resume, given=functions)
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
         if is_over:
@@ -202,7 +211,7 @@ def _check_folder(run: RunFolder, *, resume: bool) -> None:
 
 
 def _trainer(
-    config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, progress: Progress
+    config: RunConfig, prepared: PreparedData, *, ranks: Ranks, run: RunFolder, resume: bool, given: Mapping[str, Any]
 ) -> tuple[Trainer, ModelFacts]:
     """The trainer of a run, its model on the ranks; and the facts of the model as a whole."""
     device, embedding = choose_device(config.device).device, config.model.embedding
@@ -228,8 +237,8 @@ def _trainer(
         train=prepared.train,
         valid=prepared.valid,
         folder=run.path,
-        progress=progress,
         parallel=parallel,
+        **given,
     )
     return trainer, facts
 

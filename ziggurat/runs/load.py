@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
+from ziggurat.training.metrics import MetricFunction
 from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
 from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
@@ -74,8 +75,9 @@ class Run:
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
         ranking_k: int = DEFAULT_RANKING_K,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> Evaluation:
-        """Exact metrics on raw files that have the schema's columns, labels included."""
+        """Exact metrics, and functions of your own, on raw files that have the schema's columns, labels included."""
         return evaluate_batches(
             self.model,
             self._batches(data, with_labels=True, bad_rows=bad_rows),
@@ -83,6 +85,7 @@ class Run:
             progress=progress,
             process_group=self.team.process_group,
             ranking_k=ranking_k,
+            metrics=metrics,
         )
 
     def predict(

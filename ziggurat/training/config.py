@@ -86,6 +86,14 @@ class ScheduleConfig:
     minimum: float = 1e-6
 
 
+class Better(StrEnum):
+    """Which way a metric improves."""
+
+    AUTO = "auto"  # as is known of the built-in metrics
+    HIGHER = "higher"
+    LOWER = "lower"
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class EarlyStopConfig:
@@ -97,11 +105,13 @@ class EarlyStopConfig:
         patience: stop after this many evaluations in a row without improvement; 0 never stops (the best weights are
             restored all the same).
         min_delta: an improvement is at least this much.
+        better: higher or lower, for a metric of your own; auto for the built-in ones.
     """
 
     metric: str = AUTO_METRIC
     patience: int = 0
     min_delta: float = 1e-6
+    better: Better = Better.AUTO
 
 
 @dataclass(frozen=True, kw_only=True)

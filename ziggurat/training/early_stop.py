@@ -5,28 +5,38 @@ that is trained). With several labels a metric carries the label's name, `auc/cl
 as a mean over tasks would let the one with the noisiest metric decide.
 
 A name is refused where the evaluation would not have it: `auc` for a number, `gauc` without a group, `auc` without the
-label's name where there are several, `calibration`, which is best in the middle.
+label's name where there are several, `calibration`, which is best in the middle. Of a metric of the user's own,
+`early-stop.better` says the direction.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ziggurat.errors import ConfigError
-from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
-from ziggurat.training.config import AUTO_METRIC, EarlyStopConfig
+from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.metrics import higher_is_better, metric_names
 
 
-def stop_metric(config: EarlyStopConfig, *, labels: Sequence[Label | LabelSpec], has_groups: bool) -> str:
+def improves_upwards(config: EarlyStopConfig) -> bool:
+    """Whether the metric that decides is better when it is higher."""
+    return higher_is_better(config.metric) if config.better is Better.AUTO else config.better is Better.HIGHER
+
+
+def stop_metric(
+    config: EarlyStopConfig, *, labels: Sequence[Label | LabelSpec], has_groups: bool, own: Iterable[str] = ()
+) -> str:
     """The name of the metric that decides.
 
     Args:
         config: settings.
         labels: of the data, at least one.
         has_groups: whether the samples have groups.
+        own: names of the user's own metrics.
 
     Raises:
         ConfigError: the evaluation of these labels has no such metric, or it has no direction.
@@ -35,9 +45,16 @@ def stop_metric(config: EarlyStopConfig, *, labels: Sequence[Label | LabelSpec],
         metric = "auc" if labels[0].task is Task.BINARY else "rmse"
         return f"{metric}/{labels[0].name}" if len(labels) > 1 else metric
     known = [name for name in metric_names(labels, has_groups=has_groups) if not name.startswith("calibration")]
-    if config.metric in known:
-        higher_is_better(config.metric)
+    mine = metric_names(labels, has_groups=has_groups, own=own)[len(metric_names(labels, has_groups=has_groups)) :]
+    if config.metric in mine:
+        if config.better is Better.AUTO:
+            raise _no_direction(config.metric)
         return config.metric
+    if config.metric in known:
+        if improves_upwards(config) is not higher_is_better(config.metric):
+            raise _wrong_direction(config)
+        return config.metric
+    known += mine
     near = [name for name in known if name.partition("/")[0] == config.metric]
     near = near or difflib.get_close_matches(config.metric, known, n=2)
     tasks = ", ".join(f"{label.name!r} ({label.task.value})" for label in labels)
@@ -47,4 +64,29 @@ def stop_metric(config: EarlyStopConfig, *, labels: Sequence[Label | LabelSpec],
         + ("" if has_groups else ", without a group"),
         where="training settings, early-stop.metric",
         ways_out=[f"--training.early-stop.metric {name}" for name in [*near[:2], AUTO_METRIC]],
+    )
+
+
+def with_stop_metric(config: TrainingConfig, inputs: InputSpec, *, own: Iterable[str] = ()) -> TrainingConfig:
+    """The settings with the metric that decides in the place of `auto`; see `stop_metric`."""
+    stop = config.early_stop
+    metric = stop_metric(stop, labels=inputs.labels, has_groups=inputs.has_groups, own=own)
+    return dataclasses.replace(config, early_stop=dataclasses.replace(stop, metric=metric))
+
+
+def _no_direction(metric: str) -> ConfigError:
+    return ConfigError(
+        expected="the direction in which a metric of your own improves",
+        found=f"none for {metric!r}",
+        where="training settings, early-stop.better",
+        ways_out=("--training.early-stop.better higher", "--training.early-stop.better lower"),
+    )
+
+
+def _wrong_direction(config: EarlyStopConfig) -> ConfigError:
+    return ConfigError(
+        expected=f"the direction in which {config.metric!r} improves",
+        found=config.better.value,
+        where="training settings, early-stop.better",
+        ways_out="leave it out: those of the built-in metrics are known",
     )

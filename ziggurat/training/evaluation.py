@@ -7,7 +7,7 @@ come together on rank 0, and every rank gets the same metrics.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.training.calibration import calibration_curve
-from ziggurat.training.metrics import MetricAccumulator, gather_rows
+from ziggurat.training.metrics import MetricAccumulator, MetricFunction, gather_rows
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
 
@@ -100,6 +100,7 @@ def evaluate_batches(
     progress: Progress | None = None,
     process_group: dist.ProcessGroup | None = None,
     ranking_k: int = DEFAULT_RANKING_K,
+    metrics: Mapping[str, MetricFunction] | None = None,
 ) -> Evaluation:
     """Exact metrics and calibration of a model over batches.
 
@@ -110,9 +111,12 @@ def evaluate_batches(
         progress: shows rows of this rank.
         process_group: the ranks that evaluate together; calibration curves are on the first alone.
         ranking_k: places that count in ndcg@k and recall@k.
+        metrics: functions of the user's own by name.
     """
     device = next(iter(model.parameters()), torch.zeros(())).device
-    accumulator = MetricAccumulator(inputs, process_group=process_group, device=device, ranking_k=ranking_k)
+    accumulator = MetricAccumulator(
+        inputs, process_group=process_group, device=device, ranking_k=ranking_k, metrics=metrics
+    )
     num_rows = 0
     for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
         num_rows += batch.batch_size

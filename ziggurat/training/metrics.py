@@ -14,6 +14,8 @@ All but the ranking metrics take sample weights; n_g is then a group's weight. A
 libraries have it, is 0.001 too low at a click rate of 3.5 %: more than most models differ by. The exact one costs a
 sort: all scores are kept (8 bytes a sample and label), over ranks they are gathered on the first.
 
+Functions of the user's own stand beside these (`MetricFunction`), on the same samples.
+
 Undefined is NaN, never an exception: AUC and NE with one class only, GAUC without a group that has both, calibration
 without positives, everything without samples. A NaN *score* is another matter: it raises `NumericsError`, because
 sorting would hide it.
@@ -21,7 +23,8 @@ sorting would hide it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,8 +72,16 @@ _HIGHER_IS_BETTER = {
 }
 
 
+MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], float]
+"""A metric of the user's own: scores, labels and weights of all samples of one label, each (n,), to a number."""
+
+
 def metric_names(
-    labels: Sequence[Label | LabelSpec], *, has_groups: bool, ranking_k: int = DEFAULT_RANKING_K
+    labels: Sequence[Label | LabelSpec],
+    *,
+    has_groups: bool,
+    ranking_k: int = DEFAULT_RANKING_K,
+    own: Iterable[str] = (),
 ) -> list[str]:
     """The names of the metrics of an evaluation, label by label; they end in `/label` where there are several.
 
@@ -78,13 +89,30 @@ def metric_names(
         labels: of the data.
         has_groups: whether the samples have groups.
         ranking_k: places that count in ndcg@k and recall@k.
+        own: names of the user's own metrics, which come after all others.
     """
     grouped = ["gauc", *ranking_names(ranking_k)] if has_groups else []
     names: list[str] = []
     for label in labels:
-        own = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *grouped]
-        names += [f"{metric}/{label.name}" for metric in own] if len(labels) > 1 else own
-    return names
+        built_in = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *grouped]
+        names += [f"{metric}/{label.name}" for metric in built_in] if len(labels) > 1 else built_in
+    return names + [f"{metric}/{label.name}" if len(labels) > 1 else metric for label in labels for metric in own]
+
+
+def check_own_metrics(metrics: Mapping[str, MetricFunction]) -> None:
+    """Refuse names that a built-in metric has, or that say a label.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    taken = [name for name in metrics if name in {*_BINARY, *_REGRESSION, "gauc"} or "/" in name or not name]
+    if taken:
+        raise ConfigError(
+            expected="names of their own for metrics, without a slash",
+            found=", ".join(map(repr, taken)),
+            where="metrics",
+            ways_out="rename them",
+        )
 
 
 def higher_is_better(metric: str) -> bool:
@@ -142,6 +170,7 @@ class MetricAccumulator:
         process_group: the ranks whose samples belong together, or None for this process alone.
         device: where tensors for the exchange must lie: cpu for gloo, this rank's device for NCCL.
         ranking_k: places that count in ndcg@k and recall@k.
+        metrics: functions of the user's own by name, computed beside the others.
     """
 
     def __init__(
@@ -151,9 +180,12 @@ class MetricAccumulator:
         process_group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
         ranking_k: int = DEFAULT_RANKING_K,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         self.inputs = inputs
         self.ranking_k = ranking_k
+        self._own = dict(metrics or {})
+        check_own_metrics(self._own)
         self._process_group = process_group
         self._device = torch.device(device)
         self._pieces: list[_Columns] = []
@@ -201,12 +233,37 @@ class MetricAccumulator:
         """
         columns = self._gather()
         values = [value for index in range(len(self.inputs.labels)) for value in self._metrics(columns, index)]
+        names = metric_names(
+            self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k, own=self._own
+        )
+        failed: tuple[str, Exception] | None = None
+        if self._process_group is None or dist.get_rank(self._process_group) == 0:
+            mine, failed = self._own_values(columns, names[len(values) :])
+        else:
+            mine = [0.0] * (len(names) - len(values))
         if self._process_group is not None:
-            shared = torch.tensor(values, dtype=torch.float64, device=self._device)
+            shared = torch.tensor([*values, *mine, failed is not None], dtype=torch.float64, device=self._device)
             dist.broadcast(shared, group=self._process_group, group_src=0)
-            values = shared.tolist()
-        names = metric_names(self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k)
+            *values, failed_there = shared.tolist()
+            if failed is None and failed_there:
+                raise _failed_metric("one of " + ", ".join(self._own), "an error on the first rank")
+        else:
+            values += mine
+        if failed is not None:
+            raise _failed_metric(failed[0], f"{type(failed[1]).__name__}: {failed[1]}") from failed[1]
         return dict(zip(names, values, strict=True))
+
+    def _own_values(self, columns: _Columns, names: list[str]) -> tuple[list[float], tuple[str, Exception] | None]:
+        """The user's own metrics, label by label; and the first that failed, for all ranks to hear of."""
+        values: list[float] = []
+        for index in range(len(self.inputs.labels)):
+            samples = self._samples(columns, index)
+            for function in self._own.values():
+                try:
+                    values.append(float(function(samples.scores, samples.labels, samples.weights)))
+                except Exception as error:
+                    return [math.nan] * len(names), (names[len(values)], error)
+        return values, None
 
     def values(self, index: int) -> tuple[NDArray, NDArray, NDArray | None]:
         """Scores, labels and weights of label number `index`, for curves and plots.
@@ -218,12 +275,15 @@ class MetricAccumulator:
         weights = columns.weights if self.inputs.has_weights else None
         return columns.scores[:, index], columns.labels[:, index], weights
 
-    def _metrics(self, columns: _Columns, index: int) -> list[float]:
+    def _samples(self, columns: _Columns, index: int) -> ScoredSamples:
         task = self.inputs.labels[index].task
-        labels = columns.labels[:, index]
         weights = columns.weights if self.inputs.has_weights else None
         scale = ScoreScale.PROBABILITY if task is Task.BINARY else ScoreScale.ANY
-        samples = scored_samples(columns.scores[:, index], labels, weights, task=task, scale=scale)
+        return scored_samples(columns.scores[:, index], columns.labels[:, index], weights, task=task, scale=scale)
+
+    def _metrics(self, columns: _Columns, index: int) -> list[float]:
+        task, labels = self.inputs.labels[index].task, columns.labels[:, index]
+        samples = self._samples(columns, index)
         groups = columns.groups[~np.isnan(labels)] if self.inputs.has_groups else None
         plain = _BINARY if task is Task.BINARY else _REGRESSION
         result = [metric(samples) for metric in plain.values()]
@@ -289,6 +349,15 @@ def gather_rows(rows: NDArray, *, group: dist.ProcessGroup, device: torch.device
     if parts is None:
         return rows[:0]
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)]).cpu().numpy()
+
+
+def _failed_metric(name: str, found: str) -> ConfigError:
+    return ConfigError(
+        expected="a number from a metric: fn(scores, labels, weights) -> float",
+        found=found,
+        where=f"metric {name!r}",
+        ways_out="correct the function; scores, labels and weights are arrays of one length, perhaps of no sample",
+    )
 
 
 def _shape(values: Tensor | None) -> tuple[int, ...] | None:

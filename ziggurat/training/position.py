@@ -13,7 +13,7 @@ from typing import Any
 
 from ziggurat.errors import CheckpointError
 from ziggurat.training.config import EarlyStopConfig
-from ziggurat.training.metrics import higher_is_better
+from ziggurat.training.early_stop import improves_upwards
 from ziggurat.typed import Reader
 
 _OLDER = ("load an older checkpoint", "load it with the release of ziggurat that saved it")
@@ -41,6 +41,7 @@ class Position:
         threads: CPU threads that computed so far; sums depend on it.
         world_size: ranks that computed last.
         sources: states of the data sources, one a rank, as plain data; empty where `rows` says it (`LoaderSource`).
+        loss: name of the function that is minimised instead of the model's own loss; "" for the model's.
     """
 
     step: int = 0
@@ -59,6 +60,7 @@ class Position:
     threads: int = 0
     world_size: int = 1
     sources: list[Any] = field(default_factory=list)
+    loss: str = ""
 
     def best_steps(self, steps: Sequence[int] | None, *, stop: EarlyStopConfig) -> set[int]:
         """Which evaluations were the best so far at some of `steps` (None: at any time); their weights may be needed.
@@ -71,7 +73,7 @@ class Position:
         ends = [*(entry["step"] for entry in self.evaluations[1:]), self.step + 1]
         for entry, end in zip(self.evaluations, ends, strict=False):  # no evaluation, and one end too many
             value = entry["metrics"].get(stop.metric, math.nan)
-            sign = 1.0 if higher_is_better(stop.metric) else -1.0
+            sign = 1.0 if improves_upwards(stop) else -1.0
             if math.isfinite(value) and (best is None or sign * (value - best[1]) >= stop.min_delta):
                 best = entry["step"], value
             if best is not None and (steps is None or any(entry["step"] <= step < end for step in steps)):

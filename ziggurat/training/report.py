@@ -24,8 +24,8 @@ from ziggurat.data.preprocess.prepare import DataConfig
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
-from ziggurat.training.config import TrainingConfig
-from ziggurat.training.metrics import higher_is_better
+from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
+from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.records import read_records
 from ziggurat.training.report_plots import calibration_figure, training_figures
 from ziggurat.training.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
@@ -94,11 +94,12 @@ def title_of(run: RunFolder, config: dict[str, Any]) -> str:
 
 def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
     """The step of the best evaluation by the metric that training stops by; 0 without one."""
-    metric = config.get("training", {}).get("early_stop", {}).get("metric", "auc")
+    stop = config.get("training", {}).get("early_stop", {})
+    metric, better = stop.get("metric", "auc"), Better(stop.get("better", Better.AUTO))
     valid = [record for record in records if record["kind"] == "valid" and record.get(metric) is not None]
     if not valid:
         return 0
-    sign = 1.0 if higher_is_better(metric) else -1.0
+    sign = 1.0 if improves_upwards(EarlyStopConfig(metric=metric, better=better)) else -1.0
     return max(valid, key=lambda record: sign * record[metric])["step"]
 
 

@@ -38,6 +38,7 @@ from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
+from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.weight_average import WeightAverage
 from ziggurat.training.world_sums import WorldSums, local
@@ -67,12 +68,21 @@ class TrainStep:
         model: on its device.
         config: training settings; `precision` AUTO is resolved here (see `precision` and `precision_reason`).
         parallel: the ranks, if `parallelize` has spread the model; all of them construct and call together.
+        loss: minimised instead of `model.loss`; see `own_loss.py`.
 
     On the CPU the process keeps freed memory from here on (see `ziggurat.ops.allocator`; `memory` says what was done).
     """
 
-    def __init__(self, model: Model, config: TrainingConfig, *, parallel: Parallel | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: TrainingConfig,
+        *,
+        parallel: Parallel | None = None,
+        loss: LossFunction | None = None,
+    ) -> None:
         self.model = model
+        self._loss: LossFunction = loss or model.loss
         self.config = config
         self.parallel = parallel
         _check_compile(config, parallel)
@@ -167,12 +177,12 @@ class TrainStep:
             weight = self._world.start_weight(self.model.loss_weight(batch))
 
             def loss_of(outputs: Outputs, part: Batch) -> Tensor:
-                sums = self.model.loss(outputs, part)
+                sums = self._loss(outputs, part)
                 self._check_weight(sums, part)
                 return sums.mean(weight.wait())  # this part's share of the global loss
 
             return self._pipeline.step(batch, loss_of=loss_of, autocast=self._autocast, upcoming=upcoming)
-        loss = self.model.loss(self.outputs(batch), batch).mean()
+        loss = self._loss(self.outputs(batch), batch).mean()
         if loss.requires_grad:
             loss.backward()
         if self._whole_tables and self.config.embedding_l2:
@@ -191,9 +201,9 @@ class TrainStep:
                 expected=f"loss_weight(batch) of the model to be the weight of its loss, {sums.weight.tolist()}",
                 found=str(expected.tolist()),
                 where=f"model {type(self.model).__name__}, on several ranks",
-                ways_out="override loss_weight beside loss",
+                ways_out="make the loss a method of the model, and override loss_weight beside it",
             )
-        self._is_weight_checked = True
+        self._is_weight_checked = bool(expected.any())  # a batch without samples proves nothing
 
     def _guard(self, loss: float) -> tuple[float, float, bool]:
         """The loss of all ranks, the factor that clips the gradients, and whether everything is finite."""

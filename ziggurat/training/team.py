@@ -29,6 +29,7 @@ from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.config import Precision, TrainingConfig
+from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.progress import NoProgress, Progress, RowsOfAll
 from ziggurat.training.records import NoRecords, Records
@@ -76,7 +77,9 @@ class Team:
         """Run `action` on rank 0; its result, or its error, on every rank."""
         return action() if self._agreement is None else self._agreement.on_first(action)
 
-    def require_same_run(self, config: TrainingConfig, *, datasets: Mapping[str, Any], folder: Path) -> None:
+    def require_same_run(
+        self, config: TrainingConfig, *, datasets: Mapping[str, Any], folder: Path, named: Mapping[str, str]
+    ) -> None:
         """Compare what every rank is about to train; collective.
 
         Raises:
@@ -86,6 +89,7 @@ class Team:
             return
         facts = flattened(config, prefix="training") | dataset_facts(datasets)
         facts |= {"folder": str(folder.absolute()), "cpu threads": str(torch.get_num_threads())}
+        facts |= named
         facts["version torch"] = torch.__version__
         require_equal(facts, where="before the first step")
 
@@ -99,15 +103,15 @@ class Team:
             return progress
         return RowsOfAll(progress, num_ranks=self.world_size, total=total)
 
-    def train_step(self, model: Model, config: TrainingConfig) -> TrainStep:
+    def train_step(self, model: Model, config: TrainingConfig, *, loss: LossFunction | None = None) -> TrainStep:
         """The step, in one precision and with one lookup kernel on all ranks."""
         if self._agreement is None or self.parallel is None:
-            return TrainStep(model, config, parallel=self.parallel)
+            return TrainStep(model, config, parallel=self.parallel, loss=loss)
         device = next(model.parameters()).device if any(True for _ in model.parameters()) else "cpu"
         chosen, reason = self.on_first(lambda: resolve_precision(config.precision, device=torch.device(device)))
         config = dataclasses.replace(config, precision=Precision(chosen))
         self._agree_on_kernel(model, BatchShape(batch_size=config.loader.batch_size))
-        step = TrainStep(model, config, parallel=self.parallel)
+        step = TrainStep(model, config, parallel=self.parallel, loss=loss)
         step.precision_reason = reason
         step.warm_up()
         self.parallel.traffic.reset()

@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,13 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback, TellingRecords
 from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError, Match
 from ziggurat.training.config import NonFinite, TrainingConfig
-from ziggurat.training.early_stop import stop_metric
+from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.feed import Fed, Feed
-from ziggurat.training.metrics import higher_is_better
+from ziggurat.training.metrics import MetricFunction
 from ziggurat.training.non_finite import dump_batch, non_finite_error
+from ziggurat.training.own_loss import LossFunction, loss_name, refuse_other_loss
 from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import EVALUATION, RunFolder
@@ -66,6 +67,8 @@ class Trainer:
         progress: where to show progress; None: nowhere.
         parallel: what `parallelize` returned for the model; None: one device. All ranks then construct a Trainer and
             call its methods together; the folder lies on a file system that all of them share.
+        loss: minimised instead of `model.loss`; see `own_loss.py`.
+        metrics: functions of your own by name, beside the built-in metrics; see `metrics.MetricFunction`.
 
     Raises:
         ConfigError: the evaluation of the validation data has no such metric as early stop names.
@@ -81,24 +84,27 @@ class Trainer:
         folder: str | Path,
         progress: Progress | None = None,
         parallel: Parallel | None = None,
+        loss: LossFunction | None = None,
+        metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         self.folder = RunFolder(Path(folder))
         self.team = Team(parallel)
         self.progress = self.team.progress(progress)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.team.require_same_run(config, datasets={"train": train, "valid": valid}, folder=self.folder.path)
+        self.loss, self.metrics = loss, dict(metrics or {})
+        named = {"loss": loss_name(loss), "metrics": ", ".join(self.metrics)}
+        datasets = {"train": train, "valid": valid}
+        self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
         self.model = model
-        self.step = self.team.train_step(model, config)
+        self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
         ranks = {"rank": self.team.rank, "world_size": self.team.world_size, "gather": self.team.gather}
         self.feed = Feed(train, config=config, **ranks)
         if valid is not None:
-            inputs, stop = model.inputs, self.config.early_stop
-            metric = stop_metric(stop, labels=inputs.labels, has_groups=inputs.has_groups)
-            self.config = dataclasses.replace(self.config, early_stop=dataclasses.replace(stop, metric=metric))
+            self.config = with_stop_metric(self.config, model.inputs, own=self.metrics)
         self.valid = valid
-        self.position = Position()
+        self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
         self._train_s = 0.0
         self._train_rows = 0
@@ -189,6 +195,7 @@ class Trainer:
                 inputs=self.model.inputs,
                 progress=progress,
                 process_group=self.team.process_group,
+                metrics=self.metrics,
             )
         progress.end()
         if split and self.team.is_first:
@@ -284,7 +291,7 @@ class Trainer:
             evaluation = self.evaluate(self.valid)
         metrics = evaluation.metrics
         value = metrics[stop.metric]
-        sign = 1.0 if higher_is_better(stop.metric) else -1.0
+        sign = 1.0 if improves_upwards(stop) else -1.0
         best = position.best_value
         improved = math.isfinite(value) and (best is None or sign * (value - best) >= stop.min_delta)
         if improved:
@@ -337,6 +344,7 @@ class Trainer:
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
         self.position = Position.from_json(checkpoint.state.get("position"))
+        refuse_other_loss(self.position.loss, self.loss, where=str(self.folder.checkpoints))
         self.feed.restore(self.position, where=str(self.folder.checkpoints))
         if self.position.world_size != self.team.world_size:
             seed_everything(self.config.seed + self.position.step, rank=self.team.rank)

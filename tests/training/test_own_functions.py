@@ -1,0 +1,146 @@
+"""A loss and a metric as plain functions: the same on one device and on two ranks, kept at resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.rank_runs import NUM_ROWS, Case, model_of, plan_of, training_config
+from tests.training.tiny import tiny_dataset
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.models import LossSums, Outputs, loss_sums
+from ziggurat.parallel.parallelize import parallelize
+from ziggurat.parallel.topology import Topology
+from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.config import Better, EarlyStopConfig
+from ziggurat.training.metrics import MetricAccumulator, auc
+from ziggurat.training.trainer import Trainer
+
+
+def squared(outputs: Outputs, batch: Batch) -> LossSums:
+    """The Brier score of the labelled samples, whose labels are softened."""
+    known = ~batch.labels.isnan()
+    soft = 0.1 + 0.8 * batch.labels.nan_to_num()
+    error = (outputs.logits.float().sigmoid() - soft) ** 2
+    return LossSums(total=(error * known).sum(0), weight=known.float().sum(0))
+
+
+def doubled_weight(outputs: Outputs, batch: Batch) -> LossSums:
+    sums = squared(outputs, batch)
+    return dataclasses.replace(sums, weight=2 * sums.weight)
+
+
+def top_share(scores: Any, labels: Any, weights: Any) -> float:
+    """Positives among the tenth of the samples with the highest scores: not a mean over batches."""
+    order = np.argsort(-scores, kind="stable")[: max(1, len(scores) // 10)]
+    return float((labels * weights)[order].sum() / weights[order].sum())
+
+
+def broken(scores: Any, labels: Any, weights: Any) -> float:
+    raise RuntimeError("no such column")
+
+
+METRICS = {"top_share": top_share, "own_auc": lambda scores, labels, weights: auc(scores, labels, weights)}
+STOP = EarlyStopConfig(metric="top_share", better=Better.HIGHER)
+
+
+def trainer_of(folder: str, world_size: int, *, loss: Any = squared, metrics: Any = METRICS, **changes: Any) -> Trainer:
+    model, parallel = model_of(Case()), None
+    if world_size > 1:
+        parallel = parallelize(model, plan_of(Case(), world_size), Topology.create())
+    config = training_config(world_size, **{"early_stop": STOP, **changes})
+    data = {"train": tiny_dataset(NUM_ROWS), "valid": tiny_dataset(101, seed=1)}
+    return Trainer(model, config=config, folder=Path(folder), parallel=parallel, loss=loss, metrics=metrics, **data)
+
+
+def on_ranks(rank: int, world_size: int, folder: str) -> Any:
+    trainer = trainer_of(f"{folder}/run", world_size)
+    trainer.fit()
+    evaluation = trainer.evaluate(trainer.valid)
+    said = []
+    stop = EarlyStopConfig()
+    failing = trainer_of(f"{folder}/broken", world_size, metrics={"broken": broken}, early_stop=stop)
+    with pytest.raises(ConfigError) as caught:
+        failing.evaluate(trainer.valid)
+    said.append(str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(f"{folder}/doubled", world_size, loss=doubled_weight).fit()
+    said.append(str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        trainer_of(f"{folder}/differs", world_size, loss=squared if rank else None)
+    said.append(str(caught.value))
+    dense = [parameter.detach().double().sum().item() for parameter in trainer.step.dense_named.values()]
+    return evaluation.metrics, dense, trainer.position.best_step, said
+
+
+def test_own_loss_and_metric_on_one_device_and_on_two_ranks(tmp_path: Path) -> None:
+    alone = trainer_of(str(tmp_path / "alone"), 1)
+    alone.fit()
+    found = alone.evaluate(alone.valid).metrics
+    assert found["own_auc"] == found["auc"]
+    assert alone.position.best_value == max(entry["metrics"]["top_share"] for entry in alone.position.evaluations)
+    dense = [parameter.detach().double().sum().item() for parameter in alone.step.dense_named.values()]
+    plain = trainer_of(str(tmp_path / "plain"), 1, loss=None)
+    plain.fit()
+    of_model = [parameter.detach().double().sum().item() for parameter in plain.step.dense_named.values()]
+    assert of_model != pytest.approx(dense, abs=1e-2)
+    for metrics, weights, best_step, said in run_ranks(on_ranks, 2, 2, str(tmp_path)):
+        assert metrics == pytest.approx(found, abs=1e-4)
+        assert weights == pytest.approx(dense, abs=1e-4)
+        assert best_step == alone.position.best_step
+        assert "broken" in said[0]
+        assert "loss_weight" in said[1]
+        assert "squared" in said[2]
+
+
+def test_a_resumed_run_wants_its_loss_again(tmp_path: Path) -> None:
+    trainer_of(str(tmp_path), 1, epochs=1).fit()
+    for other in (None, doubled_weight):
+        with pytest.raises(ConfigError, match="squared"):
+            trainer_of(str(tmp_path), 1, loss=other).fit(resume=True)
+    trainer = trainer_of(str(tmp_path), 1)
+    trainer.fit(resume=True)
+    assert trainer.position.epoch == 2
+    trainer_of(str(tmp_path / "plain"), 1, loss=None, epochs=1).fit()
+    with pytest.raises(ConfigError, match="squared"):
+        trainer_of(str(tmp_path / "plain"), 1).fit(resume=True)
+
+
+def test_directions_and_names_of_own_metrics(tmp_path: Path) -> None:
+    for stop in (EarlyStopConfig(metric="top_share"), EarlyStopConfig(metric="auc", better=Better.LOWER)):
+        with pytest.raises(ConfigError, match="direction"):
+            trainer_of(str(tmp_path), 1, early_stop=stop)
+    lower = trainer_of(str(tmp_path), 1, early_stop=EarlyStopConfig(metric="top_share", better=Better.LOWER))
+    lower.fit()
+    values = [entry["metrics"]["top_share"] for entry in lower.position.evaluations]
+    assert lower.position.best_value == min(values)
+    for name in ("auc", "a/b", ""):
+        with pytest.raises(ConfigError, match="slash"):
+            MetricAccumulator(tiny_dataset(4).inputs, metrics={name: top_share})
+    two = MetricAccumulator(tiny_dataset(4, labels=("click", "buy")).inputs, metrics={"top_share": top_share})
+    labels = torch.tensor([[1.0, torch.nan], [0.0, 1.0]])
+    two.update(torch.tensor([[0.9, 0.2], [0.1, 0.3]]), labels, None, torch.zeros(2, dtype=torch.int64))
+    found = two.compute()
+    assert (found["top_share/click"], found["top_share/buy"]) == (1.0, 1.0)
+    broken_one = MetricAccumulator(tiny_dataset(4).inputs, metrics={"broken": broken})
+    with pytest.raises(ConfigError, match="no such column"):
+        broken_one.compute()
+
+
+def test_the_default_loss_is_what_the_function_of_that_name_gives(tmp_path: Path) -> None:
+    inputs = tiny_dataset(4).inputs
+
+    def same(outputs: Outputs, batch: Batch) -> LossSums:
+        return loss_sums(outputs.logits, batch.labels, batch.weights, inputs=inputs)
+
+    runs = [trainer_of(str(tmp_path / name), 1, loss=loss, epochs=1) for name, loss in (("a", None), ("b", same))]
+    for run in runs:
+        run.fit()
+    first, second = (dict(run.model.state_dict()) for run in runs)
+    assert all(torch.equal(first[name], second[name]) for name in first)
