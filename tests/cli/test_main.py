@@ -24,7 +24,7 @@ FROZEN = {
         *("--plan", "--tower-size", "--dense", "--wire"),
         *(f"--{name}" for name in SHORT),
     },
-    "evaluate": {"--bad-rows", "--step", "--json", "--model"},
+    "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k"},
     "predict": {"--bad-rows", "--step", "--out", "--model"},
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},

@@ -55,7 +55,7 @@ def trainer_of(folder: str, world_size: int, *, loss: Any = squared, metrics: An
     if world_size > 1:
         parallel = parallelize(model, plan_of(Case(), world_size), Topology.create())
     config = training_config(world_size, **{"early_stop": STOP, **changes})
-    data = {"train": tiny_dataset(NUM_ROWS), "valid": tiny_dataset(101, seed=1)}
+    data: Any = {"train": tiny_dataset(NUM_ROWS), "valid": tiny_dataset(101, seed=1)}
     return Trainer(model, config=config, folder=Path(folder), parallel=parallel, loss=loss, metrics=metrics, **data)
 
 
