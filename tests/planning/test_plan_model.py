@@ -125,6 +125,7 @@ def test_the_report_says_when_no_tower_size_gains(times: float, words: str) -> N
     lines = _flat_lines(PlannedRun(planned=towers, flat=flat, notes=()))
     assert words in lines[0]
     assert lines[1].startswith("sizes     steps with tower groups of")
+    assert lines[1].endswith(f"{towers.plan.tower_size} ranks is chosen, the shortest")
     assert all(f"{each.size}: " in lines[1] for each in towers.sizes_tried)
 
 

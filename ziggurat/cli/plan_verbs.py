@@ -206,7 +206,9 @@ def _flat_lines(found: PlannedRun) -> list[str]:
     verdict = "faster" if step_ms < flat_ms else none_gains
     lines = [f"flat      {flat_ms:.2f} ms without towers; with them {flat_ms / step_ms:.2f} times as fast ({verdict})"]
     if len(sizes) > 1:
-        lines.append(f"sizes     steps with tower groups of {', '.join(each.describe() for each in sizes)}")
+        shown = ", ".join(each.describe() for each in sizes)
+        chosen = f"{planned.plan.ranks_a_group} ranks is chosen, the shortest"
+        lines.append(f"sizes     steps with tower groups of {shown}; {chosen}")
     return lines
 
 

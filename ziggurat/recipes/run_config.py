@@ -54,7 +54,10 @@ class RanksConfig:
         wire: what embeddings and their gradients travel as.
         reduction: what gradients of the dense network travel as.
         num_parts: parts of a batch in a step, so that the exchange between hosts overlaps with computation.
-        tower_size: S, ranks that hold the same towers together; 0: those of a host, if the towers allow it.
+        tower_size: S, ranks that hold the same towers together; 0: the fastest on `cluster` where that is given,
+            else the ranks of a host, if the towers allow it.
+        cluster: these machines, as `ziggurat plan --cluster` names them (a name, or a file): predicts the step of every
+            tower size and of the flat model, and the start-up report shows them; "" predicts nothing.
         ranks_a_host: L; 0: as torchrun says. Another number lets one machine stand for several hosts, to try things
             out and to count what would cross between them.
         timeout_s: how long a rank waits for the others in a step before it gives up with an error.
@@ -66,6 +69,7 @@ class RanksConfig:
     reduction: Reduction = Reduction.FP32
     num_parts: int = 1
     tower_size: int = 0
+    cluster: str = ""
     ranks_a_host: int = 0
     timeout_s: float = 300.0
     prepare_timeout_s: float = PATIENCE_S

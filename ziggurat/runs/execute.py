@@ -181,6 +181,8 @@ def train_run(
             config = resolved(config, trainer=trainer)
             data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
             report = startup_report(trainer.step, data=data_lines, facts=facts)
+            if ranks.tower_size_reason:
+                report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
             if trainer.team.parallel is not None:
                 ranks.keep_plan(trainer.team.parallel, run=run)

@@ -5,8 +5,9 @@
     the others   wait ─────────────────┘ (the same error on all ranks if rank 0 failed)
 
 The plan comes from `--plan FILE`, else on resume from the run's folder if it fits the number of ranks, else from
-`place_tables`. Training keeps it in the run's folder (`plan.json`), for people and for the next start; a checkpoint
-does not depend on it, and a finished run is scored on any number of ranks.
+`place_tables`, in tower groups of the size that `tower_size.py` chooses. Training keeps it in the run's folder
+(`plan.json`), for people and for the next start; a checkpoint does not depend on it, and a finished run is scored on
+any number of ranks.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Plan, possible_tower_sizes
+from ziggurat.plan import Plan
 from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.fingerprint import fingerprint
+from ziggurat.runs.tower_size import choose_tower_size, cluster_of_ranks
 from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.rank_report import traffic_report
 from ziggurat.training.run_folder import TRAFFIC, RunFolder
@@ -47,8 +49,12 @@ class Ranks:
 
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
         self._config, self._plan = config, plan
+        self.tower_size_reason = ""
         self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_a_host)
         self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
+        if self.are_many and config.towers is not None and config.parallel.cluster:
+            ranks_per_host = self._hosts.ranks_per_host
+            cluster_of_ranks(config.parallel.cluster, world_size=self.world_size, ranks_per_host=ranks_per_host)
         if self.are_many:
             stated = {f"--{name}": str(value) for name, value in (given or {}).items()}
             settled = fingerprint(config) | ({} if plan is None else flattened(plan, prefix="plan"))
@@ -108,8 +114,9 @@ class Ranks:
         """
         if not self.are_many:
             return None
-        made = self._agreement.on_first(lambda: to_json(self._make_plan(model, run=run, resume=resume)))
-        plan = from_json(Plan, made, where="plan of rank 0")
+        made = self._agreement.on_first(lambda: self._make_plan(model, run=run, resume=resume))
+        plan = from_json(Plan, made["plan"], where="plan of rank 0")
+        self.tower_size_reason = made["reason"]
         config = self._config
         topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=config.parallel.ranks_a_host)
         return parallelize(model, plan, topology, config=config.parallel.parallel)
@@ -138,20 +145,20 @@ class Ranks:
         report = traffic_report(parallel, self._agreement)
         self._agreement.on_first(lambda: str(TRAFFIC.write(run.traffic, report)))
 
-    def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> Plan:
-        world_size, asked = self._hosts.world_size, self._config.parallel.tower_size
-        if self._plan is not None:
-            return self._plan
-        if resume and run.plan.exists():
+    def _make_plan(self, model: Model, *, run: RunFolder, resume: bool) -> dict[str, Any]:
+        """The plan as JSON, and why its tower groups have the size that they have."""
+        config, world_size = self._config, self._hosts.world_size
+        plan, source = self._plan, "--plan"
+        if plan is None and resume and run.plan.exists():
             kept = Plan.load(run.plan)
-            if kept.world_size == world_size and asked in (0, kept.ranks_a_group):
-                return kept
-        towers, size = self._config.towers, asked
-        if (
-            towers is not None
-            and not size
-            and self._hosts.ranks_per_host in possible_tower_sizes(world_size, len(towers))
-        ):
-            size = self._hosts.ranks_per_host
+            if kept.world_size == world_size and config.parallel.tower_size in (0, kept.ranks_a_group):
+                plan, source = kept, "the plan in the run's folder"
+        if plan is not None:
+            reason = "" if plan.towers is None else f"{plan.ranks_a_group} ranks, as {source} says"
+            return {"plan": to_json(plan), "reason": reason}
+        chosen = choose_tower_size(
+            config, model.inputs, world_size=world_size, ranks_per_host=self._hosts.ranks_per_host
+        )
         dim = model.embeddings.config.dim
-        return place_tables(model.inputs, dim=dim, world_size=world_size, towers=towers, tower_size=size)
+        plan = place_tables(model.inputs, dim=dim, world_size=world_size, towers=config.towers, tower_size=chosen.size)
+        return {"plan": to_json(plan), "reason": chosen.reason}
