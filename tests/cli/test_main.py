@@ -24,8 +24,8 @@ FROZEN = {
         *("--plan", "--tower-size", "--dense", "--wire"),
         *(f"--{name}" for name in SHORT),
     },
-    "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k"},
-    "predict": {"--bad-rows", "--step", "--out", "--model"},
+    "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split"},
+    "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {

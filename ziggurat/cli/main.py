@@ -25,6 +25,14 @@ from ziggurat.cli.plan_verbs import (
     add_plan_arguments,
     add_simulate_arguments,
 )
+from ziggurat.cli.scoring_verbs import (
+    EVALUATE_EPILOG,
+    EVALUATE_SUMMARY,
+    PREDICT_EPILOG,
+    PREDICT_SUMMARY,
+    add_evaluate_arguments,
+    add_predict_arguments,
+)
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.errors import ConfigError, ZigguratError
 
@@ -95,16 +103,8 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     add_short_forms(train)
 
-    evaluate = verb("evaluate", "exact metrics of a trained run on raw files (same columns as its training data)")
-    _scoring_arguments(evaluate)
-    evaluate.add_argument(
-        "--ranking-k", type=int, default=10, metavar="K", help="places that count in ndcg@K and recall@K (default: 10)"
-    )
-    evaluate.add_argument("--json", metavar="FILE", help="also write metrics and calibration there")
-
-    predict = verb("predict", "score raw files with a trained run; labels need not be in them")
-    _scoring_arguments(predict)
-    predict.add_argument("--out", metavar="FILE", required=True, help="Parquet file: row, and one column a label")
+    add_evaluate_arguments(verb("evaluate", EVALUATE_SUMMARY, EVALUATE_EPILOG))
+    add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
     _towers_verb(verb("towers", "group the features of a trained model into towers"))
@@ -126,20 +126,6 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", metavar="FILE", help="write machine, versions, commit and cases there")
     bench.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works, not to be quoted")
     return parser
-
-
-def _scoring_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Tables too large for one device: torchrun --nproc-per-node N -m ziggurat evaluate (or predict) ..."
-    parser.add_argument("run", help="folder of a trained run")
-    parser.add_argument("data", nargs="+", help="raw files or globs: Parquet, CSV, TSV (also .gz)")
-    parser.add_argument(
-        "--bad-rows",
-        choices=("error", "quarantine"),
-        default="error",
-        help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
-    )
-    parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
-    add_model_argument(parser)
 
 
 def _data_verb(parser: argparse.ArgumentParser) -> None:
@@ -248,13 +234,13 @@ def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
-    from ziggurat.cli import cluster_verbs, compare_verbs, plan_verbs, verbs
+    from ziggurat.cli import cluster_verbs, compare_verbs, plan_verbs, scoring_verbs, verbs
 
     return {
         "demo": verbs.demo,
         "train": verbs.train,
-        "evaluate": verbs.evaluate,
-        "predict": verbs.predict,
+        "evaluate": scoring_verbs.evaluate,
+        "predict": scoring_verbs.predict,
         "data": verbs.data,
         "towers": verbs.towers,
         "plan": plan_verbs.plan,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import runpy
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import own_models
 from ziggurat.cli.settings import apply_settings, described, settings_from
@@ -54,6 +52,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.execute import train_run
+    from ziggurat.training.evaluation import metrics_line
     from ziggurat.training.progress import show_progress
 
     stored, folder = _run_to_train(options)
@@ -67,7 +66,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     if not result.is_first:
         return 0
     for split, evaluation in result.evaluations.items():
-        print_line(f"{split:<6} {_metrics_line(evaluation.metrics)}")
+        print_line(f"{split:<6} {metrics_line(evaluation.metrics)}")
     fit = result.fit
     rate = (
         f"{fit.samples_per_s:,.0f} samples/s, first step {fit.first_step_s:.1f} s" if fit.samples_per_s else "no step"
@@ -75,44 +74,6 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     print_line(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}")
     print_line(f"end    {fit.end}")
     print_line(f"report {result.report}")
-    return 0
-
-
-def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
-    """Metrics on raw files."""
-    from ziggurat.data.raw.bad_rows import BadRowPolicy
-    from ziggurat.runs.load import open_run
-    from ziggurat.training.progress import show_progress
-    from ziggurat.training.run_folder import EVALUATION
-
-    with open_run(options.run, step=options.step, models=own_models(options)) as run:
-        progress = run.team.progress(show_progress())
-        progress.begin("evaluate", total=None)
-        bad_rows = BadRowPolicy(options.bad_rows)
-        evaluation = run.evaluate(options.data, bad_rows=bad_rows, progress=progress, ranking_k=options.ranking_k)
-        progress.end()
-        if run.team.is_first:
-            print_line(f"{evaluation.num_rows:,} rows, checkpoint of step {run.step:,}")
-            print_line(_metrics_line(evaluation.metrics))
-            if options.json:
-                EVALUATION.write(options.json, evaluation.to_json())
-    return 0
-
-
-def predict(options: argparse.Namespace, rest: list[str]) -> int:
-    """Scores of raw files."""
-    from ziggurat.data.raw.bad_rows import BadRowPolicy
-    from ziggurat.runs.load import open_run
-    from ziggurat.training.progress import show_progress
-
-    with open_run(options.run, step=options.step, models=own_models(options)) as run:
-        progress = run.team.progress(show_progress())
-        progress.begin("predict", total=None)
-        rows = run.predict(options.data, out=options.out, bad_rows=BadRowPolicy(options.bad_rows), progress=progress)
-        progress.end()
-        if run.team.is_first:
-            step = f"checkpoint of step {run.step:,}"
-            print_line(f"{rows:,} rows scored into {options.out} ({step})")
     return 0
 
 
@@ -329,8 +290,3 @@ def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
     """What the short flags for many ranks stand for."""
     given = {"dense": options.dense, "wire.between-towers": options.wire, "tower-size": options.tower_size}
     return {f"parallel.{name}": text for name, text in given.items() if text is not None}
-
-
-def _metrics_line(metrics: Mapping[str, Any]) -> str:
-    shown = {name: "–" if not math.isfinite(value) else f"{value:.5f}" for name, value in metrics.items()}
-    return "  ".join(f"{name} {value}" for name, value in shown.items())

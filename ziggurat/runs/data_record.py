@@ -134,8 +134,22 @@ def raw_file(path: Path, *, role: str = _ALL) -> RawFile:
     return RawFile(path=str(path.absolute()), num_bytes=size, digest=digest.hexdigest(), role=role)
 
 
-def refuse_other_data(run: RunFolder, prepared: PreparedData) -> str:
+_TO_RESUME = (
+    "restore the raw files; where they lie now may be named: --data.train FILE",
+    "start a new run on this data: --out ANOTHER_FOLDER",
+)
+
+
+def refuse_other_data(
+    run: RunFolder, prepared: PreparedData, *, asked: str = "--resume", ways_out: tuple[str, ...] = _TO_RESUME
+) -> str:
     """Raise unless the prepared data is what the run was trained on so far; returns what could not be compared.
+
+    Args:
+        run: the folder.
+        prepared: what its raw files give today.
+        asked: what it is asked for.
+        ways_out: of the error.
 
     Raises:
         DataError: rows, content or vocabularies differ; says which.
@@ -154,11 +168,8 @@ def refuse_other_data(run: RunFolder, prepared: PreparedData) -> str:
         raise DataError(
             expected="the data that the run was trained on: the same rows in the same order",
             found="; ".join(f"{it.setting}: {_short(it.first)} in the run, {_short(it.second)} now" for it in found),
-            where=f"{where}, --resume",
-            ways_out=(
-                "restore the raw files; where they lie now may be named: --data.train FILE",
-                "start a new run on this data: --out ANOTHER_FOLDER",
-            ),
+            where=f"{where}, {asked}",
+            ways_out=ways_out,
         )
     return "" if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
 
@@ -202,15 +213,13 @@ class KnownFile:
         """What to know before its metrics are believed."""
         if self.role == _ALL:
             rows = f"{self.trained_rows:,} of the {self.all_rows:,} rows of that data were trained on"
-        elif self.role == "train":
-            rows = "all of it was trained on"
         else:
-            rows = "it chose the best step" if self.role == "valid" else "it is the run's own test data"
+            rows = "all of it was trained on" if self.role == "train" else "it chose the best step"
         return f"{self.path} is data of this run: {rows}; its own test rows: ziggurat evaluate {run} --split test"
 
 
 def known_files(record: DataRecord | None, paths: Sequence[Path]) -> list[KnownFile]:
-    """Those of `paths` that a run has read in training, by content: a copy is recognised too."""
+    """Those of `paths` that a run was trained on or chose its best step by: by content, so that a copy is known too."""
     if record is None:
         return []
     sizes = {file.num_bytes for file in record.raw_files}

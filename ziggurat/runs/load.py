@@ -8,35 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import polars as pl
 
 from ziggurat.config import from_json
-from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
-from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.source import FileFormat, RawSource
-from ziggurat.errors import MissingFileError
+from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.schema import column_of
-from ziggurat.files import replacing
 from ziggurat.models import Model, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data
+from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.scoring import (
+    as_polars,
+    check_output,
+    encoded_chunks,
+    is_frame,
+    like,
+    output_schema,
+    own_rows,
+    scored_frames,
+    write_frames,
+)
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.evaluation import Evaluation, evaluate_batches, gathered_scores_of, scores_of
+from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches, scores_of
 from ziggurat.training.metrics import MetricFunction
 from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
@@ -45,7 +53,6 @@ from ziggurat.training.run_folder import INPUTS, RunFolder
 from ziggurat.training.team import Team
 
 _log = logging.getLogger(__name__)
-CHUNK_ROWS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +77,110 @@ class Run:
 
     def evaluate(
         self,
-        data: Sequence[str | Path],
+        data: Any,
         *,
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
         ranking_k: int = DEFAULT_RANKING_K,
         metrics: Mapping[str, MetricFunction] | None = None,
     ) -> Evaluation:
-        """Exact metrics, and functions of your own, on raw files that have the schema's columns, labels included."""
+        """Exact metrics on raw data that has the schema's columns, labels included.
+
+        Says so where the files are those that the run was trained on (see `data_record.known_files`).
+
+        Args:
+            data: files or globs, or a frame (polars, pandas, Arrow, a dict of columns).
+            bad_rows: stop at one, or put it aside.
+            progress: shows rows, and the warning; without it the warning goes to the log.
+            ranking_k: places that count in ndcg@K and recall@K.
+            metrics: functions of your own, by name.
+        """
+        self._warn_of_known(data, progress)
+        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows)
+        return self._evaluated((own_rows(self, table) for _, table in chunks), progress, ranking_k, metrics)
+
+    def evaluate_split(
+        self,
+        split: str,
+        *,
+        progress: Progress | None = None,
+        ranking_k: int = DEFAULT_RANKING_K,
+        metrics: Mapping[str, MetricFunction] | None = None,
+    ) -> Evaluation:
+        """Exact metrics on the run's own train, valid or test rows; they are prepared again if they are not there.
+
+        Raises:
+            ConfigError: the run has no such rows.
+            DataError: the raw files are not those of the run any more.
+        """
+        prepared = prepare_run(self.config, progress=self.team.progress(progress))
+        way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {self.folder} FILE"
+        refuse_other_data(RunFolder(self.folder), prepared, asked=f"the run's own {split} rows", ways_out=(way_out,))
+        dataset = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test}.get(split)
+        if dataset is None or not dataset.num_rows:
+            raise ConfigError(
+                expected="train, valid or test, of which the run has rows",
+                found=f"{split!r}, no rows",
+                where=f"{self.folder}, {prepared.summary.split}",
+                ways_out=("name another split", f"evaluate a file: ziggurat evaluate {self.folder} FILE"),
+            )
+        settings, team = self.config.training, self.team
+        batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
+        batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
+        return self._evaluated(batches.batches(epoch=0), progress, ranking_k, metrics)
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        out: str | Path | None = None,
+        keep: Sequence[str] = (),
+        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Score raw data: `row` (position in the data), the kept columns, and one column a label; see `scoring.py`.
+
+        Labels, weights and groups need not be there. Rank 0 has the scores; a file appears only when it is complete.
+
+        Args:
+            data: files or globs, or a frame (polars, pandas, Arrow, a dict of columns).
+            out: file to write, Parquet, CSV or TSV by its suffix; None returns a frame.
+            keep: columns of the data that stand beside the scores.
+            bad_rows: stop at one, or put it aside.
+            progress: shows rows.
+
+        Returns:
+            The number of rows written; without `out` a frame of the kind of `data`, of polars for files.
+
+        Raises:
+            ConfigError: a suffix that is not known, or columns that cannot be kept.
+            SchemaError, DataError: the data does not fit the schema.
+        """
+        keep = (keep,) if isinstance(keep, str) else tuple(keep)
+        schema = output_schema(self, data, keep=keep)
+        if out is not None:
+            check_output(out, schema)
+        frames = scored_frames(self, data, schema=schema, keep=keep, bad_rows=bad_rows, progress=progress)
+        if out is not None and self.team.is_first:
+            return write_frames(frames, out, schema=schema)
+        found = pl.concat([pl.DataFrame(schema=schema), *frames])
+        return len(found) if out is not None else like(found, data) if is_frame(data) else found
+
+    def scores(self, frame: Any) -> np.ndarray:
+        """Probabilities (or values) of a small frame, or dict, with raw columns: float32 (rows, labels)."""
+        batch = self.preprocessing.batch(as_polars(frame))
+        return next(scores for _, scores in scores_of(self.model, [batch]))
+
+    def _evaluated(
+        self,
+        batches: Iterable[Batch],
+        progress: Progress | None,
+        ranking_k: int,
+        metrics: Mapping[str, MetricFunction] | None,
+    ) -> Evaluation:
         return evaluate_batches(
             self.model,
-            self._batches(data, with_labels=True, bad_rows=bad_rows),
+            batches,
             inputs=self.preprocessing.inputs,
             progress=progress,
             process_group=self.team.process_group,
@@ -88,64 +188,13 @@ class Run:
             metrics=metrics,
         )
 
-    def predict(
-        self,
-        data: Sequence[str | Path],
-        *,
-        out: str | Path,
-        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
-        progress: Progress | None = None,
-    ) -> int:
-        """Score raw files; writes Parquet with `row` (position in the data) and one column a label. Returns the rows.
-
-        Labels, weights and groups need not be in the files. The file appears only when it is complete. Rank 0
-        writes it.
-        """
-        batches = self._batches(data, with_labels=False, bad_rows=bad_rows)
-        gathered = gathered_scores_of(self.model, batches, progress=progress, process_group=self.team.process_group)
-        if not self.team.is_first:
-            return sum(len(rows) for rows, _ in gathered)  # none: the first rank has them
-        names = [label.name for label in self.preprocessing.inputs.labels]
-        schema = pa.schema([("row", pa.int64()), *((name, pa.float32()) for name in names)])
-        num_rows = 0
-        with (
-            replacing(out) as temporary,
-            pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as writer,
-        ):
-            for rows, scores in gathered:
-                columns = [pa.array(rows), *(pa.array(scores[:, i]) for i in range(len(names)))]
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-                num_rows += len(rows)
-        return num_rows
-
-    def scores(self, frame: Any) -> np.ndarray:
-        """Probabilities (or values) of a small polars frame with raw columns: float32 (rows, labels)."""
-        batch = self.preprocessing.batch(frame)
-        return next(scores for _, scores in scores_of(self.model, [batch]))
-
-    def _batches(self, data: Sequence[str | Path], *, with_labels: bool, bad_rows: BadRowPolicy) -> Iterator[Batch]:
-        schema = self.preprocessing.schema
-        features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
-        with tempfile.TemporaryDirectory() as elsewhere:
-            folder = (
-                self.folder if self.team.is_first else Path(elsewhere)
-            )  # all ranks find the same bad rows; one keeps them
-            with BadRows(bad_rows, folder=folder) as collector:
-                source = RawSource(data, format=self.file_format, bad_rows=collector, text=self.config.data.text)
-                chunks = source.frames(
-                    columns=schema.columns if with_labels else features,
-                    numbers=numeric_columns(schema, with_labels=with_labels),
-                    chunk_rows=CHUNK_ROWS,
-                )
-                for chunk in chunks:
-                    table = self.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
-                    yield table_to_batch(self._mine(table), self.preprocessing.inputs)
-
-    def _mine(self, table: pa.Table) -> pa.Table:
-        """The rows of a chunk that this rank scores."""
-        rank, world_size = self.team.rank, self.team.world_size
-        first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
-        return table.slice(first, last - first).combine_chunks()
+    def _warn_of_known(self, data: Any, progress: Progress | None) -> None:
+        if is_frame(data) or not self.team.is_first:
+            return
+        paths = RawSource(data, format=self.file_format).paths
+        for known in known_files(DataRecord.load(RunFolder(self.folder).data), paths):
+            say = _log.warning if progress is None else progress.say
+            say(f"warning: {known.warning(self.folder)}" if progress else known.warning(self.folder))
 
     @property
     def file_format(self) -> FileFormat:

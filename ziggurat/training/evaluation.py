@@ -7,6 +7,7 @@ come together on rank 0, and every rank gets the same metrics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,11 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """The evaluation as plain data."""
         return {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
+
+
+def metrics_line(metrics: Mapping[str, float]) -> str:
+    """Metrics in one line, for people; – where one is undefined."""
+    return "  ".join(f"{name} {value:.5f}" if math.isfinite(value) else f"{name} –" for name, value in metrics.items())
 
 
 def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:

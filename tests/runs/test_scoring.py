@@ -1,0 +1,209 @@
+"""Scoring: files or frames in, the same out; kept columns, unknown ids, and rows that were trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import ziggurat
+from tests.end_to_end.test_main_job import SMALL, events
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.runs.data_record import DataRecord, known_files
+from ziggurat.runs.load import load_run
+from ziggurat.training.run_folder import RunFolder
+
+SCHEMA = ziggurat.Schema(
+    features=(
+        ziggurat.Categorical(name="user_id"),
+        ziggurat.Categorical(name="item"),
+        ziggurat.Dense(name="price"),
+    ),
+    labels=(ziggurat.Label(name="click"),),
+    time="timestamp",
+)
+TINY = ["--model.top.hidden-dims", "8", "--model.bottom.hidden-dims", "8", "--model.embedding-dim", "4"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with data, and a finished run of one epoch in runs/a. Tests write under names of their own."""
+    place = tmp_path_factory.mktemp("scoring")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("ZIGGURAT_CACHE", str(place / "cache"))
+        events(3000).write_parquet("events.parquet")
+        ziggurat.write_schema(SCHEMA, "my.toml")
+        train = ["train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/a"]
+        assert main([*train, "--training.epochs", "1", *SMALL, *TINY]) == 0
+        yield place
+
+
+def today(num_rows: int = 500) -> pl.DataFrame:
+    """Rows that were not trained on, 100 users and one item of them new."""
+    new = events(num_rows, seed=3)
+    user = pl.when(pl.int_range(pl.len()) < 100).then(pl.col("user_id") + 10_000).otherwise(pl.col("user_id"))
+    item = pl.when(pl.int_range(pl.len()) == 7).then(pl.lit("never")).otherwise(pl.col("item"))
+    return new.with_columns(user_id=user, item=item)
+
+
+def test_a_frame_comes_back_as_its_kind(trained: Path) -> None:
+    run, frame = load_run("runs/a"), today()
+    expected = run.scores(frame)[:, 0]
+    scored = run.predict(frame, keep=("user_id", "tags"))
+    assert scored.columns == ["row", "user_id", "tags", "click"]
+    assert scored["row"].to_list() == list(range(500))
+    assert scored["user_id"].equals(frame["user_id"])
+    assert scored["tags"].equals(frame["tags"])
+    np.testing.assert_array_equal(scored["click"].to_numpy(), expected)
+    arrow = run.predict(frame.to_arrow(), keep="item")
+    assert isinstance(arrow, pa.Table)
+    assert arrow["item"].to_pylist() == frame["item"].to_list()
+    as_dict = run.predict(frame.to_dict(as_series=False))
+    assert list(as_dict) == ["row", "click"]
+    np.testing.assert_array_equal(np.float32(as_dict["click"]), expected)
+    np.testing.assert_array_equal(run.scores(frame.to_dict(as_series=False))[:, 0], expected)
+    assert run.predict(frame.clear(), keep=("item",)).schema == scored.clear().select("row").schema | {
+        "item": pl.String(),
+        "click": pl.Float32(),
+    }
+    with pytest.raises(DataError, match="a frame of polars or pandas"):
+        run.predict(type("Thing", (), {"columns": ["a"]})())
+
+
+def test_a_frame_of_pandas_keeps_its_index(trained: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    run, frame = load_run("runs/a"), today(50)
+    given = frame.to_pandas().set_index(pandas.Index([f"r{row}" for row in range(50)], name="key"))
+    scored = run.predict(given, keep=("user_id",))
+    assert isinstance(scored, pandas.DataFrame)
+    assert list(scored.columns) == ["row", "user_id", "click"]
+    assert scored.index.equals(given.index)
+    assert (scored["user_id"] == given["user_id"]).all()
+    np.testing.assert_array_equal(scored["click"].to_numpy(), run.scores(frame)[:, 0])
+    assert run.evaluate(given).metrics == run.evaluate(frame).metrics
+
+
+def test_bad_rows_that_are_put_aside_do_not_shift_kept_columns(trained: Path) -> None:
+    run = load_run("runs/a")
+    frame = today(20).with_columns(price=pl.Series([1.0, float("inf")] * 10))
+    scored = run.predict(frame, keep=("user_id",), bad_rows=ziggurat.DataConfig(train=("x",)).bad_rows.QUARANTINE)
+    assert scored["row"].to_list() == list(range(0, 20, 2))
+    assert scored["user_id"].to_list() == frame["user_id"].to_list()[::2]
+
+
+def test_a_text_file_stays_text(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids with leading zeros and numbers as they are written come back as they came, over several files."""
+    frame = today().drop("tags").with_columns(user_id=pl.format("00{}", "user_id"), price=pl.format("{}0", "price"))
+    frame.slice(0, 300).write_csv("today_1.csv")
+    frame.slice(300).write_csv("today_2.csv")
+    predict = ["predict", "runs/a", "today_1.csv", "today_2.csv", "--keep", "user_id, price,click"]
+    assert main([*predict, "--out", "scores.csv"]) == 0
+    said = capsys.readouterr().out
+    assert "500 rows scored into scores.csv" in said
+    found = pl.read_csv("scores.csv", infer_schema=False)
+    assert found.columns == ["row", "user_id", "price", "click", "click_score"]
+    assert found["row"].to_list() == [str(row) for row in range(500)]
+    assert found["user_id"].equals(frame["user_id"])
+    assert found["price"].equals(frame["price"])
+    assert main([*predict, "--out", "scores.parquet"]) == 0
+    scores = pl.read_parquet("scores.parquet")
+    assert scores.columns == found.columns
+    np.testing.assert_array_equal(found["click_score"].cast(pl.Float32), scores["click_score"])
+    assert main([*predict, "--out", "scores.tsv"]) == 0
+    assert pl.read_csv("scores.tsv", separator="\t", infer_schema=False).equals(found)
+
+
+def test_unknown_ids_are_counted_feature_by_feature(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    today().write_parquet("today.parquet")
+    events(3000).write_parquet("known.parquet")
+    for verb in (["predict", "--out", "scores.parquet"], ["evaluate"]):
+        assert main([verb[0], "runs/a", "today.parquet", *verb[1:]]) == 0
+        assert "unknown ids: user_id 100 of 500 (20.0%), item 1 of 500 (0.2%)\n" in capsys.readouterr().out
+    assert main(["predict", "runs/a", "known.parquet", "--out", "scores.parquet"]) == 0
+    assert "unknown ids: none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keep", "out", "words"),
+    [
+        (("users",), "a.csv", "did you mean 'user_id'|user_id"),
+        (("user_id", "user_id"), "a.csv", "each named once"),
+        (("tags",), "a.csv", "plain columns"),
+        ((), "scores.xlsx", "ends in .parquet, .csv or .tsv"),
+        ((), "scores.csv.gz", "ends in .parquet, .csv or .tsv"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first(trained: Path, keep: tuple[str, ...], out: str, words: str) -> None:
+    run = load_run("runs/a")
+    with pytest.raises((ConfigError, SchemaError), match=words) as found:
+        run.predict(today(), keep=keep, out=out)
+    assert "ways out:" in str(found.value)
+    assert not Path(out).exists()
+
+
+def test_evaluation_of_trained_rows_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy("events.parquet", "copy.parquet")  # a copy holds the same rows
+    today().write_parquet("today.parquet")
+    for file in ("events.parquet", "copy.parquet", "co*.parquet"):
+        assert main(["evaluate", "runs/a", file]) == 0
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert "is data of this run: 2,400 of the 3,000 rows of that data were trained on" in said
+        assert "ziggurat evaluate runs/a --split test" in said
+    assert main(["evaluate", "runs/a", "today.parquet"]) == 0
+    assert "data of this run" not in "".join(capsys.readouterr())
+    Path("near.parquet").write_bytes(Path("events.parquet").read_bytes()[:-1] + b"x")  # the same size, another content
+    record = DataRecord.load(RunFolder(Path("runs/a")).data)
+    assert known_files(record, [Path("near.parquet"), Path("gone.parquet")]) == []
+    assert known_files(None, [Path("events.parquet")]) == []
+
+
+def test_roles_of_files_that_were_split_before(trained: Path) -> None:
+    events(900, seed=1).write_parquet("train.parquet")
+    events(300, seed=2).write_parquet("valid.parquet")
+    events(301, seed=4).write_parquet("test.parquet")
+    files = [f"--data.{name}={name}.parquet" for name in ("train", "valid", "test")]
+    command = ["train", "table_dlrm", *files, "--data.split.by", "files", "--schema", "my.toml", "--out", "runs/files"]
+    assert main([*command, "--training.epochs", "1", *SMALL, *TINY]) == 0
+    record = DataRecord.load(RunFolder(Path("runs/files")).data)
+    known = known_files(record, [Path(f"{name}.parquet") for name in ("train", "valid", "test")])
+    assert [(each.path.stem, each.role) for each in known] == [("train", "train"), ("valid", "valid")]
+    said = [each.warning(Path("runs/files")) for each in known]
+    assert "all of it was trained on" in said[0]
+    assert "it chose the best step" in said[1]
+
+
+def test_a_split_of_the_run_gives_the_metrics_of_its_end(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("valid", "test"):
+        assert main(["evaluate", "runs/a", "--split", split, "--json", "split.json"]) == 0
+        found = json.loads(Path("split.json").read_text())
+        stored = json.loads(RunFolder(Path("runs/a")).evaluation(split).read_text())
+        assert found["metrics"] == stored["metrics"]
+        assert found["num_rows"] == stored["num_rows"] == 300
+    assert load_run("runs/a").evaluate_split("train").num_rows == 2400
+    capsys.readouterr()
+    for arguments, words in (
+        (["runs/a"], "neither"),
+        (["runs/a", "events.parquet", "--split", "test"], "both"),
+    ):
+        assert main(["evaluate", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_split_of_other_data_is_refused(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = load_run("runs/a")
+    events(3000, seed=9).write_parquet("events.parquet")
+    try:
+        with pytest.raises(DataError, match="data train content") as found:
+            run.evaluate_split("test")
+        assert "the run's own test rows" in found.value.where
+        assert "--resume" not in str(found.value)
+    finally:
+        events(3000).write_parquet("events.parquet")

@@ -1,0 +1,130 @@
+"""`evaluate` and `predict`: a trained run on raw files, or on its own rows."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.tables import print_line
+from ziggurat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziggurat.runs.load import Run
+
+EVALUATE_SUMMARY = "exact metrics of a trained run on raw files (same columns as its training data), or on its own rows"
+EVALUATE_EPILOG = """Says so where a file is one that the run was trained on: its own test rows are --split test.
+Tables too large for one device: torchrun --nproc-per-node N -m ziggurat evaluate ...
+examples:
+  ziggurat evaluate runs/first tomorrow.parquet --json tomorrow.json
+  ziggurat evaluate runs/first --split test"""
+
+PREDICT_SUMMARY = "score raw files with a trained run; labels need not be in them"
+PREDICT_EPILOG = """Says how many ids of each feature training never saw.
+Tables too large for one device: torchrun --nproc-per-node N -m ziggurat predict ...
+example:
+  ziggurat predict runs/first today.parquet --out scores.csv --keep user_id,movie_id"""
+
+
+def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `evaluate`."""
+    _scoring_arguments(parser, needs_data=False)
+    parser.add_argument("--split", choices=("train", "valid", "test"), help="the run's own rows instead of files")
+    parser.add_argument(
+        "--ranking-k", type=int, default=10, metavar="K", help="places that count in ndcg@K and recall@K (default: 10)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write metrics and calibration there")
+
+
+def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `predict`."""
+    _scoring_arguments(parser, needs_data=True)
+    parser.add_argument(
+        "--out", metavar="FILE", required=True, help="row, kept columns, one column a label: .parquet, .csv or .tsv"
+    )
+    parser.add_argument(
+        "--keep", metavar="A,B", default="", help="columns of the data to write beside the scores, with commas between"
+    )
+
+
+def _scoring_arguments(parser: argparse.ArgumentParser, *, needs_data: bool) -> None:
+    parser.add_argument("run", help="folder of a trained run")
+    parser.add_argument(
+        "data", nargs="+" if needs_data else "*", help="raw files or globs: Parquet, CSV, TSV (also .gz)"
+    )
+    parser.add_argument(
+        "--bad-rows",
+        choices=("error", "quarantine"),
+        default="error",
+        help="stop at a bad row, or put it aside with the reason and count it (default: %(default)s)",
+    )
+    parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
+    add_model_argument(parser)
+
+
+def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
+    """Metrics on raw files, or on a split of the run."""
+    from ziggurat.data.raw.bad_rows import BadRowPolicy
+    from ziggurat.runs.load import open_run
+    from ziggurat.training.evaluation import metrics_line
+    from ziggurat.training.progress import show_progress
+    from ziggurat.training.run_folder import EVALUATION
+
+    _files_or_split(options)
+    with open_run(options.run, step=options.step, models=own_models(options)) as run:
+        progress = run.team.progress(show_progress())
+        progress.begin("evaluate", total=None)
+        if options.split:
+            evaluation = run.evaluate_split(options.split, progress=progress, ranking_k=options.ranking_k)
+        else:
+            bad_rows = BadRowPolicy(options.bad_rows)
+            evaluation = run.evaluate(options.data, bad_rows=bad_rows, progress=progress, ranking_k=options.ranking_k)
+        progress.end()
+        if run.team.is_first:
+            what = f"{options.split} rows of the run" if options.split else "rows"
+            print_line(f"{evaluation.num_rows:,} {what}, checkpoint of step {run.step:,}")
+            print_line(metrics_line(evaluation.metrics))
+            if not options.split:
+                _print_unknown(run)
+            if options.json:
+                EVALUATION.write(options.json, evaluation.to_json())
+    return 0
+
+
+def _files_or_split(options: argparse.Namespace) -> None:
+    if bool(options.data) == bool(options.split):
+        raise ConfigError(
+            expected="either files, or --split train, valid or test",
+            found="both" if options.data else "neither",
+            where="command line",
+            ways_out=(
+                f"ziggurat {options.verb} {options.run} FILE",
+                f"ziggurat {options.verb} {options.run} --split test",
+            ),
+        )
+
+
+def predict(options: argparse.Namespace, rest: list[str]) -> int:
+    """Scores of raw files."""
+    from ziggurat.data.raw.bad_rows import BadRowPolicy
+    from ziggurat.runs.load import open_run
+    from ziggurat.training.progress import show_progress
+
+    keep = tuple(name.strip() for name in options.keep.split(",") if name.strip())
+    with open_run(options.run, step=options.step, models=own_models(options)) as run:
+        progress = run.team.progress(show_progress())
+        progress.begin("predict", total=None)
+        rows = run.predict(
+            options.data, out=options.out, keep=keep, bad_rows=BadRowPolicy(options.bad_rows), progress=progress
+        )
+        progress.end()
+        if run.team.is_first:
+            print_line(f"{rows:,} rows scored into {options.out} (checkpoint of step {run.step:,})")
+            _print_unknown(run)
+    return 0
+
+
+def _print_unknown(run: Run) -> None:
+    from ziggurat.runs.scoring import unknown_ids
+
+    print_line(f"unknown ids: {', '.join(map(str, unknown_ids(run.preprocessing))) or 'none'}")

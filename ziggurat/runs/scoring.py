@@ -1,0 +1,283 @@
+"""Score raw data: files or a frame in, a file or a frame of the same kind out.
+
+    run.predict(["day.parquet"], out="scores.csv", keep=("user_id",))     files in, file out, in bounded memory
+    run.predict(frame, keep=("user_id",))                                 polars, pandas, Arrow, dict in; the same out
+
+    row │ user_id │ click          `row` is the position in the data: bad rows that were put aside keep their numbers
+    ────┼─────────┼──────
+      0 │ u17     │ 0.113
+
+A kept column comes as the data has it: text files hold text, so `007` stays `007`. A kept column with the name of a
+label (the label itself) leaves its name to the data; the scores are then called `LABEL_score`.
+
+pandas is never imported here unless the caller's own frame is one of pandas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.names import missing_column
+from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.batch import Batch
+from ziggurat.features.schema import column_of
+from ziggurat.files import replacing
+from ziggurat.training.evaluation import gathered_scores_of
+from ziggurat.training.progress import Progress
+
+if TYPE_CHECKING:
+    from ziggurat.runs.load import Run
+
+CHUNK_ROWS = 65_536
+ROW = "row"
+_TEXT = {".csv": ",", ".tsv": "\t"}
+_PARQUET = (".parquet", ".pq", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownIds:
+    """How many ids of a feature are not in its vocabulary: they are all scored by the row of unknown ids.
+
+    Args:
+        feature: name.
+        unknown: ids that training did not see, or saw less than `min_count` times.
+        ids: ids looked up.
+    """
+
+    feature: str
+    unknown: int
+    ids: int
+
+    def __str__(self) -> str:
+        return f"{self.feature} {self.unknown:,} of {self.ids:,} ({self.unknown / self.ids:.1%})"
+
+
+def unknown_ids(preprocessing: Preprocessing) -> list[UnknownIds]:
+    """Features with unknown ids in what was encoded since the run was loaded."""
+    counters = preprocessing.counters.items()
+    return [UnknownIds(feature=name, unknown=it.unknown, ids=it.ids) for name, it in counters if it.unknown]
+
+
+def is_frame(data: Any) -> bool:
+    """Whether data is a table in memory, and not the names of files."""
+    return isinstance(data, Mapping) or hasattr(data, "columns")
+
+
+def as_polars(data: Any) -> pl.DataFrame:
+    """A table in memory as a polars frame.
+
+    Raises:
+        DataError: it is nothing that polars can take.
+    """
+    if isinstance(data, pl.DataFrame):
+        return data
+    try:
+        if isinstance(data, pl.LazyFrame):
+            return data.collect()
+        if isinstance(data, pa.Table):
+            return pl.DataFrame(data)
+        if isinstance(data, Mapping):
+            return pl.DataFrame(dict(data))
+        if _is_pandas(data):
+            return pl.from_pandas(data)
+        problem = ""
+    except Exception as error:  # polars, pyarrow and pandas raise whatever they like
+        problem = f", {type(error).__name__}: {error}"
+    raise DataError(
+        expected="a frame of polars or pandas, an Arrow table, or a dict of equally long columns",
+        found=f"{type(data).__module__}.{type(data).__name__}{problem}",
+        where="data to score",
+        ways_out=("give such a frame", "name files instead: ['data.parquet']"),
+    )
+
+
+def like(frame: pl.DataFrame, given: Any) -> Any:
+    """A polars frame as the kind of table that was given; a frame of pandas keeps its index."""
+    if isinstance(given, pa.Table):
+        return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    if isinstance(given, Mapping):
+        return frame.to_dict(as_series=False)
+    if _is_pandas(given):
+        found = frame.to_pandas()
+        found.index = given.index[frame[ROW].to_numpy()]
+        return found
+    return frame
+
+
+def _is_pandas(data: Any) -> bool:
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def encoded_chunks(
+    run: Run, data: Any, *, with_labels: bool, bad_rows: BadRowPolicy, keep: Sequence[str] = ()
+) -> Iterator[tuple[RawChunk, pa.Table]]:
+    """Raw chunks of files or of a frame, with the encoded rows of each; on many ranks every rank gets all of them."""
+    schema = run.preprocessing.schema
+    features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
+    columns = tuple(dict.fromkeys([*(schema.columns if with_labels else features), *keep]))
+    with contextlib.ExitStack() as stack:
+        # All ranks find the same bad rows; one keeps them.
+        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
+        collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
+        if is_frame(data):
+            chunks = _chunks_of(as_polars(data))
+        else:
+            source = RawSource(data, format=run.file_format, bad_rows=collector, text=run.config.data.text)
+            numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
+            chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
+        for chunk in chunks:
+            yield chunk, run.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
+
+
+def _chunks_of(frame: pl.DataFrame) -> Iterator[RawChunk]:
+    for start in range(0, frame.height, CHUNK_ROWS):
+        yield RawChunk(
+            frame=frame.slice(start, CHUNK_ROWS), path=Path("frame"), first_row=start, start=start
+        )  # rows are numbered through
+
+
+def own_rows(run: Run, table: pa.Table) -> Batch:
+    """The rows of an encoded chunk that this rank scores, as a batch."""
+    rank, world_size = run.team.rank, run.team.world_size
+    first, last = (len(table) * (rank + end) // world_size for end in (0, 1))
+    return table_to_batch(table.slice(first, last - first).combine_chunks(), run.preprocessing.inputs)
+
+
+def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
+    """Columns of the scores: row, the kept ones, one a label.
+
+    Raises:
+        ConfigError: a kept column is named twice, or called like the row number.
+        SchemaError: the data has no such column.
+    """
+    if len(set(keep)) < len(keep) or ROW in keep:
+        raise ConfigError(
+            expected=f"columns to keep, each named once, and none called {ROW!r}: that is the position in the data",
+            found=", ".join(keep),
+            where="keep",
+            ways_out=("name each column once", f"rename the column {ROW!r}"),
+        )
+    labels = [label.name for label in run.preprocessing.inputs.labels]
+    scores = {f"{name}_score" if name in keep else name: pl.Float32() for name in labels}
+    if not keep:
+        return pl.Schema({ROW: pl.Int64(), **scores})
+    if is_frame(data):
+        path, types = Path("frame"), dict(as_polars(data).schema)
+    else:
+        source = RawSource(data, format=run.file_format, text=run.config.data.text)
+        path, types = source.paths[0], source.columns()
+    for name in keep:
+        if name not in types:
+            raise missing_column(path, name, tuple(types))
+    if twice := [name for name in scores if name in keep]:
+        raise ConfigError(
+            expected="names of their own for kept columns and scores",
+            found=f"{', '.join(twice)} for both",
+            where="keep",
+            ways_out="rename the column in the data",
+        )
+    kept = {name: pl.String() if isinstance(types[name], pl.Categorical | pl.Enum) else types[name] for name in keep}
+    return pl.Schema({ROW: pl.Int64(), **kept, **scores})
+
+
+def scored_frames(
+    run: Run, data: Any, *, schema: pl.Schema, keep: Sequence[str], bad_rows: BadRowPolicy, progress: Progress | None
+) -> Iterator[pl.DataFrame]:
+    """The scores of each chunk in the columns of `schema`; none on ranks but the first."""
+    waiting: deque[RawChunk] = deque()
+
+    def batches() -> Iterator[Batch]:
+        for chunk, table in encoded_chunks(run, data, with_labels=False, bad_rows=bad_rows, keep=keep):
+            waiting.append(chunk)
+            yield own_rows(run, table)
+
+    names = [name for name in schema if name != ROW and name not in keep]
+    gathered = gathered_scores_of(run.model, batches(), progress=progress, process_group=run.team.process_group)
+    for rows, scores in gathered:
+        chunk = waiting.popleft()
+        if not run.team.is_first:
+            continue
+        at = np.searchsorted(chunk.global_rows, rows)
+        columns = {ROW: pl.Series(rows, dtype=pl.Int64)}
+        columns |= {name: _cast(chunk.column(name).gather(at), schema[name], chunk) for name in keep}
+        columns |= {name: pl.Series(scores[:, index], dtype=pl.Float32) for index, name in enumerate(names)}
+        yield pl.DataFrame(columns)
+
+
+def _cast(series: pl.Series, kind: pl.DataType, chunk: RawChunk) -> pl.Series:
+    try:
+        return series.cast(kind)
+    except pl.exceptions.PolarsError as error:
+        raise DataError(
+            expected=f"the type of the first file for the kept column {series.name!r}: {kind}",
+            found=f"{series.dtype}, {str(error).splitlines()[0]}",
+            where=str(chunk.path),
+            ways_out=("give the files one type", "score them one by one", "do not keep the column"),
+        ) from error
+
+
+def check_output(out: str | Path, schema: pl.Schema) -> str:
+    """What divides the fields of a text file; "" for Parquet.
+
+    Raises:
+        ConfigError: a suffix that is neither, or lists that are to be kept in a text file.
+    """
+    suffix = Path(out).suffix.lower()
+    if suffix not in (*_TEXT, *_PARQUET):
+        raise ConfigError(
+            expected="a file that ends in .parquet, .csv or .tsv",
+            found=repr(str(out)),
+            where="out",
+            ways_out=(f"name it {Path(out).with_suffix('.parquet').name}", f"or {Path(out).with_suffix('.csv').name}"),
+        )
+    nested = [name for name, kind in schema.items() if kind.is_nested() or kind == pl.Binary]
+    if suffix in _TEXT and nested:
+        raise ConfigError(
+            expected="plain columns to keep in a text file",
+            found=", ".join(f"{name} ({schema[name]})" for name in nested),
+            where="keep",
+            ways_out=("write Parquet: --out scores.parquet", "do not keep them"),
+        )
+    return _TEXT.get(suffix, "")
+
+
+def write_frames(frames: Iterator[pl.DataFrame], out: str | Path, *, schema: pl.Schema) -> int:
+    """Write frames into one file, Parquet or text by its suffix; it appears when it is complete. Returns the rows."""
+    separator, num_rows = check_output(out, schema), 0
+    if separator:
+        with replacing(out) as temporary, open(temporary, "wb") as file:
+            pl.DataFrame(schema=schema).write_csv(file, separator=separator)
+            for frame in frames:
+                frame.write_csv(file, separator=separator, include_header=False)
+                num_rows += frame.height
+        return num_rows
+    columns = _to_arrow(pl.DataFrame(schema=schema)).schema
+    with (
+        replacing(out) as temporary,
+        pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
+    ):
+        for frame in frames:
+            writer.write_table(_to_arrow(frame))
+            num_rows += frame.height
+    return num_rows
+
+
+def _to_arrow(frame: pl.DataFrame) -> pa.Table:
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
