@@ -178,7 +178,7 @@ def test_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for number, content in enumerate(python):
         exec(compile(content, f"README.md, Python block {number + 1}", "exec"), names)
     scores = pl.read_parquet("scores.parquet")
-    assert scores.columns == ["row", "like"]
+    assert scores.columns == ["row", "user_id", "movie_id", "like"]
     assert scores.height == ratings().height
     assert scores["like"].is_between(0, 1).all()
 
