@@ -5,6 +5,7 @@
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
+#   make index    write docs/files.md again, from the docstrings
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
 
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos docs clean
+.PHONY: setup demo test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -77,6 +78,9 @@ bench-planning: setup
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
+
+index: setup
+	$(BIN)/python docs/make_index.py
 
 docs: setup
 	@$(PIP) -r requirements/docs.txt

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import re
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ziggurat.cli.main import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+WRITTEN = [document for document in DOCUMENTS if document.name != "files.md"]  # that one is made from docstrings
 SHELLS = ("", "console", "sh", "bash", "shell")
 
 
@@ -76,7 +78,7 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
             assert target.is_relative_to(ROOT / "docs"), f"{found[1]} leaves docs/, where the built site ends"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+@pytest.mark.parametrize("document", WRITTEN, ids=named)
 def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
     from benchmarks.main import NAMES, WITH_OPTIONS
     from ziggurat.cli.settings import settings_given
@@ -155,11 +157,37 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-def test_tour_visits_every_package() -> None:
+def test_index_of_files_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "files.md").read_text()
+    assert page == runpy.run_path(str(ROOT / "docs" / "make_index.py"))["index"](), "run `make index`"
+
+
+def test_index_has_every_file_with_a_sentence() -> None:
+    entries = dict(re.findall(r"^- `([^`]+)`: (.*)$", (ROOT / "docs" / "files.md").read_text(), re.MULTILINE))
+    files = {str(path.relative_to(ROOT / "ziggurat")) for path in (ROOT / "ziggurat").rglob("*.py")}
+    assert {name for name in files if not name.endswith("__init__.py")} <= entries.keys()
+    assert not [name for name, sentence in entries.items() if len(sentence.split()) < 4]
+
+
+def test_tour_stops_at_nine_places_and_names_their_files() -> None:
+    """Its headings name the files to read; functions that it names there exist in them."""
     text = (ROOT / "docs" / "tour.md").read_text()
-    packages = {path.parent.relative_to(ROOT / "ziggurat") for path in (ROOT / "ziggurat").rglob("*/__init__.py")}
-    missing = sorted(f"{package}/" for package in packages if f"`{package}/" not in text)
-    assert not missing
+    stops = re.findall(r"^## (\d)\. (.*)$", text, re.MULTILINE)
+    assert [number for number, _ in stops] == list("123456789")
+    for number, heading in stops:
+        files = [ROOT / "ziggurat" / name for name in re.findall(r"`([^`]+\.py)`", heading)]
+        assert files, heading
+        assert all(path.exists() for path in files), heading
+        known = set().union(*(names_in(path) for path in files))
+        reading = text.split(f"\n## {number}. ")[1].split("\n\n")[1]  # "Read the module docstring, `RawChunk` and …"
+        to_read = re.findall(r"`([A-Za-z_.]+)`", reading.split(". ")[0])
+        assert {name.split(".")[-1] for name in to_read if not name.endswith(".py")} <= known, heading
+
+
+@functools.cache
+def names_in(path: Path) -> set[str]:
+    defined = ast.ClassDef | ast.FunctionDef
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, defined)}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How the synthetic teacher makes a block of rows: ids, numbers, the parts of the logit, labels. See `synthetic.py`.
+"""How the synthetic teacher makes a block of rows: ids, numbers, the parts of the logit, labels. See `teacher.py`.
 
 Blocks of 32,768 rows are the unit of randomness: block n of seed s has a generator seeded by (s, n) and owes nothing to
 other blocks, so any row can be made without those before it, and chunk sizes change nothing. Ids are drawn by inverting
