@@ -13,8 +13,14 @@ import pytest
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
+from ziggurat.config import override, to_json
+from ziggurat.errors import ConfigError
+from ziggurat.parallel.device import choose_device
+from ziggurat.recipes.catalogue import table_dlrm
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.load import load_run
+from ziggurat.runs.resume import config_to_resume
+from ziggurat.training.run_folder import CONFIG, RunFolder
 
 SCHEMA = ziggurat.Schema(
     features=(
@@ -168,3 +174,20 @@ def test_a_folder_that_cannot_be_written_is_refused_before_preparing(
         assert shown.startswith("FileError")
         assert "--out runs/another_name" in shown
     assert set((place / "cache" / "prepared").iterdir()) == prepared
+
+
+def test_an_auto_that_comes_to_what_is_stored_is_no_difference(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    given = table_dlrm(SCHEMA)
+    chosen = {"training.precision": "bf16", "training.threads": "7", "training.early-stop.metric": "auc"}
+    chosen |= {"model.embedding.kernel": "torch", "data.split.by": "time", "device": choose_device().device.type}
+    CONFIG.write(run.config, to_json(override(given, chosen)))
+    assert given.training.early_stop.metric == given.training.precision == given.device == "auto"
+    config, changes = config_to_resume(run, given)
+    assert not changes
+    assert config.training.early_stop.metric == "auc"
+    CONFIG.write(run.config, to_json(override(given, {**chosen, "training.early-stop.metric": "logloss"})))
+    with pytest.raises(ConfigError, match=r'early-stop.metric: "logloss" in the run, "auc" given'):
+        config_to_resume(run, given)
+    CONFIG.write(run.config, to_json(override(given, {**chosen, "device": "cuda"})))
+    assert [change.setting for change in config_to_resume(run, given)[1]] == ["device"], "runs move between machines"

@@ -1,7 +1,8 @@
 """What a resumed run goes on with: everything as it was stored, but for settings that may change.
 
     settings      those of config.json; what is given must equal them, or be one of `MAY_CHANGE`
-    auto          precision, kernel and threads that were chosen at the first start stay chosen
+    auto          precision, kernel and threads that were chosen at the first start stay chosen; an `auto` that
+                  the schema or the machine decides (metric, split, device) is compared as what it comes to
     vocabularies  those of preprocessing/; the data must still have them, row for row (data_record.py)
     weights       the newest intact checkpoint
 
@@ -15,10 +16,12 @@ from dataclasses import replace
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.device import Device, choose_device
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
-from ziggurat.training.config import Precision
+from ziggurat.training.config import AUTO_METRIC, Precision
+from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.run_folder import RunFolder
 
 MAY_CHANGE = (
@@ -37,6 +40,7 @@ MAY_CHANGE = (
     "training.threads",
     "training.precision",
     "training.compile",
+    "device",
     "training.loader.prefetch",
     "training.loader.batch-size",
     "model.embedding.kernel",
@@ -99,17 +103,25 @@ def sources_text(run: RunFolder, changes: list[Difference]) -> str:
 
 
 def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
-    training, embedding = given.training, given.model.embedding
+    training, embedding, labels = given.training, given.model.embedding, given.table_schema.labels
     if training.precision is Precision.AUTO:
         training = replace(training, precision=stored.training.precision)
     if not training.threads:
         training = replace(training, threads=stored.training.threads)
+    if training.early_stop.metric == AUTO_METRIC and labels:
+        metric = stop_metric(training.early_stop, labels=labels, has_groups=bool(given.table_schema.group))
+        if stored.training.early_stop.metric in (metric, AUTO_METRIC):
+            metric = stored.training.early_stop.metric
+        training = replace(training, early_stop=replace(training.early_stop, metric=metric))
     if embedding.kernel is KernelChoice.AUTO:
         embedding = replace(embedding, kernel=stored.model.embedding.kernel)
-    data = given.data
+    data, device = given.data, given.device
     if data.split.by is SplitBy.AUTO:
         data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))
-    return replace(given, training=training, model=replace(given.model, embedding=embedding), data=data)
+    if device is Device.AUTO and choose_device().device.type == stored.device:
+        device = stored.device
+    model = replace(given.model, embedding=embedding)
+    return replace(given, training=training, model=model, data=data, device=device)
 
 
 def _files(config: RunConfig) -> dict[str, tuple[str, ...]]:
