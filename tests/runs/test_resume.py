@@ -16,7 +16,7 @@ from ziggurat.cli.main import main
 from ziggurat.config import override, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.parallel.device import choose_device
-from ziggurat.recipes.catalogue import table_dlrm
+from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.load import load_run
 from ziggurat.runs.resume import config_to_resume
@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_preparing(
 
 def test_an_auto_that_comes_to_what_is_stored_is_no_difference(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    given = table_dlrm(SCHEMA)
+    given = recipe_named("table_dlrm", schema=SCHEMA)
     chosen = {"training.precision": "bf16", "training.threads": "7", "training.early-stop.metric": "auc"}
     chosen |= {"model.embedding.kernel": "torch", "data.split.by": "time", "device": choose_device().device.type}
     CONFIG.write(run.config, to_json(override(given, chosen)))
