@@ -165,3 +165,11 @@ def test_a_plan_needs_ranks(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     ziggurat.Plan(world_size=2, tables=()).save("plan.json")
     assert main(["train", "table_dlrm", *DATA, "--plan", "plan.json", "--out", "runs/a"]) == 2
     assert "torchrun" in capsys.readouterr().err
+
+
+def test_logistic_regression_trains_on_ranks(place: Path) -> None:
+    start = ["train", "table_logistic_regression", *DATA, *FAST, "--training.epochs", "1"]
+    assert run(2, place, *start, "--training.loader.batch-size", "128", "--out", "runs/two") == [0, 0]
+    assert main([*start, "--out", "runs/one"]) == 0
+    one, two = (load_run(f"runs/{name}").scores(events(20)) for name in ("one", "two"))
+    np.testing.assert_allclose(one, two, atol=1e-5)

@@ -66,6 +66,13 @@ class DenseNetwork(nn.Module):
         return self._compute(embedded)
 
 
+def compute_copies(network: DenseForward, compute: DenseForward) -> None:
+    """Let copies of a dense network compute with another function of the same weights: the compiled one."""
+    module = network.module if isinstance(network, ReplicatedNetwork) else network
+    assert isinstance(module, DenseNetwork), "only copies; see the settings of compile"
+    module._compute = compute
+
+
 def check_dense(model: Model) -> None:
     """Refuse layers whose result depends on which samples share a rank.
 

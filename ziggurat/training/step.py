@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +32,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.ops.allocator import keep_freed_memory
+from ziggurat.parallel.dense import DenseForward, DenseParallelism, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.parallelize import Parallel
@@ -111,7 +111,13 @@ class TrainStep:
         self.average = _weight_average(model, config, fused=fused, parallel=parallel)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
-        self._forward_dense = compiled_dense(model, config.compile)
+        self._forward_dense = model.forward_dense
+        if parallel is None:
+            self._forward_dense = compiled_dense(model.forward_dense, config.compile)
+        elif config.compile is not Compile.OFF:
+            eager = type(model).forward_dense.__get__(model)
+            compiled = compiled_dense(eager, config.compile)
+            compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=config.loader.batch_size))
         self._is_weight_checked = parallel is None
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult:
@@ -254,13 +260,27 @@ class TrainStep:
         return contextlib.nullcontext()
 
 
-def compiled_dense(model: Model, mode: Compile) -> Callable[[Embedded], Outputs]:
+class _FullBatches:
+    """The compiled network for training on full batches; the eager one for the last of an epoch, and for evaluation."""
+
+    def __init__(self, eager: DenseForward, compiled: DenseForward, *, size: int) -> None:
+        self._eager, self._compiled, self._size = eager, compiled, size
+
+    def __call__(self, embedded: Embedded) -> Outputs:
+        if embedded.dense.shape[0] != self._size or not torch.is_grad_enabled():
+            return self._eager(embedded)
+        for sequence in embedded.sequences.values():
+            torch._dynamo.maybe_mark_dynamic(sequence.values, 0)
+        return self._compiled(embedded)
+
+
+def compiled_dense(forward_dense: DenseForward, mode: Compile) -> DenseForward:
     """The dense network of a model, compiled as asked; artifacts are cached for the next process."""
     if mode is Compile.OFF:
-        return model.forward_dense
+        return forward_dense
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
-    return torch.compile(model.forward_dense, fullgraph=True, dynamic=False, mode=inductor_mode)
+    return torch.compile(forward_dense, fullgraph=True, dynamic=False, mode=inductor_mode)
 
 
 def _weight_average(
@@ -279,12 +299,20 @@ def _weight_average(
 
 
 def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
-    if config.compile is not Compile.OFF and parallel is not None:
+    """Allow copies of the network, whose reductions are hooks on weights; neither FSDP nor a batch in parts.
+
+    Raises:
+        ConfigError: it would have no effect, or an untested one.
+    """
+    if config.compile is Compile.OFF or parallel is None:
+        return
+    how, parts = parallel.config.dense, parallel.config.num_parts
+    if how is not DenseParallelism.DDP or parts > 1:
         raise ConfigError(
-            expected="--training.compile off on many ranks: the compiled network would leave out their reductions",
-            found=config.compile.value,
+            expected="--training.compile off, or --dense ddp with the batch in one part",
+            found=f"{config.compile.value} with {how.value}, {parts} parts",
             where=f"training settings, compile, with {parallel.topology.world_size} ranks",
-            ways_out=("--training.compile off", "train on one device"),
+            ways_out=("--training.compile off", "--dense ddp --parallel.num-parts 1"),
         )
 
 
