@@ -8,9 +8,10 @@ import torch
 
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
-from ziggurat.models.losses import loss_of, loss_sums, scores_from_logits
+from ziggurat.models.losses import labelled_weight, loss_of, loss_sums, scores_from_logits
 
 CLICK = InputSpec(labels=(LabelSpec(name="click"),))
+CLICK_AND_BUY = InputSpec(labels=(LabelSpec(name="click"), LabelSpec(name="buy")))
 MIXED = InputSpec(labels=(LabelSpec(name="click"), LabelSpec(name="stars", task=Task.REGRESSION)))
 
 
@@ -52,6 +53,31 @@ def test_one_label_without_weights_is_torchs_own():
     logits, labels = torch.randn(50, 1), torch.randint(0, 2, (50, 1)).float()
     expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
     torch.testing.assert_close(loss_of(logits, labels, inputs=CLICK), expected)
+
+
+def test_a_positive_weight_is_a_sample_weight_of_positives():
+    logits, labels, weights = random_batch(40, 7)
+    labels[:, 1] = (labels[:, 1] > 0).float()  # NaN becomes 0 here, and stays in the first column
+    labels[3, 1] = 0.25  # a soft label
+    heavy = InputSpec(labels=(LabelSpec(name="click", positive_weight=5.0), LabelSpec(name="buy", positive_weight=0.5)))
+    sums = loss_sums(logits, labels, weights, inputs=heavy)
+    for column, factor in ((0, 5.0), (1, 0.5)):
+        own = InputSpec(labels=(LabelSpec(name="click"),))
+        y = labels[:, [column]]
+        weighted = weights * torch.where(y[:, 0].isnan(), 1.0, 1 + (factor - 1) * y[:, 0])
+        expected = loss_sums(logits[:, [column]], y, weighted, inputs=own)
+        torch.testing.assert_close(sums.total[[column]], expected.total)
+        torch.testing.assert_close(sums.weight[[column]], expected.weight)
+    torch.testing.assert_close(labelled_weight(labels, weights, inputs=heavy), sums.weight)
+    assert not torch.allclose(sums.weight, loss_sums(logits, labels, weights, inputs=CLICK_AND_BUY).weight)
+
+
+def test_scores_are_corrected_for_negatives_that_were_left_out():
+    logits = torch.linspace(-4, 4, 9)[:, None]
+    p = logits.sigmoid()
+    found = scores_from_logits(logits, inputs=InputSpec(labels=(LabelSpec(name="click", negative_rate=0.1),)))
+    torch.testing.assert_close(found, p / (p + (1 - p) / 0.1))  # He et al. 2014, section 6.3
+    assert torch.equal(scores_from_logits(logits, inputs=CLICK), p)
 
 
 def test_missing_label_gets_no_gradient():

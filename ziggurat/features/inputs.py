@@ -56,10 +56,12 @@ class VectorSpec:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LabelSpec:
-    """A label column as a model sees it."""
+    """A label column as a model sees it; `positive_weight` and `negative_rate` as in `schema.Label`."""
 
     name: str
     task: Task = Task.BINARY
+    positive_weight: float = 1.0
+    negative_rate: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

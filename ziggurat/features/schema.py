@@ -17,6 +17,7 @@ of every table are reserved, whatever the encoding:
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -217,6 +218,9 @@ class Label:
         positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
         positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another.
         negative: if set, only this text is 0 ("no"), and every third one is a bad row. Needs `positive`.
+        positive_weight: what a positive counts in the loss, beside its sample weight; a negative counts 1. Metrics and
+            scores know nothing of it, so scores above those observed are its due (calibration above 1).
+        negative_rate: share of the negatives that training keeps; scores are corrected for it (`data.negative_rate`).
     """
 
     name: str
@@ -225,9 +229,21 @@ class Label:
     positive_from: float | None = None
     positive: str = ""
     negative: str = ""
+    positive_weight: float = 1.0
+    negative_rate: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"label {self.name!r}"
+        impossible = not 0 < self.positive_weight < math.inf or not 0 < self.negative_rate <= 1
+        is_plain = self.positive_weight == self.negative_rate == 1
+        if impossible or (self.task is not Task.BINARY and not is_plain):
+            raise SchemaError(
+                expected="a positive positive_weight and a negative_rate above 0 and up to 1, of a binary label",
+                found=f"positive_weight = {self.positive_weight}, negative_rate = {self.negative_rate}, "
+                f"task = {self.task.value!r}",
+                where=where,
+                ways_out=("positive_weight = 10.0", "negative_rate = 0.1", "leave both out"),
+            )
         numbers_and_texts = self.positive_from is not None and self.positive
         if self.positive and self.task is not Task.BINARY:
             raise SchemaError(
@@ -330,6 +346,9 @@ class Schema:
         for label in state["labels"]:
             for name in ("positive", "negative"):
                 if not label[name]:
+                    del label[name]
+            for name in ("positive_weight", "negative_rate"):
+                if label[name] == 1.0:
                     del label[name]
         return state
 

@@ -167,4 +167,4 @@ class Model(nn.Module, ABC):
 
     def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
         """`LossSums.weight` of a batch before its forward pass, so that the sum over ranks travels meanwhile."""
-        return labelled_weight(batch.labels, batch.weights)
+        return labelled_weight(batch.labels, batch.weights, inputs=self.inputs)

@@ -234,7 +234,7 @@ class FinalNet(RankingModel):
             F.binary_cross_entropy_with_logits(outputs.named[block], mean_BL, reduction="none")
             for block in ("first", "second")
         )
-        weights_BL = labelled_weights(batch.labels, batch.weights) * is_binary_L
+        weights_BL = labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * is_binary_L
         terms_L = ((first_BL + second_BL) * weights_BL).sum(dim=0)
         return LossSums(total=sums.total + (terms_L - terms_L.detach()), weight=sums.weight)
 

@@ -6,6 +6,10 @@
     label l      mean_l = Σ_b w_b m_bl ℓ(z_bl, y_bl) / Σ_b w_b m_bl      m_bl = 0 where the label is missing (NaN)
     all labels   loss = (1/L) Σ_l mean_l                               a label nobody in the batch has counts as 0
 
+A label's `positive_weight` c makes w_b c of the weight of positives (w_b (1 + (c − 1) y) for soft labels), in numerator
+and denominator alike. A label's `negative_rate` r says that training kept that share of the negatives: odds are then
+1/r times too high, and a score is σ(z + ln r), which is p / (p + (1 − p) / r) of the p trained (He et al., ADKDD 2014).
+
 The mean is over *labelled weight*, not over rows. With ranks that hold different numbers of rows (the last batch of an
 epoch) the average of the ranks' means is therefore not the mean over all rows; `loss_sums` returns numerators and
 denominators apart, so that data parallelism can sum both over ranks and get exactly the loss of one big batch:
@@ -18,6 +22,7 @@ label is missing: it shows that the network is broken, and the trainer stops on 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +86,7 @@ def loss_sums(
     """Numerators and denominators of `loss_of`, for sums over ranks or over accumulated batches."""
     logits_BL = logits_BL.float()
     known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
-    weights_BL = labelled_weights(labels_BL, weights_B)
+    weights_BL = labelled_weights(labels_BL, weights_B, inputs=inputs)
     losses = [
         _sample_losses(logits_BL[:, column], known_BL[:, column], label.task)
         for column, label in enumerate(inputs.labels)
@@ -90,24 +95,35 @@ def loss_sums(
     return LossSums(total=(losses_BL * weights_BL).sum(dim=0), weight=weights_BL.sum(dim=0))
 
 
-def labelled_weight(labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None) -> Float[Tensor, "L"]:
+def labelled_weight(
+    labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None, *, inputs: InputSpec
+) -> Float[Tensor, "L"]:
     """`LossSums.weight` of a batch, known before the forward pass, so that its sum over ranks can travel meanwhile."""
-    return labelled_weights(labels_BL, weights_B).sum(dim=0)
+    return labelled_weights(labels_BL, weights_B, inputs=inputs).sum(dim=0)
 
 
 def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) -> Float[Tensor, "B L"]:
-    """What is predicted, in FP32: the probability of a binary label, the value of a regression label."""
+    """What is predicted, in FP32: the probability of a binary label, the value of a regression label.
+
+    The probability among all samples, also where training kept some of the negatives only.
+    """
     logits_BL = logits_BL.float()
+    if any(label.negative_rate != 1.0 for label in inputs.labels):
+        logits_BL = logits_BL + logits_BL.new_tensor([math.log(label.negative_rate) for label in inputs.labels])
     is_binary_L = torch.tensor([label.task is Task.BINARY for label in inputs.labels], device=logits_BL.device)
     return torch.where(is_binary_L, logits_BL.sigmoid(), logits_BL)
 
 
 def labelled_weights(
-    labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None
+    labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None, *, inputs: InputSpec
 ) -> Float[Tensor, "B L"]:
-    """The weight w_b m_bl of each sample for each label, 0 where the label is missing."""
+    """The weight of each sample for each label: w_b, times the label's positive weight; 0 where it is missing."""
     present_BL = labels_BL.isnan().logical_not()
-    return present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
+    weights_BL = present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
+    if all(label.positive_weight == 1.0 for label in inputs.labels):
+        return weights_BL
+    more_L = weights_BL.new_tensor([label.positive_weight - 1.0 for label in inputs.labels])
+    return weights_BL * (1.0 + more_L * torch.where(present_BL, labels_BL, 0.0))
 
 
 def _sample_losses(logits_B: Tensor, labels_B: Tensor, task: Task) -> Tensor:

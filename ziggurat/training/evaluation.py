@@ -21,6 +21,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
+from ziggurat.models.losses import scores_from_logits
 from ziggurat.training.calibration import calibration_curve
 from ziggurat.training.metrics import MetricAccumulator, MetricFunction, gather_rows
 from ziggurat.training.progress import NoProgress, Progress
@@ -81,15 +82,13 @@ def gathered_scores_of(
 def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | None = None) -> Iterator[Any]:
     """For each batch, `(batch, scores)` with scores a float32 array (B, L)."""
     device = next(iter(model.parameters()), torch.zeros(())).device
-    binary = torch.tensor([label.task is Task.BINARY for label in model.inputs.labels], device=device)
     was_training = model.training
     model.eval()
     done = 0
     try:
         for batch in batches:
             with torch.no_grad():
-                logits = model(batch.to(device)).float()
-                scores = torch.where(binary, torch.sigmoid(logits), logits)
+                scores = scores_from_logits(model(batch.to(device)), inputs=model.inputs)
             done += batch.batch_size
             if progress is not None:
                 progress.update(done)

@@ -37,6 +37,7 @@ from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP, EncodedDataset
 from ziggurat.data.preprocess.draft import DraftWriter
 from ziggurat.data.preprocess.fitter import Fitted, Fitter
 from ziggurat.data.preprocess.leaks import find_leaks, refuse_label_as_feature
+from ziggurat.data.preprocess.negatives import kept_rows, with_negative_rate
 from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.prepared import (
     PreparedData,
@@ -61,6 +62,7 @@ ProgressCallback = Callable[[str, int, int | None], None]
 
 _FORMAT = 2  # raise it when the same raw rows are encoded in another way: old caches are not reused
 _POLL_S = 0.2
+_NOT_COMPARED = ("train", "valid", "test", "negative_rate")  # the rate is part of the schema by then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,8 @@ class DataConfig:
         bad_rows: what happens to rows that cannot be used.
         bad_row_budget: most rows to quarantine; 0 for no limit.
         rows_per_group: rows of a Parquet row group of the encoded data, the unit of reading and of coarse shuffling.
+        negative_rate: share of the negatives that training keeps, by a hash of the row's number; validation and test
+            keep all. Scores are corrected for it; see `models/losses.py`. For one binary label.
     """
 
     train: tuple[str, ...] = ()
@@ -92,6 +96,7 @@ class DataConfig:
     bad_rows: BadRowPolicy = BadRowPolicy.ERROR
     bad_row_budget: int = 0
     rows_per_group: int = DEFAULT_ROWS_PER_GROUP
+    negative_rate: float = 1.0
 
     def resolved(self, schema: Schema) -> DataConfig:
         """The same with the split that the schema decides; see `SplitBy.AUTO`."""
@@ -106,10 +111,11 @@ class DataConfig:
                 where="data settings",
                 ways_out=("set split.by = files (--data.split.by files)", "leave valid and test empty"),
             )
-        if self.rows_per_group < 1 or self.bad_row_budget < 0:
+        if self.rows_per_group < 1 or self.bad_row_budget < 0 or not 0 < self.negative_rate <= 1:
             raise ConfigError(
-                expected="rows_per_group >= 1, bad_row_budget >= 0",
-                found=f"rows_per_group = {self.rows_per_group}, bad_row_budget = {self.bad_row_budget}",
+                expected="rows_per_group >= 1, bad_row_budget >= 0, negative_rate above 0 and up to 1",
+                found=f"rows_per_group = {self.rows_per_group}, bad_row_budget = {self.bad_row_budget}, "
+                f"negative_rate = {self.negative_rate}",
                 where="data settings",
                 ways_out="correct the number",
             )
@@ -140,6 +146,7 @@ def prepare(
     """
     progress = progress or (lambda phase, done, total: None)
     refuse_label_as_feature(schema)
+    schema = with_negative_rate(schema, config.negative_rate)
     is_auto, config = config.split.by is SplitBy.AUTO, config.resolved(schema)
     sources = _Sources(config)
     fingerprint = _fingerprint(config, schema, sources)
@@ -184,7 +191,7 @@ def _refuse_session(schema: Schema) -> None:
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
     """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
     try:
-        config = config.resolved(schema)
+        schema, config = with_negative_rate(schema, config.negative_rate), config.resolved(schema)
         fingerprint = _fingerprint(config, schema, _Sources(config))
         target = Path(folder) / fingerprint
         return open_prepared(target, fingerprint=fingerprint, reused=True) if target.exists() else None
@@ -200,7 +207,7 @@ def _fingerprint(config: DataConfig, schema: Schema, sources: _Sources) -> str:
 
     # How the files were named (relative, absolute, by a glob) changes nothing; which split each is for does.
     files = [[facts(path) for path in paths] for paths in sources.by_split]
-    settings = {name: value for name, value in to_json(config).items() if name not in ("train", "valid", "test")}
+    settings = {name: value for name, value in to_json(config).items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -337,6 +344,11 @@ class _Build:
             for chunk, source in self._read("fit"):
                 for split, part in self._parts(chunk, source, splitter):
                     parsed = parse_chunk(self._schema, part, bad_rows=self._bad_rows)
+                    if split == 0 and not (keep := kept_rows(self._schema, parsed, seed=self._config.split.seed)).all():
+                        part = part.filter(np.isin(part.global_rows, parsed.global_rows[keep]))
+                        if not part.num_rows:
+                            continue
+                        parsed = parse_chunk(self._schema, part, bad_rows=self._bad_rows)
                     yield split, fitter.add(parsed) if split == 0 else parsed
 
         with ExitStack() as stack:

@@ -138,6 +138,10 @@ class PreparedData:
             lines.append(f"bad rows: {sum(summary.quarantined.values()):,} ({reasons}), in {summary.quarantine}")
         else:
             lines.append("bad rows: none")
+        for label in self.inputs.labels:
+            if label.negative_rate != 1.0:
+                kept = f"{100 * label.negative_rate:g} % of those in the training rows are kept"
+                lines.append(f"negatives: {kept}; scores are corrected for it")
         largest = sorted(self.inputs.tables, key=lambda table: -table.num_rows)
         shown = ", ".join(f"{table.name} {table.num_rows:,}" for table in largest[:8])
         more = f", and {len(largest) - 8} smaller ones" if len(largest) > 8 else ""

@@ -320,7 +320,15 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
         jagged=tuple(jagged),
         vectors=tuple(vectors),
         tables=tuple(tables.values()),
-        labels=tuple(LabelSpec(name=label.name, task=label.task) for label in schema.labels),
+        labels=tuple(
+            LabelSpec(
+                name=label.name,
+                task=label.task,
+                positive_weight=label.positive_weight,
+                negative_rate=label.negative_rate,
+            )
+            for label in schema.labels
+        ),
         has_weights=bool(schema.weight),
         has_groups=bool(schema.group),
     )
