@@ -26,6 +26,7 @@ FROZEN = {
     },
     "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split"},
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
+    "embeddings": {"--step", "--out", "--model"},
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {

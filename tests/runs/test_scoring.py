@@ -18,6 +18,7 @@ from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.data_record import DataRecord, known_files
 from ziggurat.runs.load import load_run
+from ziggurat.studies.compare_finished import compare_finished
 from ziggurat.training.run_folder import RunFolder
 
 SCHEMA = ziggurat.Schema(
@@ -207,3 +208,56 @@ def test_a_split_of_other_data_is_refused(trained: Path, tmp_path: Path, monkeyp
         assert "--resume" not in str(found.value)
     finally:
         events(3000).write_parquet("events.parquet")
+
+
+def test_embeddings_are_the_rows_of_their_ids(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = load_run("runs/a")
+    found = run.embeddings("item")
+    assert sorted(found["id"]) == sorted(set(events(3000)["item"][:2400]))
+    assert found.schema["vector"] == pl.Array(pl.Float32, 4)
+    vocabulary = run.preprocessing.batch({"user_id": [1], "item": ["i17"], "price": [1.0]})
+    row = vocabulary.single[[spec.name for spec in run.model.inputs.single].index("item"), 0]
+    table = dict(run.model.named_modules())["embeddings"].table("item")
+    np.testing.assert_array_equal(found.filter(pl.col("id") == "i17")["vector"][0], table[row].detach())
+    assert main(["embeddings", "runs/a", "item", "--out", "items.parquet"]) == 0
+    assert pl.read_parquet("items.parquet").equals(found)
+    assert "60 ids with 4 numbers each" in capsys.readouterr().out
+    for name in ("price", "nothing"):
+        assert main(["embeddings", "runs/a", name, "--out", "none.parquet"]) == 2
+        assert "a feature whose ids are known: user_id, item" in capsys.readouterr().err
+    assert not Path("none.parquet").exists()
+
+
+def test_runs_configs_and_results_show_themselves_in_short(trained: Path) -> None:
+    run, frame = load_run("runs/a"), today(50)
+    test = json.loads(RunFolder(Path("runs/a")).evaluation("test").read_text())["metrics"]
+    assert repr(run).startswith("Run('runs/a', dlrm on events.parquet, step ")
+    assert f"test: auc {test['auc']:.5f}" in repr(run)
+    assert len(repr(run)) < 600
+    assert f"<td>{test['auc']:.5f}</td>" in run._repr_html_()
+    assert repr(run.config).startswith("RunConfig(dlrm on events.parquet, 3 features, epochs=1, batch_size=256")
+    assert repr(run.preprocessing.batch(frame)).startswith("Batch(50 samples on cpu: dense (50, 1), single (2, 50)")
+    evaluation = run.evaluate(frame)
+    assert repr(evaluation).startswith(f"Evaluation(50 rows: auc {evaluation.metrics['auc']:.5f}")
+    assert f"<td>auc</td><td>{evaluation.metrics['auc']:.5f}</td>" in evaluation._repr_html_()
+
+
+def test_runs_that_are_compared_say_what_they_were_computed_with(trained: Path) -> None:
+    shutil.copytree("runs/a", "runs/other")
+    file = RunFolder(Path("runs/other")).config
+    state = json.loads(file.read_text())
+    settings = state.get("payload", state)
+    mine = settings["model"]["embedding"]["kernel"]
+    theirs = "torch" if mine != "torch" else "cpp"
+    settings["model"]["embedding"]["kernel"] = theirs
+    one = settings["training"]["precision"]
+    other = "fp32" if one == "bf16" else "bf16"
+    settings["training"] |= {"threads": 2, "precision": other}
+    state.pop("sha256")  # as the way out of the error says
+    file.write_text(json.dumps(state))
+    said = "\n".join(compare_finished([Path("runs/a"), Path("runs/other")]).notes)
+    assert f"the kernels of the embeddings differ ({mine}, {theirs})" in said
+    assert "training.threads differs (1, 2)" in said
+    assert f"training.precision differs ({one}, {other})" in said
+    shutil.copytree("runs/a", "runs/same")
+    assert "differ (" not in "\n".join(compare_finished([Path("runs/a"), Path("runs/same")]).notes)

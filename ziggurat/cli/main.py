@@ -26,10 +26,13 @@ from ziggurat.cli.plan_verbs import (
     add_simulate_arguments,
 )
 from ziggurat.cli.scoring_verbs import (
+    EMBEDDINGS_EPILOG,
+    EMBEDDINGS_SUMMARY,
     EVALUATE_EPILOG,
     EVALUATE_SUMMARY,
     PREDICT_EPILOG,
     PREDICT_SUMMARY,
+    add_embeddings_arguments,
     add_evaluate_arguments,
     add_predict_arguments,
 )
@@ -105,6 +108,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_evaluate_arguments(verb("evaluate", EVALUATE_SUMMARY, EVALUATE_EPILOG))
     add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
+    add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
     _towers_verb(verb("towers", "group the features of a trained model into towers"))
@@ -241,6 +245,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "train": verbs.train,
         "evaluate": scoring_verbs.evaluate,
         "predict": scoring_verbs.predict,
+        "embeddings": scoring_verbs.embeddings,
         "data": verbs.data,
         "towers": verbs.towers,
         "plan": plan_verbs.plan,

@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`: a trained run on raw files, or on its own rows."""
+"""`evaluate`, `predict`, `embeddings`: what a trained run says of raw files, of its own rows, and of ids."""
 
 from __future__ import annotations
 
@@ -24,6 +24,34 @@ PREDICT_EPILOG = """Says how many ids of each feature training never saw.
 Tables too large for one device: torchrun --nproc-per-node N -m ziggurat predict ...
 example:
   ziggurat predict runs/first today.parquet --out scores.csv --keep user_id,movie_id"""
+
+EMBEDDINGS_SUMMARY = "the embeddings of a feature with the raw ids that they belong to"
+EMBEDDINGS_EPILOG = """Columns: id (text) and vector. Ids that are hashed are not kept, and cannot be exported.
+example:
+  ziggurat embeddings runs/first movie_id --out movies.parquet"""
+
+
+def add_embeddings_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `embeddings`."""
+    parser.add_argument("run", help="folder of a trained run")
+    parser.add_argument("feature", help="name of a feature with ids")
+    parser.add_argument("--out", metavar="FILE", required=True, help="Parquet file to write")
+    parser.add_argument("--step", type=int, help="checkpoint to use (default: the best by validation)")
+    add_model_argument(parser)
+
+
+def embeddings(options: argparse.Namespace, rest: list[str]) -> int:
+    """Ids and vectors of a feature."""
+    from ziggurat.files import replacing
+    from ziggurat.runs.load import load_run
+
+    run = load_run(options.run, step=options.step, models=own_models(options))
+    found = run.embeddings(options.feature)
+    with replacing(options.out) as temporary:
+        found.write_parquet(temporary)
+    size = found["vector"].to_numpy().shape[1]
+    print_line(f"{found.height:,} ids with {size} numbers each written to {options.out} (step {run.step:,})")
+    return 0
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -145,6 +145,10 @@ class Batch:
     row_ids: Int64[Tensor, "B"]
     extras: dict[str, Tensor] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in self.tensors().items() if value.numel())
+        return f"Batch({self.batch_size:,} samples on {self.dense.device}: {sizes})"
+
     @property
     def batch_size(self) -> int:
         """Number of samples B."""

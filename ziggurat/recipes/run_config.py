@@ -120,6 +120,20 @@ class RunConfig:
     parallel: RanksConfig = field(default_factory=RanksConfig)
     device: Device = Device.AUTO
 
+    def summary(self) -> str:
+        """Model and data in a few words: "dlrm on movielens-1m"."""
+        files = [Path(file).name for file in self.data.train]
+        more = f" and {len(files) - 3} more files" if len(files) > 3 else ""
+        kind = getattr(self.model, "kind", type(self.model).__name__)
+        return f"{kind} on {self.dataset.name or ', '.join(files[:3]) + more or 'no data'}"
+
+    def __repr__(self) -> str:
+        training = self.training
+        return (
+            f"RunConfig({self.summary()}, {len(self.table_schema.features)} features, epochs={training.epochs}, "
+            f"batch_size={training.loader.batch_size}, learning_rate={training.learning_rate}, seed={training.seed})"
+        )
+
     def check(self, *, metrics: Iterable[str] = ()) -> None:
         """Refuse contradictions between the parts of a run before the first file is read.
 

@@ -30,6 +30,8 @@ from ziggurat.parallel.tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data
+from ziggurat.runs.display import html_of, text_of
+from ziggurat.runs.embeddings import embeddings_of
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.scoring import (
@@ -170,6 +172,16 @@ class Run:
         """Probabilities (or values) of a small frame, or dict, with raw columns: float32 (rows, labels)."""
         batch = self.preprocessing.batch(as_polars(frame))
         return next(scores for _, scores in scores_of(self.model, [batch]))
+
+    def embeddings(self, feature: str) -> pl.DataFrame:
+        """Raw ids of a feature with their vectors; see `runs/embeddings.py`. Needs the run on one device."""
+        return embeddings_of(self, feature)
+
+    def __repr__(self) -> str:
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def _evaluated(
         self,

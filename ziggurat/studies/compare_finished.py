@@ -288,6 +288,9 @@ def _notes(settings: Sequence[tuple[str, ...]], runs: Sequence[FinishedRun], *, 
         for name, *values in settings
         if name.startswith(_SAID)
     ]
+    kernels = [str(run.config.model.embedding.kernel) for run in runs if hasattr(run.config.model, "embedding")]
+    if len(set(kernels)) > 1:
+        notes.append(f"the kernels of the embeddings differ ({', '.join(kernels)}): sums are rounded in another order")
     if not any(name.endswith("seed") for name, *_ in settings) and len(runs) > 1:
         notes.append("one run of each: another seed may turn the order; ziggurat compare RECIPE --seeds 5 tells")
     if not tested:

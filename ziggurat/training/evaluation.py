@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,13 @@ class Evaluation:
     num_rows: int
     metrics: dict[str, float]
     curves: dict[str, list[dict[str, float]]]
+
+    def __repr__(self) -> str:
+        return f"Evaluation({self.num_rows:,} rows: {metrics_line(self.metrics)})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><td>{escape(name)}</td><td>{value:.5f}</td></tr>" for name, value in self.metrics.items())
+        return f"<table><tr><th>metric</th><th>{self.num_rows:,} rows</th></tr>{rows}</table>"
 
     def to_json(self) -> dict[str, Any]:
         """The evaluation as plain data."""

@@ -1,0 +1,40 @@
+"""How a loaded run shows itself: a few lines in a terminal, a small table in a notebook."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from ziggurat.training.evaluation import metrics_line
+from ziggurat.training.run_folder import EVALUATION, RunFolder
+
+if TYPE_CHECKING:
+    from ziggurat.runs.load import Run
+
+
+def stored_metrics(run: Run) -> dict[str, dict[str, float]]:
+    """Metrics of the run's final evaluations, by split."""
+    paths = {split: RunFolder(run.folder).evaluation(split) for split in ("valid", "test")}
+    return {split: EVALUATION.read(path)["metrics"] for split, path in paths.items() if path.exists()}
+
+
+def text_of(run: Run) -> str:
+    """Model, data, step and metrics, one line each."""
+    lines = [f"Run({str(run.folder)!r}, {run.config.summary()}, step {run.step:,}"]
+    lines += [f"    {split}: {metrics_line(metrics)}" for split, metrics in stored_metrics(run).items()]
+    return "\n".join(lines) + ")"
+
+
+def html_of(run: Run) -> str:
+    """The same as a table, one column a split."""
+    found = stored_metrics(run)
+    names = list(dict.fromkeys(name for metrics in found.values() for name in metrics))
+    head = "".join(f"<th>{escape(split)}</th>" for split in found)
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f"<td>{metrics[name]:.5f}</td>" if name in metrics else "<td></td>" for metrics in found.values())
+        + "</tr>"
+        for name in names
+    )
+    title = escape(f"{run.folder}: {run.config.summary()}, step {run.step:,}")
+    return f"<p>{title}</p><table><tr><th>metric</th>{head}</tr>{rows}</table>"
