@@ -8,6 +8,7 @@ import importlib
 import re
 import runpy
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,6 +183,20 @@ def test_tour_stops_at_nine_places_and_names_their_files() -> None:
         reading = text.split(f"\n## {number}. ")[1].split("\n\n")[1]  # "Read the module docstring, `RawChunk` and …"
         to_read = re.findall(r"`([A-Za-z_.]+)`", reading.split(". ")[0])
         assert {name.split(".")[-1] for name in to_read if not name.endswith(".py")} <= known, heading
+
+
+def test_readme_of_benchmarks_lists_every_one() -> None:
+    from benchmarks.main import NAMES
+
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "benchmarks" / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(NAMES)
+
+
+def test_changelog_begins_with_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    sections = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == version
+    assert len(sections) == len(set(sections))
 
 
 @functools.cache

@@ -39,7 +39,7 @@ from ziggurat.cli.scoring_verbs import (
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.errors import ConfigError, ZigguratError
 
-DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, scale out, compress, serve."
+DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
 EXAMPLES = """examples:
   ziggurat demo                                               MovieLens-1M: fetch, train DLRM and DCNv2, compare
   ziggurat train movielens_dlrm --training.epochs 2 --model.embedding-dim 32

@@ -227,7 +227,7 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
 def load_run(
     folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = (), ranks: Ranks | None = None
 ) -> Run:
-    """Load a run for evaluation, prediction or serving.
+    """Load a run for evaluation or prediction.
 
     Args:
         folder: of the run.

@@ -1,4 +1,4 @@
-"""The folder of one run: everything needed to repeat, resume, evaluate and serve it.
+"""The folder of one run: everything needed to repeat, resume, evaluate and score with it.
 
 runs/movielens_dlrm/
   config.json        the whole configuration (`ziggurat train --config FILE` repeats it)
