@@ -55,7 +55,7 @@ def embeddings(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `evaluate`."""
+    """Declare the arguments of `evaluate`."""
     _scoring_arguments(parser, needs_data=False)
     parser.add_argument("--split", choices=("train", "valid", "test"), help="the run's own rows instead of files")
     parser.add_argument(
@@ -65,7 +65,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `predict`."""
+    """Declare the arguments of `predict`."""
     _scoring_arguments(parser, needs_data=True)
     parser.add_argument(
         "--out", metavar="FILE", required=True, help="row, kept columns, one column a label: .parquet, .csv or .tsv"
