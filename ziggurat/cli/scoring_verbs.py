@@ -32,7 +32,7 @@ example:
 
 
 def add_embeddings_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `embeddings`."""
+    """Declare the arguments of `embeddings`."""
     parser.add_argument("run", help="folder of a trained run")
     parser.add_argument("feature", help="name of a feature with ids")
     parser.add_argument("--out", metavar="FILE", required=True, help="Parquet file to write")
