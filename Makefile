@@ -6,6 +6,7 @@
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
 #   make index    write docs/files.md again, from the docstrings
+#   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
 #   ACCELERATOR=cuda make setup             the CUDA builds of torch and FBGEMM instead of the CPU ones
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos docs index clean
+.PHONY: setup demo test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -81,6 +82,9 @@ chaos: setup
 
 index: setup
 	$(BIN)/python docs/make_index.py
+
+attack: setup
+	OMP_NUM_THREADS=1 timeout --signal INT 900 $(BIN)/python -m tests.attacks --seconds 720
 
 docs: setup
 	@$(PIP) -r requirements/docs.txt

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import json
 import multiprocessing
@@ -39,20 +40,22 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import from_json
-from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.errors import ZigguratError
+from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
+from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema_io import read_schema, write_schema
-from ziggurat.files import digest_of
+from ziggurat.files import digest_of, sha256_of
 from ziggurat.plan import Plan, Towers
 from ziggurat.planning.cluster.catalogue import load_cluster, named_cluster
 from ziggurat.planning.costs.learned import LearnedJudge
 from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.recipes.run_config import load_config
-from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.execute import prepare_run, train_run
+from ziggurat.runs.verify import verify_run
 from ziggurat.studies.compare_runs import RECORD_FORMAT, RunRecord
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.position import Position
+from ziggurat.training.records import read_records
 from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS
 
 OUTCOMES = ("found", "rebuilt", "same", "accepted", "silent", "crashed", "hung")
@@ -61,6 +64,11 @@ TIME_LIMIT_S = 30.0
 MEMORY_LIMIT = 6 << 30
 RELEASED = Path(__file__).parents[1] / "end_to_end" / "released" / "c0ca678"
 _CHECKPOINT = Path("run/checkpoints/step-000000000008")
+_NEWEST = "new/checkpoints/step-000000000007"
+_WRITTEN = (
+    *("new/metrics.jsonl", "new/ledger.bin", f"{_NEWEST}/rank-00000.safetensors", f"{_NEWEST}/state.json"),
+    *("new/metrics.jsonl", "new/ledger.bin", f"{_NEWEST}/manifest.json"),
+)
 
 
 # ------------------------------------------------------------------------------------------------------ what is loaded
@@ -77,6 +85,26 @@ def _prepared() -> Any:
     prepared = prepare_run(load_config("run"))
     rows = [prepared.train.read_group(0).to_pydict(), prepared.test.read_group(0).to_pydict()]  # type: ignore[union-attr]
     return ("rebuilt" if prepared.note or not prepared.reused else "", rows)
+
+
+def _verified() -> Any:
+    verdict = verify_run("new")
+    if any("DAMAGED" in line for line in verdict.lines):
+        text = "\n".join(verdict.lines)
+        assert "expected:" in text, text
+        raise CheckpointError(expected="a run that verifies", found=text, where="new", ways_out="as each line says")
+    return verdict.good
+
+
+def _resumed() -> Any:
+    """What a run ends with that goes on from here for another epoch."""
+    config = load_config("new")
+    longer = dataclasses.replace(config, training=dataclasses.replace(config.training, epochs=2))
+    train_run(longer, folder="new", resume=True)
+    last = CheckpointStore(Path("new/checkpoints")).load(None, into=None, match=Match.SUBSET)
+    log = [{k: v for k, v in record.items() if k != "timing"} for record in read_records(Path("new/metrics.jsonl"))]
+    weights = {name: value.tolist() for name, value in (last.tensors or {}).items()}
+    return log, sha256_of(Path("new/ledger.bin")), digest_of(weights)
 
 
 def _learned() -> Any:
@@ -97,7 +125,7 @@ LOADERS: dict[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
     "evaluation": (("run/evaluations/test.json",), lambda: EVALUATION.read("run/evaluations/test.json")),
     "preprocessing": (
         ("run/preprocessing/preprocessing.json", "run/preprocessing/vocabulary_000.parquet"),
-        lambda: Preprocessing.load(Path("run/preprocessing")).fingerprint,
+        lambda: load_preprocessing(Path("run/preprocessing")).fingerprint,
     ),
     "checkpoint": (
         tuple(
@@ -105,6 +133,8 @@ LOADERS: dict[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
         ),
         _checkpoint,
     ),
+    "verify": (_WRITTEN, _verified),
+    "resume": (_WRITTEN, _resumed),
     "prepared cache": (("prepared.json", "train/manifest.json", "train/part-00000.parquet"), _prepared),
 }
 EDITABLE = ("config", "plan", "towers", "schema", "cluster")
@@ -124,8 +154,11 @@ def make_victim(folder: Path) -> None:
         named_cluster("h100x8").save("cluster.toml")
         Measurements.load("measurements.json").save("measurements.json")
         LearnedJudge.load("learned").save("learned")
-        Preprocessing.load(Path("run/preprocessing")).save(Path("run/preprocessing"))
-        prepare_run(load_config("run"))
+        save_preprocessing(load_preprocessing(Path("run/preprocessing")), Path("run/preprocessing"))
+        config = load_config("run")
+        prepare_run(config)
+        training = dataclasses.replace(config.training, epochs=1, checkpoint_every=3, log_every=1)
+        train_run(dataclasses.replace(config, training=training), folder="new")  # with hashes of log and ledger
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from ziggurat.training.feed import Fed, Feed
 from ziggurat.training.metrics import MetricFunction
 from ziggurat.training.non_finite import dump_batch, non_finite_error
 from ziggurat.training.own_loss import LossFunction, loss_name, refuse_other_loss
+from ziggurat.training.pace import Pace
 from ziggurat.training.position import Position
 from ziggurat.training.progress import Progress
 from ziggurat.training.run_folder import EVALUATION, RunFolder
@@ -106,10 +107,7 @@ class Trainer:
         self.valid = valid
         self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
-        self._train_s = 0.0
-        self._train_rows = 0
-        self._first_step_s = 0.0
-        self._interval = (0.0, 0)
+        self._pace = Pace()
         self._pinned: set[int] = set()
         self._written, self._damaged = WrittenFiles(self.folder), list[str]()
         self._showing = False
@@ -151,7 +149,7 @@ class Trainer:
             self.progress.end()
             self.records.close()
             self.ledger.close()
-        stopped_early = self._patience_is_out()
+        stopped_early = self.ending.patience_is_out
         if stopped_early:
             self.progress.say(self.ending.text())
         self._restore_best()
@@ -212,12 +210,12 @@ class Trainer:
         for fed in self.feed.epoch(device=self.step.device, empty=empty):
             result = self._train(fed)
             elapsed = time.perf_counter() - begin
-            self._count_time(elapsed, fed.num_rows)
+            self._pace.count(elapsed, rows=fed.num_rows)
             self._log(result)
             if not self._showing:
                 self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.feed.num_rows)
                 self._showing = True
-            note = f"loss {result.loss:.4f} · {self._rate():,.0f} samples/s"
+            note = f"loss {result.loss:.4f} · {self._pace.samples_per_s:,.0f} samples/s"
             self.progress.update(position.rows - first_row, note=note)
             self._boundary(last=fed.upcoming is None)
             if position.finished or position.epoch != epoch:
@@ -260,11 +258,9 @@ class Trainer:
         if position.step % self.config.log_every or not position.loss_rows:
             return
         loss = position.loss_sum / position.loss_rows
-        seconds, rows = self._interval
-        self._interval = (0.0, 0)
         record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
         record["lr"] = self.config.learning_rate * self._factor()
-        self.records.append(record, timing={"samples_per_s": rows / seconds if seconds else 0.0})
+        self.records.append(record, timing={"samples_per_s": self._pace.since_last()})
         position.loss_sum, position.loss_rows = 0.0, 0
 
     # ---------------------------------------------------------------------------------- evaluation and checkpoint
@@ -278,7 +274,7 @@ class Trainer:
         due = bool(config.evaluate_every) and position.step % config.evaluate_every == 0
         due = due or (not config.evaluate_every and last) or at_end
         improved = self._evaluate_and_judge() if due and self.valid is not None else False
-        position.finished = at_end or self._patience_is_out()
+        position.finished = at_end or self.ending.patience_is_out
         save = bool(config.checkpoint_every) and position.step % config.checkpoint_every == 0
         if save or last or improved or position.finished:
             self._save(pinned=improved)
@@ -305,9 +301,6 @@ class Trainer:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.records.append({"kind": "valid", "step": position.step, "epoch": position.epoch, **finite})
         return improved
-
-    def _patience_is_out(self) -> bool:
-        return self.ending.patience_is_out
 
     def _save(self, *, pinned: bool) -> None:
         self.records.flush(durable=True)
@@ -355,7 +348,7 @@ class Trainer:
         marks, step, damaged = checkpoint.state.get("written"), self.position.step, self.config.damaged_records
         self._damaged = self.team.on_first(lambda: self._written.damaged(marks, step=step, then=damaged))
         if self.position.epoch < self.config.epochs and not self.ending.max_steps_reached:
-            self.position.finished = self._patience_is_out()
+            self.position.finished = self.ending.patience_is_out
         if self.position.threads and not self.config.threads:
             torch.set_num_threads(self.position.threads)
         self.progress.say(f"resumed at step {self.position.step:,} (epoch {self.position.epoch + 1})")
@@ -391,17 +384,6 @@ class Trainer:
             loss=result.loss, first_bad=first_bad, step=step, epoch=self.position.epoch + 1, path=path
         )
 
-    def _count_time(self, elapsed: float, rows: int) -> None:
-        if not self._first_step_s:
-            self._first_step_s = elapsed
-            return
-        self._train_s += elapsed
-        self._train_rows += rows
-        self._interval = (self._interval[0] + elapsed, self._interval[1] + rows)
-
-    def _rate(self) -> float:
-        return self._train_rows / self._train_s if self._train_s else 0.0
-
     def _result(self, stopped_early: bool) -> FitResult:
         return FitResult(
             steps=self.position.step,
@@ -410,6 +392,6 @@ class Trainer:
             skipped=self.position.skipped,
             stopped_early=stopped_early,
             end=self.ending.text(),
-            samples_per_s=self._rate(),
-            first_step_s=self._first_step_s,
+            samples_per_s=self._pace.samples_per_s,
+            first_step_s=self._pace.first_step_s,
         )

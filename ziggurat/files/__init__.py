@@ -1,0 +1,71 @@
+"""Files: the only writer of formats. Written whole or not at all, checksummed, versioned; read within bounds.
+
+Every small file of Ziggurat is JSON with three keys of its own beside the content:
+
+    {"format": "ziggurat.plan", "version": 1, "world_size": 4, …, "sha256": "…"}
+
+- *format* tells what it is, so that a plan given where towers were asked for is named as what it is.
+- *version* is that of the layout. A `Format` has migrations, version → function: `{0: f}` turns version 0 (files
+  without a version: those of the first release, and those that people write by hand) into version 1. A newer version
+  than ours is an error that says so.
+- *sha256* covers all the rest, whatever its spelling (canonical JSON). A file that people may edit (`Seal.EDITABLE`)
+  may go without; where the key stands, it must be right. Files that only Ziggurat writes must have it.
+
+Writing is atomic: temporary file in the same folder → fsync → rename → fsync of the folder. After a crash or a full
+disk there is the old file or the new one. `replacing` does the same for large files, `replacing_folder` for folders.
+
+Reading is bounded: a regular file (no pipe, no device: opened without blocking), of at most so many bytes, nested at
+most so deep, with numbers that a computer can hold, and without a key that occurs twice. What goes wrong is an error
+in four parts of the kind that the caller names, never a traceback, a hang or a machine without memory.
+
+    reading.py    bytes, text, JSON and TOML within bounds
+    writing.py    files and folders, whole or not at all
+    formats.py    the three keys, migrations, checksums
+"""
+
+from ziggurat.files.formats import Format, Migration, Seal, check_version, digest_of, sha256_of
+from ziggurat.files.reading import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_DIGITS,
+    parse_json,
+    parse_toml,
+    read_bytes,
+    read_json,
+    read_text,
+    read_toml,
+)
+from ziggurat.files.writing import (
+    publish,
+    replacing,
+    replacing_folder,
+    sync,
+    temporary_beside,
+    write_bytes,
+    write_text,
+)
+
+__all__ = [
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "MAX_DIGITS",
+    "Format",
+    "Migration",
+    "Seal",
+    "check_version",
+    "digest_of",
+    "parse_json",
+    "parse_toml",
+    "publish",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "read_toml",
+    "replacing",
+    "replacing_folder",
+    "sha256_of",
+    "sync",
+    "temporary_beside",
+    "write_bytes",
+    "write_text",
+]

@@ -1,0 +1,121 @@
+"""Write files and folders whole or not at all, so that a crash or a full disk leaves the old one or the new one.
+
+temporary name in the same folder ─► fsync ─► rename ─► fsync of the folder
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ziggurat.errors import FileError, ZigguratError
+from ziggurat.files.reading import text_of
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes, *, error: type[ZigguratError] = FileError) -> Path:
+    """Write a file so that a crash leaves the old one or the new one; makes the folder; returns the path.
+
+    Raises:
+        error: the system refuses (no room, no permission, a folder of that name); the old file is left as it was.
+    """
+    with replacing(path, error=error) as temporary:
+        temporary.write_bytes(content)
+    return Path(path)
+
+
+def write_text(path: str | os.PathLike[str], text: str, *, error: type[ZigguratError] = FileError) -> Path:
+    """`write_bytes` of UTF-8 text."""
+    return write_bytes(path, text.encode("utf-8"), error=error)
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> Iterator[Path]:
+    """A temporary path in the folder of `path`, which takes the place of `path` if the block ends without an error.
+
+    What is written there is flushed to the disk before and after the rename. A device or a pipe (`/dev/stdout`) is
+    written to directly, for nothing can be put in its place.
+    """
+    given = Path(path)
+    with _told(given, error):
+        target = Path(os.path.realpath(given))  # through a symbolic link, which stays
+        direct = target.exists() and not (target.is_file() or target.is_dir())
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if direct:
+        with _told(given, error):
+            yield target
+        return
+    temporary = temporary_beside(target)
+    try:
+        with _told(given, error):
+            yield temporary
+            sync(temporary)
+            os.replace(temporary, target)
+            sync(target.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> Iterator[Path]:
+    """A temporary folder that becomes `path` when the block ends without an error; replaces a folder that was there."""
+    folder = Path(path)
+    temporary = temporary_beside(folder)
+    try:
+        with _told(folder, error):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            yield temporary
+            publish(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Flush a temporary folder's files to the disk and rename it: after a power cut it is whole or absent."""
+    for path in (*temporary.rglob("*"), temporary):
+        sync(path)
+    if folder.exists():  # a folder with content cannot be renamed over: the old one steps aside first
+        old = temporary_beside(folder)
+        folder.rename(old)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        temporary.rename(folder)
+    sync(folder.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A name beside `path` that no other process uses."""
+    return path.with_name(f".{path.name[:120]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _told(path: Path, error: type[ZigguratError]) -> Iterator[None]:
+    try:
+        yield
+    except ZigguratError:
+        raise
+    except OSError as problem:
+        raise error(
+            expected=f"to write {path.name}",
+            found=text_of(problem),
+            where=str(path),
+            ways_out=("free space on this disk, or correct the permissions of the folder", "choose another path"),
+        ) from problem
