@@ -4,7 +4,7 @@
 
     class              what is done to a random rank           what must follow
     ranks that differ  another setting, model, plan or data    all ranks name it before the first step; no file is made
-    killed ranks       SIGKILL at a random moment              the others end with an error in four parts; the restarted
+    killed ranks       SIGKILL at a random moment of training  the others end with an error in four parts; the restarted
                                                                job ends with the bits of one that was left alone
     stopped ranks      SIGSTOP at a random moment              the others end with an error in four parts
 
@@ -116,9 +116,10 @@ def attack_killed(draw: random.Random, *, place: Path, alone: dict[int, tuple[Pa
     """Kill one rank at a random moment, restart, and compare with the job that was left alone."""
     world_size = draw.choice([2, 2, 4])
     whole, seconds = alone[world_size]
-    victim, moment = draw.randrange(world_size), draw.uniform(0.1, 1.0) * seconds
+    victim, moment = draw.randrange(world_size), draw.uniform(0.0, 0.9) * seconds
     what = f"rank {victim} of {world_size} killed after {moment:.1f} s"
     processes = killed.start(world_size, place, attempt=0)
+    _training_begins(place)
     time.sleep(moment)
     processes[victim].kill()
     codes = killed.ends(processes, limit_s=LIMIT_S)
@@ -138,6 +139,12 @@ def attack_killed(draw: random.Random, *, place: Path, alone: dict[int, tuple[Pa
     except AssertionError as error:
         return what, "silent", f"other bits after the restart: {error}"[:1500]
     return what, "found" if codes[victim] == -signal.SIGKILL and killed.SAW_IT in others else "same", ""
+
+
+def _training_begins(place: Path) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not (place / "run").exists() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def attack_stopped(draw: random.Random, *, place: Path, seconds: float) -> tuple[str, str, str]:
@@ -179,8 +186,10 @@ def attack(*, count: int, seed: int, seconds: float) -> list[Case]:
     with tempfile.TemporaryDirectory() as name:
         place, alone, number = Path(name), dict[int, tuple[Path, float]](), 0
         for world_size in (2, 4):
+            processes = killed.start(world_size, place / f"alone{world_size}", attempt=0)
+            _training_begins(place / f"alone{world_size}")
             begin = time.monotonic()
-            ended = killed.ends(killed.start(world_size, place / f"alone{world_size}", attempt=0))
+            ended = killed.ends(processes)
             assert ended == [0] * world_size, ended
             alone[world_size] = (place / f"alone{world_size}", time.monotonic() - begin)
         while len(cases) < count and time.monotonic() < end:
@@ -190,7 +199,7 @@ def attack(*, count: int, seed: int, seconds: float) -> list[Case]:
             if len(cases) < count and time.monotonic() < end:
                 keep(KILLED, attack_killed(draw, place=place / f"killed{number}", alone=alone))
             if len(cases) < count and time.monotonic() < end:
-                keep(STOPPED, attack_stopped(draw, place=place / f"stopped{number}", seconds=1.5 * alone[2][1]))
+                keep(STOPPED, attack_stopped(draw, place=place / f"stopped{number}", seconds=3 + 1.5 * alone[2][1]))
     return cases
 
 
