@@ -92,4 +92,4 @@ def ranking_metrics(
 
 
 def _sums(values: NDArray[np.float64], groups: NDArray[np.int64], num_groups: int) -> NDArray[np.float64]:
-    return np.bincount(groups, weights=values, minlength=num_groups)
+    return np.bincount(groups, weights=values, minlength=num_groups).astype(np.float64)
