@@ -54,8 +54,7 @@ Length = Annotated[int, Range(1, 1 << 20, "longer lists than any sample has")]
 Buckets = Annotated[int, Range(1, 1 << 20, "more than quantiles can be told apart")]
 Ranks = Annotated[int, Range(1, 1 << 17, "the largest jobs have 100,000 ranks")]
 Rank = Annotated[int, Range(0, (1 << 17) - 1, "the largest jobs have 100,000 ranks")]
-Seed = Annotated[int, Range(0, (1 << 64) - 1, "64 bits")]
-_INT64 = Range(-(1 << 63), (1 << 63) - 1, "64 bits")
+_64_BITS = Range(-(1 << 63), (1 << 64) - 1, "64 bits")
 _FLOAT32_MOST = 3.4028234663852886e38
 Float32 = Annotated[float, Range(-_FLOAT32_MOST, _FLOAT32_MOST, "what a float32 holds")]
 
@@ -201,11 +200,11 @@ class Reader:
         elif hint is bool and isinstance(data, bool):
             return data
         elif hint is int and isinstance(data, numbers.Integral) and not isinstance(data, bool):
-            self._check_range(int(data), _INT64, path)
+            self._check_range(int(data), _64_BITS, path)
             return int(data)
         elif hint is float and isinstance(data, numbers.Real) and not isinstance(data, bool):
             if isinstance(data, numbers.Integral):
-                self._check_range(int(data), _INT64, path)
+                self._check_range(int(data), _64_BITS, path)
             if math.isnan(data) and self.nan is NotANumber.REFUSED:
                 raise self.wrong(path, "a number", data)
             return data if isinstance(data, float) else float(data)

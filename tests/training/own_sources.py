@@ -54,13 +54,37 @@ class SizedBlocks(ShuffledBlocks):
         return len(self.blocks)
 
 
-def train_blocks(rank: int, world_size: int, folder: str, stop: int, resume: bool, sizes: list[int]) -> Any:
+class CountedEpochs:
+    """One that moves on to the next epoch when it has been iterated to the end, as many loaders do."""
+
+    def __init__(self, samples: Batch, *, block: int) -> None:
+        self.blocks = ShuffledBlocks(samples, block=block, seed=0).blocks
+        self.epoch, self.index = 0, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        while self.index < len(self.blocks):
+            self.index += 1
+            yield self.blocks[(self.index + self.epoch) % len(self.blocks)]
+        self.epoch, self.index = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "index": self.index}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.epoch, self.index = state_dict["epoch"], state_dict["index"]
+
+
+def train_blocks(
+    rank: int, world_size: int, folder: str, stop: int, resume: bool, sizes: list[int], counted: bool = False
+) -> Any:
     """Train on blocks of this rank; `sizes`: samples of each rank. Weights, ids of the rows, rows counted."""
     case = Case()
     model, parallel = model_of(case), None
     if world_size > 1:
         parallel = parallelize(model, plan_of(case, world_size), Topology.create())
     source = ShuffledBlocks(all_rows(sizes[rank]), block=16, seed=rank)
+    if counted:
+        source = CountedEpochs(all_rows(sizes[rank]), block=16)
     config = training_config(1, max_steps=stop, checkpoint_every=3)
     trainer = Trainer(model, config=config, train=source, valid=[all_rows(40)], folder=Path(folder), parallel=parallel)
     trainer.fit(resume=resume)

@@ -32,6 +32,20 @@ def test_a_source_is_resumed_where_it_stood(tmp_path: Path) -> None:
         assert again == whole, stop
 
 
+def test_a_source_that_counts_epochs_skips_none(tmp_path: Path) -> None:
+    """Stopped at the end of an epoch and inside one, on one device, and on ranks of which one waits for the other."""
+    whole = train_blocks(0, 1, str(tmp_path / "whole"), 0, False, [100], True)
+    assert whole[1:] == (200, NUM_STEPS)
+    for stop in (7, 9):
+        train_blocks(0, 1, str(tmp_path / f"{stop}"), stop, False, [100], True)
+        assert train_blocks(0, 1, str(tmp_path / f"{stop}"), 0, True, [100], True) == whole, stop
+    whole_ranks = run_ranks(train_blocks, 2, 2, str(tmp_path / "ranks"), 0, False, [100, 50], True)
+    for stop in (6, 7):
+        run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), stop, False, [100, 50], True)
+        again = run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), 0, True, [100, 50], True)
+        assert again == whole_ranks, stop
+
+
 def test_ranks_with_unequal_shares_stop_together_and_resume(tmp_path: Path) -> None:
     """Rank 1 has half as many samples: it joins with empty batches. Resumed on two ranks, refused on one."""
     folder, sizes = str(tmp_path / "run"), [100, 50]

@@ -8,7 +8,8 @@ ranks that hold the rows. The batch is known long before (sources work ahead), s
 step waits for them. Only ids may do so: they do not depend on weights, and the numbers stay those of one device.
 
 The state of the source is read *after a batch and before the next*: a checkpoint after step k must go on with batch
-k + 1, although batch k + 1 has been taken already.
+k + 1, although batch k + 1 has been taken already. After the last batch of an epoch it is read when the source has said
+that there is no other, so that its next `iter` begins the next epoch.
 
 Our own source makes the same number of steps on every rank. Others may not: there, ranks tell each other every step
 whether they have a batch, and one that has none left joins with an empty batch until all are done.
@@ -113,7 +114,7 @@ class Feed:
             current = batch.to(device)
             batch, next_rows, next_state, is_done = self._following(iterator, empty)
             batch = None if batch is None else batch.to(device)
-            self._state = {"source": state, "is_done": is_done}
+            self._state = {"source": next_state if is_done else state, "is_done": is_done}
             yield Fed(current, batch, num_rows)
             num_rows, state = next_rows, next_state
 

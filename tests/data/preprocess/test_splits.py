@@ -207,7 +207,7 @@ def test_split_by_column(tmp_path):
     ],
 )
 def test_impossible_settings_are_refused(settings):
-    with pytest.raises(ConfigError, match="split settings|SplitConfig"):
+    with pytest.raises(ConfigError, match=r"split settings|SplitConfig"):
         SplitConfig(**settings)
 
 

@@ -46,7 +46,7 @@ from ziggurat.data.encoded.records import (
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.typed import Count, Seed, checked
+from ziggurat.typed import Count, checked
 
 __all__ = ["Dataset", "Loader", "LoaderConfig", "Shuffle"]
 
@@ -100,7 +100,7 @@ class LoaderConfig:
     batch_size: Count = 2048
     shuffle: Shuffle = Shuffle.BUFFER
     shuffle_buffer_rows: int = 1_000_000
-    seed: Seed = 0
+    seed: int = 0
     prefetch: int = 4
 
     def __post_init__(self) -> None:
