@@ -105,7 +105,7 @@ def attack_differing(draw: random.Random, *, count: int) -> list[tuple[str, str,
         written = any(Path(folder).iterdir())
     found = []
     for (word, odd), said in zip(draws, zip(*answers, strict=True), strict=True):
-        whole = all("expected:" in text and "ways out:" in text and word in text for text in said)
+        whole = all("expected:" in text and "ways out:" in text and word.partition(":")[0] in text for text in said)
         silent = any(text == "no error" for text in said)
         outcome = "silent" if silent or written else "found" if whole and len(set(said)) == 1 else "crashed"
         found.append((f"{word}, rank {odd} of {world_size}", outcome, "\n".join(said)))

@@ -220,3 +220,14 @@ def test_description_names_the_cuts():
     rows = SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.0)
     assert fit_splitter(rows, dates, schema=NO_TIME).describe() == "by row number: test from 9"
     assert "seed 0" in Splitter(config=SplitConfig(by=SplitBy.RANDOM)).describe()
+
+
+@pytest.mark.parametrize("kind", [pl.Date, pl.Datetime("ms"), pl.Datetime("us")])
+def test_a_date_that_no_calendar_has_is_a_bad_row(kind: pl.DataType) -> None:
+    days = pl.Series(range(40), dtype=pl.Int32).cast(pl.Date).cast(kind)
+    far = pl.Series([(1 << 31) - 1 if kind == pl.Date else (1 << 63) - 1]).cast(kind)
+    values = days.extend(far)
+    with pytest.raises(DataError, match="a date like") as caught:
+        by_time(values)
+    assert "row 40" in caught.value.where
+    assert "'time'" in caught.value.where

@@ -382,8 +382,8 @@ def _numbers(series: pl.Series) -> pl.Series:
 def _dates(series: pl.Series) -> pl.Series:
     """Dates as Datetime in microseconds, null where the text is none."""
     if series.dtype != pl.String:
-        plain = series.cast(pl.Datetime("us")) if series.dtype == pl.Date else series
-        return plain.dt.cast_time_unit("us")
+        plain = _in_calendar(series)
+        return (plain.cast(pl.Datetime("us")) if plain.dtype == pl.Date else plain).dt.cast_time_unit("us")
     text = series.str.strip_chars()
     found = pl.Series([None], dtype=pl.Datetime("us")).extend_constant(None, len(text))[: len(text)]
     for template in _TIME_FORMATS:
@@ -397,9 +397,21 @@ def _dates(series: pl.Series) -> pl.Series:
     return found
 
 
+def _in_calendar(series: pl.Series) -> pl.Series:
+    """The same with null for dates outside of the years 1 to 9999: converting or showing them panics in polars."""
+    unit = getattr(series.dtype, "time_unit", None)
+    a_day = {None: 1, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[unit]
+    first, last = -719_162 * a_day, min(2_932_897 * a_day, 1 << 63) - 1
+    count = series.to_physical().cast(pl.Int64)
+    inside = count.is_between(max(first, -(1 << 63)), last)
+    return (
+        series if inside.all() else count.to_frame("t").select(pl.when(inside).then("t")).to_series().cast(series.dtype)
+    )
+
+
 def _report(chunk: RawChunk, bad: np.ndarray, *, column: str, expected: str, bad_rows: BadRows) -> None:
     faults = Faults(chunk=chunk)
     for index in bad.tolist():
-        found = chunk.frame[column][index]
+        found = chunk.frame[column].to_physical()[index]  # a date out of range cannot be shown
         faults.add(index, column=column, reason=BadReason.UNPARSABLE, expected=expected, found=found)
     faults.report(bad_rows)
