@@ -150,6 +150,18 @@ def test_what_cannot_be_written_is_refused_first(trained: Path, keep: tuple[str,
     assert not Path(out).exists()
 
 
+def test_scores_never_replace_the_data(trained: Path, tmp_path: Path) -> None:
+    run = load_run("runs/a")
+    source = Path(run.config.data.train[0])
+    mine = tmp_path / source.name
+    mine.write_bytes(source.read_bytes())
+    for out, words in ((mine, "that is scored"), (source, "of the run")):
+        before = out.read_bytes()
+        with pytest.raises(ConfigError, match=words):
+            run.predict([str(mine)], out=out)
+        assert out.read_bytes() == before
+
+
 def test_evaluation_of_trained_rows_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy("events.parquet", "copy.parquet")  # a copy holds the same rows
     today().write_parquet("today.parquet")

@@ -42,6 +42,7 @@ from ziggurat.runs.scoring import (
     like,
     output_schema,
     own_rows,
+    refuse_own_input,
     scored_frames,
     write_frames,
 )
@@ -162,6 +163,7 @@ class Run:
         schema = output_schema(self, data, keep=keep)
         if out is not None:
             check_output(out, schema)
+            refuse_own_input(out, data, trained=[Path(path) for path in self.config.data.train])
         frames = scored_frames(self, data, schema=schema, keep=keep, bad_rows=bad_rows, progress=progress)
         if out is not None and self.team.is_first:
             return write_frames(frames, out, schema=schema)

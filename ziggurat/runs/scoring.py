@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
-from ziggurat.data.raw.names import missing_column
+from ziggurat.data.raw.names import nearest_names
 from ziggurat.data.raw.source import RawChunk, RawSource
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
@@ -185,7 +185,15 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
         path, types = source.paths[0], source.columns()
     for name in keep:
         if name not in types:
-            raise missing_column(path, name, tuple(types))
+            raise SchemaError(
+                expected=f"columns to keep that {path} has",
+                found=repr(name),
+                where="keep",
+                ways_out=(
+                    *(f"did you mean {near!r}?" for near in nearest_names(name, tuple(types))),
+                    f"columns: {', '.join(list(types)[:20])}",
+                ),
+            )
     if twice := [name for name in scores if name in keep]:
         raise ConfigError(
             expected="names of their own for kept columns and scores",
@@ -231,6 +239,24 @@ def _cast(series: pl.Series, kind: pl.DataType, chunk: RawChunk) -> pl.Series:
             where=str(chunk.path),
             ways_out=("give the files one type", "score them one by one", "do not keep the column"),
         ) from error
+
+
+def refuse_own_input(out: str | Path, data: Any, *, trained: Sequence[Path]) -> None:
+    """Never write scores over the files they are made of, or over those that the run was trained on.
+
+    Raises:
+        ConfigError: `out` is one of them.
+    """
+    read = [] if is_frame(data) else RawSource(data).paths
+    place = Path(out).resolve()
+    for path in (*read, *trained):
+        if path.resolve() == place:
+            raise ConfigError(
+                expected="a file of its own for the scores",
+                found=f"{out}, which holds the data" + (" that is scored" if path in read else " of the run"),
+                where="out",
+                ways_out=f"--out {place.with_name(place.stem + '_scores' + place.suffix).name}",
+            )
 
 
 def check_output(out: str | Path, schema: pl.Schema) -> str:
