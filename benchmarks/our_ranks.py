@@ -95,7 +95,7 @@ class OurVariant:
         plan = place_tables(
             inputs, dim=workload.dim, world_size=world_size, towers=towers, tower_size=variant.tower_size
         )
-        self.topology = Topology.create(tower_size=plan.ranks_a_group)
+        self.topology = Topology.create(tower_size=plan.ranks_per_group)
         self.model = build_model(config, inputs, seed=workload.seed, towers=towers)
         wire = WireConfig(in_tower=variant.wire_in_tower, between_towers=variant.wire)
         settings = ParallelConfig(wire=wire, reduction=variant.reduction)
@@ -216,7 +216,7 @@ def timed_phases(variant: OurVariant, clock: PhaseClock) -> Iterator[None]:
     ]
     hops: list[tuple[str, BlockExchange]] = [("hop", embeddings.hop)]  # type: ignore[list-item]
     if model.towers is not None:
-        hops = [("tower hop", embeddings.hop), ("peer hop", model.towers.hop)]  # type: ignore[list-item]
+        hops = [("intra-group all-to-all", embeddings.hop), ("inter-group all-to-all", model.towers.hop)]  # type: ignore[list-item]
         places.append((model.towers, "forward", "tower modules"))
     for name, hop in hops:
         places += [

@@ -7,11 +7,12 @@
     milp_gap                                distance to the proven bound of the exact solver, additive costs
     thousand_tables                         1,000 tables on 128 devices
 
-NeuroShard's rule lets several parts of a table share a device. Its judge was never trained on such groups, and rates
-some of them cheaper than the whole table; a search that is good enough finds these errors. So every plan of that rule
-is also priced with such parts put together again (`together_ms`), and the search is repeated under the rule `distinct`,
-where this cannot happen. `--data FOLDER` has `judge.npz` and `tasks.json`; without them the same searches are run on
-tasks drawn here, judged by our own costs (`--judge FILE` of `ziggurat cluster probe`, or the analytic ones).
+NeuroShard's rule lets several parts of a table share a device. Its cost model was never trained on such groups, and
+rates some of them cheaper than the whole table; a search that is good enough finds these errors. So every plan of that
+rule is also priced with such parts put together again (`together_ms`), and the search is repeated under the rule
+`distinct`, where this cannot happen. `--data FOLDER` has `judge.npz` and `tasks.json`; without them the same searches
+are run on tasks drawn here, judged by our own costs (`--cost-model FILE` of `ziggurat cluster probe`, or the analytic
+ones).
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ import numpy as np
 
 from benchmarks.compiled_annealing.annealing import compiled
 from benchmarks.harness import ROOT, say
-from benchmarks.neuroshard_judge import NeuroShardJudge, problem_of
+from benchmarks.neuroshard_cost_model import NeuroShardCostModel, problem_of
 from benchmarks.planning_tasks import draw_tables, draw_tasks
 from benchmarks.report import Case, Report
 from ziggurat.errors import MissingFileError, PlanError
-from ziggurat.planning.cost_model import Judge
+from ziggurat.planning.cost_model import CostModel
 from ziggurat.planning.problem import PlanningProblem, ShardProfile
-from ziggurat.planning.search.milp import AdditiveJudge, exact_plan
+from ziggurat.planning.search.milp import AdditiveCostModel, exact_plan
 from ziggurat.planning.search.search import Clock, SearchConfig, SearchResult, Strategy, search
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
@@ -50,7 +51,9 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--data", default="", help=f"folder of judge.npz and tasks.json (default: {DATA.parent.name}/…)"
     )
-    parser.add_argument("--judge", default="", help="a learned judge, for the tasks that are drawn without --data")
+    parser.add_argument(
+        "--cost-model", "--judge", default="", help="a learned cost model, for the tasks that are drawn without --data"
+    )
     parser.add_argument("--budgets", default="1,10", help="seconds of processor time (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=20, help="of each set, at most (default: %(default)s)")
     parser.add_argument(
@@ -94,7 +97,10 @@ def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
             expected="judge.npz and tasks.json",
             found="no judge.npz",
             where=str(folder),
-            ways_out=("name the folder of NeuroShard's released data", "leave --data out: our own judge and tasks"),
+            ways_out=(
+                "name the folder of NeuroShard's released data",
+                "leave --data out: our own cost model and tasks",
+            ),
         )
     if (folder / "judge.npz").exists():
         bench.published(folder)
@@ -132,46 +138,46 @@ class PlanningBenchmark:
         data = json.loads((folder / "tasks.json").read_text())
         for name, tasks in data["sets"].items():
             chosen = tasks[: self.options.tasks]
-            judge = NeuroShardJudge(folder / "judge.npz")
+            cost_model = NeuroShardCostModel(folder / "judge.npz")
             problems = [problem_of(task["tables"]) for task in chosen]
             published = {key: _published(chosen, key) for key in chosen[0]["cost_ms"]}
             baselines = {f"published {key}": outcome for key, outcome in published.items()}
-            baselines |= self._baselines(problems, judge)
+            baselines |= self._baselines(problems, cost_model)
             peer = published["neuroshard_full"]
-            self._contest(f"neuroshard_{name.replace('max_dim_', 'dim')}", problems, judge, peer, baselines)
+            self._contest(f"neuroshard_{name.replace('max_dim_', 'dim')}", problems, cost_model, peer, baselines)
 
     def drawn(self, folder: Path) -> None:
         """Tasks that nobody has tuned anything on, against the re-created beam."""
         num = self.options.drawn
         for max_dim, devices, seed in ((16, 4, 101), (64, 4, 102), (32, 8, 103)):
-            judge = NeuroShardJudge(folder / "judge.npz", num_devices=devices)
+            cost_model = NeuroShardCostModel(folder / "judge.npz", num_devices=devices)
             tasks = draw_tasks(num, max_dim=max_dim, seed=seed, num_devices=devices)
-            self._against_beam(f"drawn_dim{max_dim}_{devices}_devices", tasks, judge, num_devices=devices)
+            self._against_beam(f"drawn_dim{max_dim}_{devices}_devices", tasks, cost_model, num_devices=devices)
         self.notes.append(
             "drawn_…: tasks from other seeds; peer is NeuroShard's beam, re-created, with "
             f"at most {self.options.beam_s or 5.0:g} s; with eight devices the exchange of four is extrapolated"
         )
 
     def own(self) -> None:
-        """Without the released models: our tasks, our judge."""
-        if self.options.judge:
-            from ziggurat.planning.costs.learned import LearnedJudge
+        """Without the released models: our tasks, our cost model."""
+        if self.options.cost_model:
+            from ziggurat.planning.costs.learned import LearnedCostModel
 
-            judge, name = LearnedJudge.load(self.options.judge), "the learned judge"
+            cost_model, name = LearnedCostModel.load(self.options.cost_model), "the learned cost model"
         else:
-            judge, name = analytic_judge(), "the analytic costs of four A100"
+            cost_model, name = analytic_cost_model(), "the analytic costs of four A100"
         self.notes.append(f"no data of NeuroShard: tasks drawn here, judged by {name}; peer is the re-created beam")
         for max_dim, seed in ((32, 111), (128, 112)):
             tasks = draw_tasks(max(2, self.options.tasks // 4), max_dim=max_dim, seed=seed)
-            self._against_beam(f"own_judge_dim{max_dim}", tasks, judge, num_devices=4)
+            self._against_beam(f"own_judge_dim{max_dim}", tasks, cost_model, num_devices=4)
 
     def exact(self, *, num: int) -> None:
         """Small cases against the proven bound."""
         rng, gaps, seconds = np.random.default_rng(7), [], []
         for task in draw_tasks(num, max_dim=64, seed=121):
             problem = problem_of(task[: int(rng.integers(6, 13))])
-            solved = exact_plan(SearchSpace(problem, AdditiveJudge()), time_limit_s=30.0)
-            found = _search(problem, AdditiveJudge(), budget_s=1.0)
+            solved = exact_plan(SearchSpace(problem, AdditiveCostModel()), time_limit_s=30.0)
+            found = _search(problem, AdditiveCostModel(), budget_s=1.0)
             gaps.append(found.cost_ms / solved.bound_ms - 1.0)
             seconds.append(found.seconds)
         entry = {"mean_gap": float(np.mean(gaps)), "max_gap": float(np.max(gaps)), "num_tasks": num, "goal": 0.02}
@@ -185,7 +191,7 @@ class PlanningBenchmark:
     def thousand(self) -> None:
         """1,000 tables on 128 devices."""
         problem = problem_of(draw_tables(1000, dims=(16, 32, 64, 128), seed=131), num_devices=128, memory_gib=16.0)
-        found = _search(problem, AdditiveJudge(), budget_s=20.0)
+        found = _search(problem, AdditiveCostModel(), budget_s=20.0)
         peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         ratio = found.cost_ms / float(np.mean(found.device_ms))
         entry = {"search_s": found.seconds, "peak_gib": peak_gib, "imbalance": ratio, "goal": "30 s, 2 GiB"}
@@ -206,38 +212,43 @@ class PlanningBenchmark:
             cases=self.cases,
             tables=[table],
             notes=[
-                "budgets and search_s are processor time of one thread; costs are the judge's prediction, not measured",
+                "budgets and search_s are processor time of one thread; costs are predicted, not measured",
                 "together: the price of the same plan when parts of a table that share a device are one shard; where "
-                "it is above the price, the difference is an error of the judge that the search has found",
+                "it is above the price, the difference is an error of the cost model that the search has found",
                 *self.notes,
             ],
             extra={"cases": self.entries},
         )
 
-    def _against_beam(self, name: str, tasks: list[Tables], judge: Judge, *, num_devices: int) -> None:
+    def _against_beam(self, name: str, tasks: list[Tables], cost_model: CostModel, *, num_devices: int) -> None:
         problems = [problem_of(task, num_devices=num_devices) for task in tasks]
         budget_s = self.options.beam_s or 5.0
-        beam = _all(problems, judge, strategy=Strategy.BEAM, budget_s=budget_s, parts=ColumnParts.ANYWHERE)
-        self._contest(name, problems, judge, beam, self._rules(problems, judge))
+        beam = _all(problems, cost_model, strategy=Strategy.BEAM, budget_s=budget_s, parts=ColumnParts.ANYWHERE)
+        self._contest(name, problems, cost_model, beam, self._rules(problems, cost_model))
 
-    def _baselines(self, problems: list[PlanningProblem], judge: Judge) -> dict[str, Outcome]:
-        found = self._rules(problems, judge)
+    def _baselines(self, problems: list[PlanningProblem], cost_model: CostModel) -> dict[str, Outcome]:
+        found = self._rules(problems, cost_model)
         if self.options.beam_s:
             for parts in ColumnParts:
-                outcome = _all(problems, judge, strategy=Strategy.BEAM, budget_s=self.options.beam_s, parts=parts)
+                outcome = _all(problems, cost_model, strategy=Strategy.BEAM, budget_s=self.options.beam_s, parts=parts)
                 found[f"beam, parts {parts.value}"] = outcome
         return found
 
-    def _rules(self, problems: list[PlanningProblem], judge: Judge) -> dict[str, Outcome]:
+    def _rules(self, problems: list[PlanningProblem], cost_model: CostModel) -> dict[str, Outcome]:
         strategies = (*RULES, Strategy.FUSED, Strategy.GRID)
-        return {each.value: _all(problems, judge, strategy=each, budget_s=1.0) for each in strategies}
+        return {each.value: _all(problems, cost_model, strategy=each, budget_s=1.0) for each in strategies}
 
     def _contest(
-        self, name: str, problems: list[PlanningProblem], judge: Judge, peer: Outcome, baselines: dict[str, Outcome]
+        self,
+        name: str,
+        problems: list[PlanningProblem],
+        cost_model: CostModel,
+        peer: Outcome,
+        baselines: dict[str, Outcome],
     ) -> None:
         for parts in self.parts:
             for budget in self.budgets:
-                ours = _all(problems, judge, strategy=Strategy.ANNEALING, budget_s=budget, parts=parts)
+                ours = _all(problems, cost_model, strategy=Strategy.ANNEALING, budget_s=budget, parts=parts)
                 suffix = "" if parts is ColumnParts.ANYWHERE else "_distinct"
                 self._add(f"{name}_{budget:g}s{suffix}", budget, ours, peer, baselines)
                 if budget == min(self.budgets):
@@ -288,15 +299,15 @@ class PlanningBenchmark:
         say(f"  {name}: {case.ours:.3f} ms against {case.peer:.3f} ({1 - 1 / case.ratio:.2%} below)")
 
 
-def analytic_judge() -> Judge:
+def analytic_cost_model() -> CostModel:
     """Our formulas, for four A100."""
     from ziggurat.planning.cluster.catalogue import named_cluster
-    from ziggurat.planning.costs.analytic import AnalyticCosts, AnalyticJudge, HopSettings
+    from ziggurat.planning.costs.analytic import AnalyticCostModel, AnalyticCosts, HopSettings
 
-    return AnalyticJudge(AnalyticCosts(named_cluster("a100x4"), HopSettings(batch_size=16384)))
+    return AnalyticCostModel(AnalyticCosts(named_cluster("a100x4"), HopSettings(batch_size=16384)))
 
 
-def together(problem: PlanningProblem, judge: Judge, found: SearchResult) -> float:
+def together(problem: PlanningProblem, cost_model: CostModel, found: SearchResult) -> float:
     """The price when parts of a table that share a device are one shard."""
     columns: dict[tuple[int, int], int] = {}
     for piece in found.pieces:
@@ -311,19 +322,19 @@ def together(problem: PlanningProblem, judge: Judge, found: SearchResult) -> flo
         )
         for (table, _), dim in columns.items()
     ]
-    encodings = judge.encode(shards)
+    encodings = cost_model.encode(shards)
     states = np.zeros((1, problem.num_devices, encodings.shape[1]), dtype=np.float32)
     np.add.at(states[0], [device for _, device in columns], encodings)
-    return float(judge.exchange(judge.local(states[0])[None]).max())
+    return float(cost_model.exchange(cost_model.local(states[0])[None]).max())
 
 
-def _search(problem: PlanningProblem, judge: Judge, *, budget_s: float) -> SearchResult:
-    return search(problem, judge, budget_s=budget_s, config=SearchConfig(clock=Clock.CPU))
+def _search(problem: PlanningProblem, cost_model: CostModel, *, budget_s: float) -> SearchResult:
+    return search(problem, cost_model, budget_s=budget_s, config=SearchConfig(clock=Clock.CPU))
 
 
 def _all(
     problems: list[PlanningProblem],
-    judge: Judge,
+    cost_model: CostModel,
     *,
     strategy: Strategy,
     budget_s: float,
@@ -333,7 +344,7 @@ def _all(
     for problem in problems:
         config = SearchConfig(clock=Clock.CPU, parts=parts, anneal=compiled)
         try:
-            found = search(problem, judge, budget_s=budget_s, strategy=strategy, config=config)
+            found = search(problem, cost_model, budget_s=budget_s, strategy=strategy, config=config)
         except PlanError:
             outcome.cost_ms.append(np.nan)
             outcome.together_ms.append(np.nan)
@@ -342,7 +353,7 @@ def _all(
         outcome.seconds.append(found.seconds)
         outcome.evaluations.append(found.evaluations)
         outcome.engine = found.engine
-        outcome.together_ms.append(together(problem, judge, found) if found.pieces else found.cost_ms)
+        outcome.together_ms.append(together(problem, cost_model, found) if found.pieces else found.cost_ms)
         counts = np.bincount([piece.device for piece in found.pieces], minlength=1)
         outcome.most_shards = max(outcome.most_shards, int(counts.max()))
     return outcome

@@ -17,7 +17,7 @@ _POOL = 856
 _EMPTY = 0.042
 _ROWS = (4_107_472.0, 3_134_816.0)
 _LOOKUPS = (15.81, 25.59)
-_GB_A_DEVICE = 15.0 / 4
+_GB_PER_DEVICE = 15.0 / 4
 
 
 def draw_tasks(num: int, *, max_dim: int, seed: int, num_devices: int = 4) -> list[list[dict[str, float]]]:
@@ -36,7 +36,7 @@ def draw_tasks(num: int, *, max_dim: int, seed: int, num_devices: int = 4) -> li
     while len(tasks) < num:
         count = int(rng.integers(10 * num_devices // 4, 60 * num_devices // 4))
         chosen = [pool[index] | {"dim": float(rng.choice(dims))} for index in rng.integers(_POOL, size=count)]
-        if sum(table["row"] * table["dim"] * 4 for table in chosen) <= _GB_A_DEVICE * num_devices * 2**30:
+        if sum(table["row"] * table["dim"] * 4 for table in chosen) <= _GB_PER_DEVICE * num_devices * 2**30:
             tasks.append(chosen)
     return tasks
 

@@ -29,9 +29,9 @@ ASSUMED = {"loopback_bytes_per_s": 1e9, "latency_s": 1.5e-3, "message_s": 2e-4, 
 FITTED_VARIANTS = ("compression4_fp32", "compression16_bf16")  # on two hosts, links without limit
 _WIRE_BYTES = {"fp32": 4.0, "bf16": 2.0}
 _NETWORKS = {
-    "2 hosts × 2 ranks, 1000 Mbit/s a host": NetworkConfig(hosts=2, ranks_a_host=2, rate_mbit=1000.0),
-    "4 hosts × 1 ranks, 1000 Mbit/s a host": NetworkConfig(hosts=4, ranks_a_host=1, rate_mbit=1000.0),
-    "4 ranks on one host": NetworkConfig(hosts=1, ranks_a_host=4, rate_mbit=0.0),
+    "2 hosts × 2 ranks, 1000 Mbit/s a host": NetworkConfig(hosts=2, ranks_per_host=2, rate_mbit=1000.0),
+    "4 hosts × 1 ranks, 1000 Mbit/s a host": NetworkConfig(hosts=4, ranks_per_host=1, rate_mbit=1000.0),
+    "4 ranks on one host": NetworkConfig(hosts=1, ranks_per_host=4, rate_mbit=0.0),
 }
 
 
@@ -114,12 +114,12 @@ def read_settings(report: dict[str, Any]) -> list[Setting]:
 def emulated_cluster(network: NetworkConfig, constants: dict[str, float], *, limited: bool = True) -> Cluster:
     """The hosts as a planner sees them; a host's ranks share its link."""
     free = not limited or not network.rate_mbit
-    rate = ASSUMED["loopback_bytes_per_s"] * network.ranks_a_host if free else network.rate_mbit * 1e6 / 8
+    rate = ASSUMED["loopback_bytes_per_s"] * network.ranks_per_host if free else network.rate_mbit * 1e6 / 8
     starts = {"latency_s": ASSUMED["latency_s"], "message_s": ASSUMED["message_s"]}
     return Cluster(
         name="emulated",
         hosts=network.hosts,
-        devices_a_host=network.ranks_a_host,
+        devices_per_host=network.ranks_per_host,
         device=Device(
             name="share of two cores",
             memory_bytes=4 * 2**30,

@@ -120,7 +120,7 @@ class TowersBenchmark:
         options = self.options
         main = NetworkConfig(
             hosts=options.hosts,
-            ranks_a_host=options.ranks,
+            ranks_per_host=options.ranks,
             racks=options.racks,
             rate_mbit=options.rate,
             rack_rate_mbit=options.rack_rate,
@@ -152,7 +152,7 @@ class TowersBenchmark:
         if self.quick:
             return
         self._compare(replace(main, rate_mbit=200.0), workload, suffix="_200mbit")
-        four = NetworkConfig(hosts=4, ranks_a_host=1, rate_mbit=self.options.rate)
+        four = NetworkConfig(hosts=4, ranks_per_host=1, rate_mbit=self.options.rate)
         self._compare(four, workload, suffix="_4_hosts")
         self._compare(replace(four, racks=2, rack_rate_mbit=self.options.rate), workload, suffix="_2_racks")
 
@@ -163,7 +163,7 @@ class TowersBenchmark:
             timed = measure_side_by_side(
                 network, workload, variants=variants, rates_mbit=[config.rate_mbit], config=self.rounds
             )[config.rate_mbit]
-            goals = not suffix and (config.hosts, config.ranks_a_host, config.racks) == (2, 2, 1)
+            goals = not suffix and (config.hosts, config.ranks_per_host, config.racks) == (2, 2, 1)
             self._add(config, workload, timed, network, tag=suffix, goals=goals)
             self.runs[-1]["links"] = checked
 
@@ -216,7 +216,7 @@ class TowersBenchmark:
 
     def _small_batches(self, workload: Workload) -> None:
         """Flat against flat at batch 128 a rank on unlimited loopback: what a step costs beside its work."""
-        config = NetworkConfig(hosts=1, ranks_a_host=4, rate_mbit=0.0)
+        config = NetworkConfig(hosts=1, ranks_per_host=4, rate_mbit=0.0)
         small = replace(workload, batch_size=128)
         with open_network(config, emulate=not self.options.plain) as network:
             timed = measure_side_by_side(

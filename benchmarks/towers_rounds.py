@@ -84,7 +84,7 @@ class Timed:
             "step_ms": {"median": self.median_ms, "p10": low, "p90": high, "rounds": self.step_ms},
             "unlimited_links_ms": statistics.median(self.free_ms) if self.free_ms else None,
             "cpu_ms_of_all_ranks": statistics.median(self.cpu_ms),
-            "link_bytes_a_step": statistics.median(self.link_bytes) if self.link_bytes else None,
+            "link_bytes_per_step": statistics.median(self.link_bytes) if self.link_bytes else None,
             "info": dict(self.info),
             "profile": self.profile,
         }

@@ -11,6 +11,7 @@ import pytest
 
 from ziggurat.config import from_json, override, settings, to_json
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.recipes.run_config import RanksConfig
 
 
 class Colour(StrEnum):
@@ -42,6 +43,15 @@ class Scene:
 def test_round_trip_through_json_text() -> None:
     scene = Scene(shape=Square(side_lengths=(3,)), colour=Colour.BLUE, limit=2.5, names=("a", "b"))
     assert from_json(Scene, json.loads(json.dumps(to_json(scene))), where="file") == scene
+
+
+def test_a_file_with_the_old_name_of_a_field_is_read() -> None:
+    data = to_json(RanksConfig(ranks_per_host=2))
+    old = {{"ranks_per_host": "ranks_a_host"}.get(name, name): value for name, value in data.items()}
+    assert "ranks_a_host" in old
+    assert from_json(RanksConfig, old, where="file") == RanksConfig(ranks_per_host=2)
+    with pytest.raises(ConfigError, match="ranks_a_host"):
+        from_json(RanksConfig, {**data, "ranks_a_host": 4}, where="file")
 
 
 def test_overrides_of_every_type() -> None:

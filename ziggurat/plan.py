@@ -178,7 +178,7 @@ class Plan:
                 f"S = {size}",
                 "plan, tower_size",
             )
-        size = self.ranks_a_group
+        size = self.ranks_per_group
         for entry in self.tables:
             first = min(entry.ranks) // size * size
             _expect(
@@ -189,7 +189,7 @@ class Plan:
             )
 
     @property
-    def ranks_a_group(self) -> int:
+    def ranks_per_group(self) -> int:
         """S: consecutive ranks that hold the same towers; the whole world for a flat plan."""
         if self.towers is None:
             return self.world_size
@@ -198,7 +198,7 @@ class Plan:
     def tower_ranks(self, tower: int) -> range:
         """The consecutive ranks that hold a tower."""
         assert self.towers is not None
-        size = self.ranks_a_group
+        size = self.ranks_per_group
         group = tower * (self.world_size // size) // len(self.towers)
         return range(group * size, (group + 1) * size)
 
@@ -243,7 +243,7 @@ class Plan:
         widths = [max(len(line[column]) for line in lines) for column in range(2)]
         heading = f"plan for {self.world_size} ranks"
         if self.towers is not None:
-            heading += f", {len(self.towers)} towers in groups of {self.ranks_a_group} ranks"
+            heading += f", {len(self.towers)} towers in groups of {self.ranks_per_group} ranks"
             places = (f"tower {index} on ranks {show_ranks(self.tower_ranks(index))}: {', '.join(tower)}"
                       for index, tower in enumerate(self.towers.towers))  # fmt: skip
             heading = "\n".join([heading, *places])

@@ -12,6 +12,9 @@ an error in four parts names the field:
     dataclass                one, or a dict with its fields; of a union the one whose `kind` is given
     Annotated[P, Kinds(…)]   any dataclass that fulfils P; from a dict the one of these whose `kind` is given
 
+A dataclass that renamed a field keeps `FORMERLY: ClassVar[Mapping[str, str]]`, old name to new: files with the old name
+are read.
+
 `@checked`, below `@dataclass`, does this for every instance, whoever makes it; `Reader` does it for files, and
 `ziggurat.config` for the command line. Annotations that are none of these (arrays, functions, protocols) pass.
 """
@@ -131,6 +134,10 @@ class Reader:
             raise self.wrong(path, f"a group of {self.noun}s ({cls.__name__})", data)
         hints = hints_of(cls)
         known = {entry.name: entry for entry in dataclasses.fields(cls) if entry.init}
+        formerly = getattr(cls, "FORMERLY", {})
+        data = {
+            formerly[name] if name in formerly and formerly[name] not in data else name: data[name] for name in data
+        }
         for name in data:
             if name not in known:
                 raise self.unknown(f"{path}.{name}".lstrip("."), str(name), list(known))

@@ -1,9 +1,9 @@
-"""compiled: annealing as compiled code, for judges whose prices are small networks (`NetworkJudge`).
+"""compiled: annealing as compiled code, for cost models whose prices are small networks (`NetworkCostModel`).
 
-    search(problem, judge, config=SearchConfig(anneal=compiled))
+    search(problem, cost_model, config=SearchConfig(anneal=compiled))
 
-It serves the published benchmark, whose judge has this form; plans of users are priced by formulas or by set models
-with rows on several devices, which the readable annealing searches.
+It serves the published benchmark, whose cost model has this form; plans of users are priced by formulas or by set
+models with rows on several devices, which the readable annealing searches.
 
 The reference (`ziggurat/planning/search/annealing.py`) offers hundreds of changes to many plans at once, because
 numpy pays for every call. The kernel (`plan_chain.cpp`) offers one change to one plan, and a changed plan is what the
@@ -18,8 +18,8 @@ so most candidates cost a small part of a price. The rules of plans and the fine
 reference; what differs is that chains run one after the other, and that two parts of a table on one device may be put
 together in place where parts may be anywhere. With a number of evaluations the same machine always finds the same plan.
 
-`why_not` says what keeps a search from using it: a judge without networks, placements with fixed devices (row-wise,
-copies), numbers of devices that do not form groups, or no compiler.
+`why_not` says what keeps a search from using it: a cost model without networks, placements with fixed devices
+(row-wise, copies), numbers of devices that do not form groups, or no compiler.
 
 Cost: measured in docs/guides/planning.md.
 """
@@ -41,7 +41,7 @@ from benchmarks.compiled_annealing.plan_chain import (
     anneal_chain,
     why_no_chain,
 )
-from ziggurat.planning.cost_model import Judge
+from ziggurat.planning.cost_model import CostModel
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.annealing import Best, Budget, anneal_in_numpy, pieces_of
 from ziggurat.planning.search.chains import Chains
@@ -81,8 +81,8 @@ class NetworkForm:
 
 
 @runtime_checkable
-class NetworkJudge(Judge, Protocol):
-    """A judge that consists of small networks, and hands them out: the search then runs as compiled code."""
+class NetworkCostModel(CostModel, Protocol):
+    """A cost model that consists of small networks, and hands them out: the search then runs as compiled code."""
 
     def networks(self) -> NetworkForm:
         """The networks, which give the same prices as `local` and `exchange`."""
@@ -112,11 +112,11 @@ class NetworkAnnealingConfig:
 
 def why_not(space: SearchSpace) -> str:
     """Why the kernel cannot search this space; "" if it can. Builds the kernel if nothing else is in the way."""
-    if not isinstance(space.judge, NetworkJudge):
-        return "the judge has no networks"
+    if not isinstance(space.cost_model, NetworkCostModel):
+        return "the cost model has no networks"
     if any(space.options):
         return "placements with fixed devices"
-    group = space.judge.networks().group
+    group = space.cost_model.networks().group
     if space.num_devices % group:
         return f"{space.num_devices} devices are no groups of {group}"
     return why_no_chain()
@@ -153,7 +153,7 @@ def anneal_networks(
     Returns:
         The best plan; its cost is inf if none fits.
     """
-    assert isinstance(space.judge, NetworkJudge)
+    assert isinstance(space.cost_model, NetworkCostModel)
     chains = Chains(space, starts, rng=np.random.default_rng(seed))
     began = budget.clock() if budget.began is None else budget.began
     settings = ChainSettings(
@@ -168,7 +168,7 @@ def anneal_networks(
         slack=config.slack,
     )
     given = ChainSlots(device=chains.device, level=chains.level, count=chains.count)
-    found = anneal_chain(chain_networks(space.judge.networks()), _arrays(space), starts=given, settings=settings)
+    found = anneal_chain(chain_networks(space.cost_model.networks()), _arrays(space), starts=given, settings=settings)
     best = Best(cost_ms=found.cost_ms, overflow_bytes=found.overflow_bytes, evaluations=found.num_evaluations)
     seconds = budget.clock() - began if budget.evaluations else budget.seconds
     best.history = [(share * seconds, cost) for share, cost in found.history]

@@ -1,4 +1,4 @@
-// Annealing of one plan after another, a candidate at a time, for judges whose prices are small networks.
+// Annealing of one plan after another, a candidate at a time, for cost models whose prices are small networks.
 //
 // A candidate touches one or two devices. It is dropped as soon as it cannot be accepted, cheapest question first:
 //

@@ -1,4 +1,4 @@
-"""The C++ kernel of plan search: `plan_chain.cpp`, for judges whose prices are small networks.
+"""The C++ kernel of plan search: `plan_chain.cpp`, for cost models whose prices are small networks.
 
     arrays of a problem, networks, starts  ──►  anneal, one candidate at a time  ──►  the best plan as slots
 
@@ -239,7 +239,7 @@ def anneal_chain(
 
 
 def price_states(networks: ChainNetworks, states: Float32[np.ndarray, "N P H"]) -> Float32[np.ndarray, "N P"]:
-    """Milliseconds of every device in N plans: what the chain believes, to be held against the judge."""
+    """Milliseconds of every device in N plans: what the chain believes, to be held against the cost model."""
     num, devices, width = states.shape
     keep, out = _Arrays(), np.empty((num, devices), dtype=np.float32)
     given = ctypes.byref(_networks(keep, networks, width=width))

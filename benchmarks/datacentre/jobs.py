@@ -142,7 +142,7 @@ class Job:
 
     def _start(self, rank: int, port: str) -> subprocess.Popen[bytes]:
         config = self._network.config
-        host, local_rank = divmod(rank, config.ranks_a_host)
+        host, local_rank = divmod(rank, config.ranks_per_host)
         env = {
             **os.environ,
             **self.spec.env,
@@ -152,7 +152,7 @@ class Job:
             "RANK": str(rank),
             "WORLD_SIZE": str(config.num_ranks),
             "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(config.ranks_a_host),
+            "LOCAL_WORLD_SIZE": str(config.ranks_per_host),
             "MASTER_ADDR": self._network.address(0),
             "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": self._network.interface,
@@ -225,7 +225,7 @@ class Job:
         return TopologyError(
             expected=f"an answer of every rank of {self.spec.name!r} to {operation!r}",
             found=f"rank {rank}: {found}{log}",
-            where=f"host {rank // self._network.config.ranks_a_host}, {self.spec.module}",
+            where=f"host {rank // self._network.config.ranks_per_host}, {self.spec.module}",
             ways_out=("correct what the log says", "--plain runs the ranks without emulated links"),
         )
 

@@ -46,24 +46,24 @@ class NetworkConfig:
 
     Args:
         hosts: number of hosts, 1 to 64.
-        ranks_a_host: ranks that will run in each.
+        ranks_per_host: ranks that will run in each.
         racks: number of racks; must divide the hosts.
         rate_mbit: of each host's link in each direction, Mbit/s; 0: no limit.
         rack_rate_mbit: of each rack's link to the core; 0: no limit.
     """
 
     hosts: int = 2
-    ranks_a_host: int = 2
+    ranks_per_host: int = 2
     racks: int = 1
     rate_mbit: float = 1000.0
     rack_rate_mbit: float = 0.0
 
     def __post_init__(self) -> None:
-        fits = 1 <= self.hosts <= 64 and self.ranks_a_host >= 1 and self.racks >= 1 and self.hosts % self.racks == 0
+        fits = 1 <= self.hosts <= 64 and self.ranks_per_host >= 1 and self.racks >= 1 and self.hosts % self.racks == 0
         if not fits or min(self.rate_mbit, self.rack_rate_mbit) < 0:
             raise ConfigError(
                 expected="1 to 64 hosts, racks that divide them, a rank or more a host, rates of 0 (none) or more",
-                found=f"{self.hosts} hosts, {self.racks} racks, {self.ranks_a_host} ranks a host, "
+                found=f"{self.hosts} hosts, {self.racks} racks, {self.ranks_per_host} ranks a host, "
                 f"{self.rate_mbit:g} and {self.rack_rate_mbit:g} Mbit/s",
                 where="emulated data centre",
                 ways_out="correct --hosts, --racks, --ranks, --rate or --rack-rate",
@@ -72,14 +72,14 @@ class NetworkConfig:
     @property
     def num_ranks(self) -> int:
         """Ranks of the job."""
-        return self.hosts * self.ranks_a_host
+        return self.hosts * self.ranks_per_host
 
     def describe(self) -> str:
         """One line for reports."""
         racks = f" in {self.racks} racks" if self.racks > 1 else ""
         rack_rate = f", {self.rack_rate_mbit:g} Mbit/s a rack" if self.racks > 1 and self.rack_rate_mbit else ""
         rate = f"{self.rate_mbit:g} Mbit/s a host" if self.rate_mbit else "links without limit"
-        return f"{self.hosts} hosts × {self.ranks_a_host} ranks{racks}, {rate}{rack_rate}"
+        return f"{self.hosts} hosts × {self.ranks_per_host} ranks{racks}, {rate}{rack_rate}"
 
 
 class Network:

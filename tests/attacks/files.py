@@ -47,7 +47,7 @@ from ziggurat.features.schema_io import read_schema, write_schema
 from ziggurat.files import digest_of, sha256_of
 from ziggurat.plan import Plan, Towers
 from ziggurat.planning.cluster.catalogue import load_cluster, named_cluster
-from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.execute import prepare_run, train_run
@@ -108,8 +108,8 @@ def _resumed() -> Any:
 
 
 def _learned() -> Any:
-    judge = LearnedJudge.load("learned")
-    return judge.card, {name: value.tolist() for name, value in judge.weights.items()}
+    cost_model = LearnedCostModel.load("learned")
+    return cost_model.card, {name: value.tolist() for name, value in cost_model.weights.items()}
 
 
 LOADERS: dict[str, tuple[tuple[str, ...], Callable[[], Any]]] = {
@@ -153,7 +153,7 @@ def make_victim(folder: Path) -> None:
         write_schema(read_schema("schema.toml"), "schema.toml")
         named_cluster("h100x8").save("cluster.toml")
         Measurements.load("measurements.json").save("measurements.json")
-        LearnedJudge.load("learned").save("learned")
+        LearnedCostModel.load("learned").save("learned")
         save_preprocessing(load_preprocessing(Path("run/preprocessing")), Path("run/preprocessing"))
         config = load_config("run")
         prepare_run(config)

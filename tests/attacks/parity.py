@@ -55,7 +55,7 @@ class Case:
 
     seed: int
     world_size: int
-    ranks_a_host: int
+    ranks_per_host: int
     tower_size: int  # 0: flat
     modules: bool
     kind: str
@@ -97,7 +97,7 @@ def draw(seed: int, *, world_size: int) -> Case:
     return Case(
         seed=seed,
         world_size=world_size,
-        ranks_a_host=world_size // hosts,
+        ranks_per_host=world_size // hosts,
         tower_size=tower_size,
         modules=has_towers and kind in TOWER_KINDS and rng.random() < 0.8,
         kind=kind,
@@ -144,7 +144,7 @@ def run_case(case: Case) -> dict[str, float]:
     entries = tuple(TablePlacement(table=n, placement=Placement(p), ranks=tuple(r)) for n, p, r in case.tables)
     towers = TOWERS if case.tower_size else None
     plan = Plan(world_size=case.world_size, tables=entries, towers=towers, tower_size=case.tower_size)
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=case.ranks_a_host)
+    topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=case.ranks_per_host)
     settings = TrainingConfig(
         optimizer=DenseOptimizer(case.optimizer), learning_rate=RATES[0], table_learning_rate=RATES[1],
         precision=Precision(case.precision), clip_norm=0.0, loader=LoaderConfig(batch_size=max(case.batch_size, 1)),

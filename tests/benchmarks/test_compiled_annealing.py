@@ -17,7 +17,7 @@ from benchmarks.compiled_annealing.annealing import (
     why_not,
 )
 from benchmarks.compiled_annealing.plan_chain import price_states, why_no_chain
-from tests.planning.search.set_judge import RootJudge, random_problem
+from tests.planning.search.set_cost_model import RootCostModel, random_problem
 from ziggurat.errors import PlanError
 from ziggurat.plan import Placement
 from ziggurat.planning.cost_model import device_costs
@@ -32,7 +32,7 @@ needs_kernel = pytest.mark.skipif(bool(why_no_chain()), reason=f"no compiled sea
 
 
 class RandomNetworks:
-    """A judge of random networks: 11 numbers and the columns of each shard, exchanges in groups."""
+    """A cost model of random networks: 11 numbers and the columns of each shard, exchanges in groups."""
 
     def __init__(self, *, group: int, seed: int = 0, hidden: tuple[int, ...] = (13,)) -> None:
         rng = np.random.default_rng(seed)
@@ -44,7 +44,7 @@ class RandomNetworks:
         self.apart = _dense(rng, (2 * group, 40, 9, group), scale=0.1)
 
     def encode(self, shards) -> np.ndarray:
-        sizes = np.array([[each.lookups_a_sample * each.dim / 50, 1.0] for each in shards], dtype=np.float32)
+        sizes = np.array([[each.pooling_factor * each.dim / 50, 1.0] for each in shards], dtype=np.float32)
         dims = np.array([[each.dim] for each in shards], dtype=np.float32)
         return np.concatenate([sizes @ self.mix, dims], axis=1).astype(np.float32)
 
@@ -87,7 +87,7 @@ def _run(values: np.ndarray, layers: list[tuple[np.ndarray, np.ndarray]]) -> np.
     return values
 
 
-def _check(problem: PlanningProblem, found, judge, *, parts: ColumnParts) -> None:
+def _check(problem: PlanningProblem, found, cost_model, *, parts: ColumnParts) -> None:
     """Every table once, in rules and memory, at the price that is said."""
     widths, places = [0] * len(problem.tables), []
     for piece in found.pieces:
@@ -98,11 +98,11 @@ def _check(problem: PlanningProblem, found, judge, *, parts: ColumnParts) -> Non
     if parts is ColumnParts.DISTINCT:
         assert len(set(places)) == len(places)
         assert len(found.assignments) == len(problem.tables)
-    space = SearchSpace(problem, judge, parts=parts)
+    space = SearchSpace(problem, cost_model, parts=parts)
     kinds = np.array([space.column_kind[piece.table, piece.level] for piece in found.pieces])
     states, held = space.sum_kinds(kinds, np.array([piece.device for piece in found.pieces]))
     assert not space.overflow(held)
-    assert device_costs(judge, states[None]).max() == pytest.approx(found.cost_ms, rel=1e-5)
+    assert device_costs(cost_model, states[None]).max() == pytest.approx(found.cost_ms, rel=1e-5)
 
 
 def _settings(**settings) -> SearchConfig:
@@ -116,24 +116,24 @@ def _settings(**settings) -> SearchConfig:
     st.sampled_from([(1, 1), (2, 2), (3, 3), (4, 4), (4, 8), (2, 6), (5, 5), (8, 8)]),
     st.booleans(),
 )
-def test_prices_are_those_of_the_judge(seed, sizes, deep):
+def test_prices_are_those_of_the_cost_model(seed, sizes, deep):
     group, devices = sizes
-    judge = RandomNetworks(group=group, seed=seed, hidden=(70, 13) if deep else ())
+    cost_model = RandomNetworks(group=group, seed=seed, hidden=(70, 13) if deep else ())
     states = np.abs(np.random.default_rng(seed).normal(size=(40, devices, 12))).astype(np.float32)
     states[..., 11] = np.round(states[..., 11] * 20)
-    prices = price_states(chain_networks(judge.networks()), states)
-    np.testing.assert_allclose(prices, device_costs(judge, states), rtol=1e-4)
+    prices = price_states(chain_networks(cost_model.networks()), states)
+    np.testing.assert_allclose(prices, device_costs(cost_model, states), rtol=1e-4)
 
 
 @needs_kernel
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(list(ColumnParts)), st.sampled_from([(4, 4), (2, 6), (3, 3)]))
 def test_any_answer_is_a_plan_that_fits_and_costs_what_it_says(seed, parts, sizes):
-    judge, problem = RandomNetworks(group=sizes[0]), random_problem(seed, num_devices=sizes[1], placements=CUTS)
-    found = search(problem, judge, seed=seed, config=_settings(max_evaluations=20_000, parts=parts))
+    cost_model, problem = RandomNetworks(group=sizes[0]), random_problem(seed, num_devices=sizes[1], placements=CUTS)
+    found = search(problem, cost_model, seed=seed, config=_settings(max_evaluations=20_000, parts=parts))
     assert found.engine == "C++"
     assert 20_000 <= found.evaluations <= 21_100
-    _check(problem, found, judge, parts=parts)
+    _check(problem, found, cost_model, parts=parts)
 
 
 @needs_kernel
@@ -141,11 +141,11 @@ def test_tables_stay_on_devices_that_they_may_use():
     homes = tuple((0, 1) if index % 2 else (1, 2, 3) for index in range(12))
     for parts in ColumnParts:
         problem = random_problem(1, allowed=homes, room=1.8, placements=CUTS)
-        judge = RandomNetworks(group=4)
+        cost_model = RandomNetworks(group=4)
         _check(
             problem,
-            search(problem, judge, config=_settings(max_evaluations=50_000, parts=parts)),
-            judge,
+            search(problem, cost_model, config=_settings(max_evaluations=50_000, parts=parts)),
+            cost_model,
             parts=parts,
         )
 
@@ -154,10 +154,10 @@ def test_tables_stay_on_devices_that_they_may_use():
 @pytest.mark.parametrize("parts", list(ColumnParts))
 def test_many_small_changes_lose_nothing(parts):
     """More changes than pass between two sums, with costs that drift: the answer still costs what it says."""
-    judge, problem = RandomNetworks(group=4), random_problem(3, num_tables=30, placements=CUTS, room=1.1)
+    cost_model, problem = RandomNetworks(group=4), random_problem(3, num_tables=30, placements=CUTS, room=1.1)
     hot = NetworkAnnealingConfig(hot=50.0, cold=1.0)
     config = SearchConfig(anneal=functools.partial(compiled, config=hot), max_evaluations=400_000, parts=parts)
-    _check(problem, search(problem, judge, config=config), judge, parts=parts)
+    _check(problem, search(problem, cost_model, config=config), cost_model, parts=parts)
 
 
 @needs_kernel
@@ -175,9 +175,9 @@ def test_the_same_seed_and_number_of_evaluations_find_the_same_plan():
 @needs_kernel
 def test_compiled_annealing_is_no_worse_than_the_reference():
     for seed in range(3):
-        problem, judge = random_problem(seed, num_tables=25, placements=CUTS), RandomNetworks(group=4)
-        slow = search(problem, judge, config=SearchConfig(max_evaluations=20_000))
-        fast = search(problem, judge, config=_settings(max_evaluations=1_500_000))
+        problem, cost_model = random_problem(seed, num_tables=25, placements=CUTS), RandomNetworks(group=4)
+        slow = search(problem, cost_model, config=SearchConfig(max_evaluations=20_000))
+        fast = search(problem, cost_model, config=_settings(max_evaluations=1_500_000))
         assert slow.engine == "numpy"
         assert fast.cost_ms <= slow.cost_ms * 1.002
 
@@ -201,13 +201,13 @@ def test_a_budget_in_seconds_is_kept_and_an_interrupt_gets_through():
 @needs_kernel
 @pytest.mark.parametrize("parts", list(ColumnParts))
 def test_tiny_problems(parts):
-    judge = RandomNetworks(group=2)
+    cost_model = RandomNetworks(group=2)
     for num_devices in (2, 4):
         problem = random_problem(7, num_tables=1, num_devices=num_devices, placements=CUTS, room=9.0)
         _check(
             problem,
-            search(problem, judge, config=_settings(max_evaluations=100, parts=parts)),
-            judge,
+            search(problem, cost_model, config=_settings(max_evaluations=100, parts=parts)),
+            cost_model,
             parts=parts,
         )
     alone = random_problem(7, num_tables=3, num_devices=1, placements=CUTS, room=9.0)
@@ -219,16 +219,16 @@ def test_tiny_problems(parts):
     assert {piece.devices for piece in found.assignments} == {(0,)}
     tight = dataclasses.replace(random_problem(7, placements=CUTS), memory_bytes=(2000,))
     with pytest.raises(PlanError):
-        search(tight, judge, config=_settings(max_evaluations=2000, parts=parts))
+        search(tight, cost_model, config=_settings(max_evaluations=2000, parts=parts))
 
 
 def test_what_keeps_the_kernel_from_searching_is_said(monkeypatch):
     problem = random_problem(4, placements=CUTS)
-    assert why_not(SearchSpace(problem, RootJudge())) == "the judge has no networks"
+    assert why_not(SearchSpace(problem, RootCostModel())) == "the cost model has no networks"
     assert why_not(SearchSpace(problem, RandomNetworks(group=3))) == "4 devices are no groups of 3"
     assert why_not(SearchSpace(random_problem(4), RandomNetworks(group=4))) == "placements with fixed devices"
     monkeypatch.setattr(plan_chain, "_library_or_reason", lambda: (None, "no compiler"))
-    judge, config = RandomNetworks(group=4), _settings(max_evaluations=3000)
-    found = search(problem, judge, config=config)
+    cost_model, config = RandomNetworks(group=4), _settings(max_evaluations=3000)
+    found = search(problem, cost_model, config=config)
     assert found.engine == "numpy: no compiler"
-    _check(problem, found, judge, parts=ColumnParts.DISTINCT)
+    _check(problem, found, cost_model, parts=ColumnParts.DISTINCT)

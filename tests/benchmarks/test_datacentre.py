@@ -24,8 +24,8 @@ def toy(**settings: object) -> JobSpec:
     )
 
 
-def plain(hosts: int = 2, ranks_a_host: int = 1) -> PlainNetwork:
-    config = NetworkConfig(hosts=hosts, ranks_a_host=ranks_a_host)
+def plain(hosts: int = 2, ranks_per_host: int = 1) -> PlainNetwork:
+    config = NetworkConfig(hosts=hosts, ranks_per_host=ranks_per_host)
     return PlainNetwork(config=config, reason="a test")
 
 
@@ -37,7 +37,7 @@ def namespaces():
             pytest.skip(f"no namespaces here: {network.reason}")
 
 
-@pytest.mark.parametrize("wrong", [{"hosts": 0}, {"hosts": 3, "racks": 2}, {"rate_mbit": -1.0}, {"ranks_a_host": 0}])
+@pytest.mark.parametrize("wrong", [{"hosts": 0}, {"hosts": 3, "racks": 2}, {"rate_mbit": -1.0}, {"ranks_per_host": 0}])
 def test_impossible_data_centres_are_refused(wrong):
     with pytest.raises(ConfigError, match="ways out"):
         NetworkConfig(**wrong)
@@ -55,7 +55,7 @@ def test_plain_ranks_where_nothing_else_was_asked_for_or_is_possible(monkeypatch
 
 
 def test_a_job_of_plain_ranks_answers_and_ends():
-    with Job(toy(), plain(hosts=1, ranks_a_host=2)) as job:
+    with Job(toy(), plain(hosts=1, ranks_per_host=2)) as job:
         assert [info["rank"] for info in job.infos] == [0, 1]
         assert [info["LOCAL_WORLD_SIZE"] for info in job.infos] == ["2", "2"]
         answers = job.ask({"op": "run", "name": "add", "steps": 2})
@@ -158,7 +158,7 @@ def test_links_carry_what_was_asked_for(namespaces, with_user_namespace):
 
 @pytest.mark.slow
 def test_a_job_runs_inside_the_hosts(namespaces):
-    with open_network(NetworkConfig(hosts=2, ranks_a_host=2)) as network, Job(toy(), network) as job:
+    with open_network(NetworkConfig(hosts=2, ranks_per_host=2)) as network, Job(toy(), network) as job:
         assert [info["GLOO_SOCKET_IFNAME"] for info in job.infos] == ["eth0"] * 4
         assert [info["LOCAL_RANK"] for info in job.infos] == ["0", "1", "0", "1"]
         before = network.sent_bytes()

@@ -55,5 +55,5 @@ def test_models_of_the_published_cases_have_their_published_size() -> None:
     for config, flop in ((mlperf_dlrm(), 14.75e6), (mlperf_dcn_v2(), 96.18e6), (mlperf_dcn_v2_single(), 96.18e6)):
         data = plan_inputs(config)
         work = step_work(config.model, data.inputs, batch_size=1, list_lengths=data.list_lengths)
-        assert work.flop_a_sample == pytest.approx(flop, rel=0.02)
+        assert work.flop_per_sample == pytest.approx(flop, rel=0.02)
     assert sum(case.fitted for case in published()) == 1

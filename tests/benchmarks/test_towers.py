@@ -14,7 +14,7 @@ from benchmarks.towers_plot import cases_table, profile_table
 from benchmarks.towers_rounds import RoundsConfig, Timed, counted_bytes, measure_side_by_side
 from benchmarks.workload import ModelKind, Workload, make_batches
 
-TWO = NetworkConfig(hosts=2, ranks_a_host=2, rate_mbit=100.0)
+TWO = NetworkConfig(hosts=2, ranks_per_host=2, rate_mbit=100.0)
 
 
 def tiny(**settings: object) -> Workload:
@@ -23,7 +23,7 @@ def tiny(**settings: object) -> Workload:
 
 def timed(name: str, step_ms: list[float], *, cross_host: int = 0, dense: int = 0, **more: object) -> Timed:
     rows = [
-        {"purpose": "peer hop forward", "link": "cross_host", "bytes": cross_host},
+        {"purpose": "inter-group all-to-all forward", "link": "cross_host", "bytes": cross_host},
         {"purpose": "dense gradients", "link": "reduced", "bytes": dense},
     ]
     return Timed(
@@ -56,9 +56,9 @@ def test_options_reach_the_benchmark_and_others_have_none(monkeypatch):
 
 
 def test_a_tower_is_a_host_or_a_rack():
-    by_host = towers.variants_for(NetworkConfig(hosts=4, ranks_a_host=1))
+    by_host = towers.variants_for(NetworkConfig(hosts=4, ranks_per_host=1))
     assert {(each.towers, each.tower_size) for each in by_host if each.towers} == {(4, 1)}
-    by_rack = towers.variants_for(NetworkConfig(hosts=4, ranks_a_host=1, racks=2))
+    by_rack = towers.variants_for(NetworkConfig(hosts=4, ranks_per_host=1, racks=2))
     assert {(each.towers, each.tower_size) for each in by_rack if each.towers} == {(2, 2)}
     assert {each.name for each in by_host} >= {"flat_fp32", "flat_bf16", "compression4_fp32", "compression16_bf16"}
 
@@ -110,7 +110,7 @@ def test_without_links_times_are_predicted_from_bytes():
     "model", [ModelKind.DLRM, pytest.param(ModelKind.DCN_V2, marks=pytest.mark.slow)], ids=["dlrm", "dcn_v2"]
 )
 def test_tiny_models_on_plain_ranks(model):
-    config = NetworkConfig(hosts=2, ranks_a_host=1, rate_mbit=100.0)
+    config = NetworkConfig(hosts=2, ranks_per_host=1, rate_mbit=100.0)
     variants = [each for each in towers.variants_for(config) if each.name in ("flat_fp32", "compression4_bf16")]
     found = measure_side_by_side(
         PlainNetwork(config=config, reason="a test"),

@@ -251,9 +251,9 @@ def test_bytes_of_both_hops_are_counted() -> None:
     for rank, found in enumerate(on_ranks(_counts, 4)):
         # Outputs of N / 2 = 8 numbers, one a feature and one a tower: 3 + 3 | 3 + 2 fields; 4 samples a rank, BF16.
         mine, other = [(48, 40), (40, 48)][rank // 2]
-        assert found["peer hop forward"] == 4 * mine * 2
-        assert found["peer hop backward"] == 4 * other * 2
-        assert found["tower hop forward"] + found["tower hop backward"] > 0
+        assert found["inter-group all-to-all forward"] == 4 * mine * 2
+        assert found["inter-group all-to-all backward"] == 4 * other * 2
+        assert found["intra-group all-to-all forward"] + found["intra-group all-to-all backward"] > 0
 
 
 def _refused(rank: int) -> None:

@@ -141,6 +141,16 @@ def test_settings_shows_what_is_given(capsys: pytest.CaptureFixture[str]) -> Non
     assert rows["--training.seed"].split()[3] == rows["--training.loader.seed"].split()[3] == "5"
 
 
+@pytest.mark.parametrize("flag", ["--parallel.ranks-a-host", "--parallel.ranks_a_host"])
+def test_the_old_name_of_a_setting_works_with_a_notice(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "movielens_dlrm", flag, "2", "--settings"]) == 0
+    shown = capsys.readouterr()
+    rows = {line.split()[0]: line for line in shown.out.splitlines() if line.startswith("--")}
+    assert rows["--parallel.ranks-per-host"].split()[1:4] == ["int", "0", "2"]
+    assert "--parallel.ranks-a-host" not in rows
+    assert "is called --parallel.ranks-per-host now" in shown.err
+
+
 def test_settings_of_a_table_recipe_need_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "table_dlrm", "--settings"]) == 0
     assert "--training.loader.batch-size" in capsys.readouterr().out

@@ -67,7 +67,9 @@ def test_the_whole_story(place: Path) -> None:
     assert startup["Ranks"]["tower groups"] == "1 ranks, as --parallel.tower-size says"
     traffic = json.loads((folder / "traffic.json").read_text())
     assert "Counted on 2 ranks" in (folder / "report.html").read_text()
-    assert {"ids", "peer hop forward", "peer hop backward"} <= {row["purpose"] for row in traffic["rows"]}
+    assert {"ids", "inter-group all-to-all forward", "inter-group all-to-all backward"} <= {
+        row["purpose"] for row in traffic["rows"]
+    }
     assert main(["verify", "runs/two"]) == 0
     assert main(["predict", "runs/two", "events.parquet", "--out", "scores.parquet"]) == 0
     alone = pl.read_parquet("scores.parquet")

@@ -19,7 +19,7 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema_io import read_schema, write_schema
 from ziggurat.files import sha256_of
 from ziggurat.planning.cluster.catalogue import load_cluster, named_cluster
-from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.recipes.run_config import load_config
 from ziggurat.studies.compare_runs import RunRecord
@@ -64,7 +64,7 @@ def test_plain_files_are_read(first: Path) -> None:
     assert load_config("run").table_schema.features == read_schema("schema.toml").features
     assert load_cluster("cluster.toml") == named_cluster("h100x8")
     assert Measurements.load("measurements.json").lookups[0].total_ms == 1.5
-    assert LearnedJudge.load("learned").card.num_samples == 64
+    assert LearnedCostModel.load("learned").card.num_samples == 64
     assert (record := RunRecord.load(Path("compared"))) is not None
     assert record.cost.step_flops == 300
     prepared = open_prepared(Path("prepared"), fingerprint=_fingerprint(first), reused=True)
@@ -76,9 +76,9 @@ def test_what_is_loaded_is_saved_in_the_present_formats_and_loaded_again(first: 
     plan = ziggurat.Plan.load("run/plan.json")
     plan.save("plan.json")
     assert ziggurat.Plan.load("plan.json") == plan
-    cost = LearnedJudge.load("learned")
+    cost = LearnedCostModel.load("learned")
     cost.save("new/learned")
-    assert LearnedJudge.load("new/learned").card == cost.card
+    assert LearnedCostModel.load("new/learned").card == cost.card
     measured = Measurements.load("measurements.json")
     measured.save("new/measurements.json")
     assert Measurements.load("new/measurements.json") == measured
@@ -99,10 +99,10 @@ def test_old_checksums_are_still_checked(first: Path) -> None:
         with pytest.raises(DataError, match="sha256 differs"):
             load()
     weights = Path("learned.safetensors")
-    LearnedJudge.load("learned").save("learned")
+    LearnedCostModel.load("learned").save("learned")
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     with pytest.raises(ConfigError, match="do not belong"):
-        LearnedJudge.load("learned")
+        LearnedCostModel.load("learned")
 
 
 def test_a_fetched_data_set_is_still_complete(tmp_path: Path) -> None:

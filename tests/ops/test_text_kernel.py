@@ -20,7 +20,7 @@ from ziggurat.ops.text import choose as kernel_module
 from ziggurat.ops.text import cpp as cpp_module
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.cpp import CppTextKernel
-from ziggurat.ops.text.kernel import FieldKind, Fields, KeySlots, TextKernel
+from ziggurat.ops.text.kernel import Fields, KeySlots, TextKernel, TextKind
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.runs.doctor import text_kernel_lines
 
@@ -63,13 +63,13 @@ def same(left: Fields | None, right: Fields | None) -> None:
         assert np.array_equal(mine, theirs)
 
 
-def same_values(left: Fields, right: Fields, kinds: list[FieldKind]) -> None:
+def same_values(left: Fields, right: Fields, kinds: list[TextKind]) -> None:
     for column, kind in enumerate(kinds):
-        if kind != FieldKind.OTHER and left.simple[column]:
+        if kind != TextKind.OTHER and left.simple[column]:
             assert left.values[column].tolist() == right.values[column].tolist()
 
 
-KINDS = st.lists(st.sampled_from(FieldKind), min_size=NUM_FIELDS, max_size=NUM_FIELDS)
+KINDS = st.lists(st.sampled_from(TextKind), min_size=NUM_FIELDS, max_size=NUM_FIELDS)
 
 
 @settings(deadline=None, max_examples=200)
@@ -78,10 +78,10 @@ KINDS = st.lists(st.sampled_from(FieldKind), min_size=NUM_FIELDS, max_size=NUM_F
     kinds=KINDS,
     end=st.sampled_from(["\n", "\r\n"]),
 )
-@example(rows=[], kinds=[FieldKind.ID] * 3, end="\n")
-@example(rows=[["", "", ""]] * 65, kinds=[FieldKind.NUMBER] * 3, end="\r\n")
-@example(rows=[["-", "-", "-"]], kinds=[FieldKind.NUMBER, FieldKind.ID, FieldKind.NUMBER], end="\n")
-def test_split(cpp: CppTextKernel, rows: list[list[str]], kinds: list[FieldKind], end: str):
+@example(rows=[], kinds=[TextKind.ID] * 3, end="\n")
+@example(rows=[["", "", ""]] * 65, kinds=[TextKind.NUMBER] * 3, end="\r\n")
+@example(rows=[["-", "-", "-"]], kinds=[TextKind.NUMBER, TextKind.ID, TextKind.NUMBER], end="\n")
+def test_split(cpp: CppTextKernel, rows: list[list[str]], kinds: list[TextKind], end: str):
     data = "".join("\t".join(row) + end for row in rows).encode()
     fields, reference = (kernel.split(data, delimiter=TAB, kinds=np.array(kinds)) for kernel in (cpp, NUMPY))
     same(fields, reference)
@@ -105,12 +105,12 @@ def _without_return(text: str) -> str:
     return text[:-1] if text.endswith("\r") else text
 
 
-def _check_column(fields: Fields, column: int, kind: FieldKind, texts: list[str]) -> None:
+def _check_column(fields: Fields, column: int, kind: TextKind, texts: list[str]) -> None:
     """What Python says."""
-    if kind == FieldKind.ID:
+    if kind == TextKind.ID:
         assert fields.simple[column] == (not any(text.endswith(".0") for text in texts))
         assert fields.values[column].tolist() == hash_ids(np.array(texts, dtype=object)).tolist()
-    elif kind == FieldKind.NUMBER:
+    elif kind == TextKind.NUMBER:
         assert fields.simple[column] == all(text == "" or _is_short_integer(text) for text in texts)
         if fields.simple[column]:
             for text, number in zip(texts, fields.values[column].view(np.float64).tolist(), strict=True):
@@ -133,7 +133,7 @@ def _is_short_integer(text: str) -> bool:
 @example("a\na\ta\n", 2)
 @example("a\t\n\ta\n\t", 2)
 def test_split_of_anything(cpp: CppTextKernel, text: str, num_fields: int):
-    data, kinds = text.encode(), np.full(num_fields, FieldKind.ID)
+    data, kinds = text.encode(), np.full(num_fields, TextKind.ID)
     fields = cpp.split(data, delimiter=TAB, kinds=kinds)
     same(fields, NUMPY.split(data, delimiter=TAB, kinds=kinds))
     right = all(line.count("\t") == num_fields - 1 for line in text.split("\n")[:-1]) and text[-1:] in ("", "\n")
@@ -147,7 +147,7 @@ def test_split_of_a_large_block(cpp: CppTextKernel):
         [f"{rng.integers(-999, 10**6)}", "x" * rng.integers(0, 100), f"{rng.integers(2**32):08x}"] for _ in range(5000)
     ]
     data = "".join("\t".join(row) + "\n" for row in rows).encode()
-    kinds = [FieldKind.NUMBER, FieldKind.ID, FieldKind.ID]
+    kinds = [TextKind.NUMBER, TextKind.ID, TextKind.ID]
     fields, reference = (kernel.split(data, delimiter=TAB, kinds=np.array(kinds)) for kernel in (cpp, NUMPY))
     same(fields, reference)
     assert fields is not None

@@ -44,7 +44,7 @@ def table_gradient(precision: torch.dtype) -> Tensor:
 
 def parallel_model(plan: Plan, wire: WireConfig) -> tuple[Model, Parallel]:
     model = build(towers=TOWERS, optimizer="sgd")
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=1)
+    topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=1)
     return model, parallelize(model, plan, topology, config=ParallelConfig(wire=wire))
 
 
@@ -86,9 +86,9 @@ def test_a_default_wire_under_bf16_loses_nothing(num_parts: int) -> None:
     # DLRM, D = 8, compression 2: each of the 6 fields leaves its group as 4 numbers of BF16.
     fields_of = [3, 3]  # of the towers (item, genres), (user) and (tags, shop), (words)
     for rank, each in enumerate(results):
-        assert each["default"]["sent"]["peer hop forward"] == BATCH // 2 * fields_of[rank] * 4 * 2
-        assert each["default"]["sent"]["peer hop backward"] == BATCH // 2 * fields_of[1 - rank] * 4 * 2
-        assert each["int8"]["sent"]["peer hop forward"] == BATCH // 2 * fields_of[rank] * (4 + 2)
+        assert each["default"]["sent"]["inter-group all-to-all forward"] == BATCH // 2 * fields_of[rank] * 4 * 2
+        assert each["default"]["sent"]["inter-group all-to-all backward"] == BATCH // 2 * fields_of[1 - rank] * 4 * 2
+        assert each["int8"]["sent"]["inter-group all-to-all forward"] == BATCH // 2 * fields_of[rank] * (4 + 2)
         said = each["default"]["lines"]
         assert said["wire in a tower group"] == "fp32: 4 bytes a number, exact, gradients too"
         assert said["wire between towers"] == (

@@ -75,7 +75,7 @@ def check(rank: int, plan_json: str, case: dict) -> None:
         config=config,
         tolerance=Tolerance(fields=case.get("fields", 0.0)),
         num_parts=case.get("num_parts", 1),
-        ranks_a_host=case.get("ranks_a_host", 0),
+        ranks_per_host=case.get("ranks_per_host", 0),
     )
 
 

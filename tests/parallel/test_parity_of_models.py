@@ -104,7 +104,7 @@ def check(rank: int, plan_json: Any, cases: list[Any]) -> None:
                 config=ParallelConfig(dense=case.dense),
                 num_parts=case.num_parts,
                 tolerance=Tolerance(fields=1e-6, others=3e-6),
-                ranks_a_host=2,
+                ranks_per_host=2,
             )
         except Exception as error:
             raise AssertionError(f"{case}: {error}") from error

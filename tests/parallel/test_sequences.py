@@ -17,7 +17,7 @@ from ziggurat.testing.ranks import run_ranks
 NAMES = ("tags", "words", "genres")
 
 
-def check(rank: int, plans: list[object], cuts: list[int] | None, ranks_a_host: int) -> None:
+def check(rank: int, plans: list[object], cuts: list[int] | None, ranks_per_host: int) -> None:
     """Several plans, one after the other, in one group of processes."""
     del rank
     for plan in plans:
@@ -27,7 +27,7 @@ def check(rank: int, plans: list[object], cuts: list[int] | None, ranks_a_host: 
             batch=random_batch(inputs(), 11, seed=2),
             names=NAMES,
             cuts=cuts,
-            ranks_a_host=ranks_a_host,
+            ranks_per_host=ranks_per_host,
         )
 
 

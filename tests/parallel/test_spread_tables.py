@@ -60,7 +60,7 @@ def check(rank: int, cases: list[dict[str, Any]]) -> None:
             tolerance=Tolerance(fields=1e-6, others=1e-5 if case.get("lopsided") else 1e-6),
             cuts=case.get("cuts"),
             num_parts=case.get("num_parts", 1),
-            ranks_a_host=case.get("ranks_a_host", 0),
+            ranks_per_host=case.get("ranks_per_host", 0),
             hosts=case.get("hosts", ()),
         )
 
@@ -92,10 +92,10 @@ def test_sums_inside_a_host_equal_one_device() -> None:
         check,
         4,
         [
-            {"plan": to_json(over_a_host(1)), "ranks_a_host": 2},
-            {"plan": to_json(over_a_host(0)), "ranks_a_host": 2, "num_parts": 2},
-            {"plan": to_json(mixed(4, hosts=2)), "ranks_a_host": 2, "cuts": [0, 12, 12]},
-            {"plan": to_json(mixed(4, hosts=2)), "ranks_a_host": 2, "lopsided": True},
+            {"plan": to_json(over_a_host(1)), "ranks_per_host": 2},
+            {"plan": to_json(over_a_host(0)), "ranks_per_host": 2, "num_parts": 2},
+            {"plan": to_json(mixed(4, hosts=2)), "ranks_per_host": 2, "cuts": [0, 12, 12]},
+            {"plan": to_json(mixed(4, hosts=2)), "ranks_per_host": 2, "lopsided": True},
         ],
     )
 
@@ -130,7 +130,7 @@ def test_all_placements_mixed_and_uneven(world_size: int) -> None:
 @pytest.mark.parametrize("kind", [Placement.DATA_PARALLEL, Placement.TABLE_ROW_WISE])
 def test_with_towers(kind: Placement) -> None:
     cases = [
-        {"plan": to_json(placed(4, kind, TOWERS, size)), "modules": True, "ranks_a_host": host, **more}
+        {"plan": to_json(placed(4, kind, TOWERS, size)), "modules": True, "ranks_per_host": host, **more}
         for size, host, more in ((1, 2, {}), (2, 2, {"num_parts": 2}), (4, 4, {}), (2, 2, {"lopsided": True}))
     ]
     run_ranks(check, 4, cases)
@@ -149,10 +149,10 @@ def test_a_rank_may_have_no_rows() -> None:
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
-def refusal(rank: int, plan: Any, ranks_a_host: int) -> str:
+def refusal(rank: int, plan: Any, ranks_per_host: int) -> str:
     del rank
     chosen = from_json(Plan, plan, where="test")
-    topology = Topology.create(tower_size=chosen.ranks_a_group, ranks_per_host=ranks_a_host)
+    topology = Topology.create(tower_size=chosen.ranks_per_group, ranks_per_host=ranks_per_host)
     try:
         parallelize(build(towers=None, optimizer="sgd"), chosen, topology)
     except PlanError as error:

@@ -13,9 +13,9 @@ from ziggurat.parallel.topology import Axis, RankGroup, Topology
 from ziggurat.testing.ranks import RankFailure, run_ranks
 
 
-def groups_of(rank: int, tower_size: int, ranks_a_host: int) -> dict[str, object]:
+def groups_of(rank: int, tower_size: int, ranks_per_host: int) -> dict[str, object]:
     """What a rank sees, and the sums of the ranks in its groups, taken through the groups."""
-    topology = Topology.create(tower_size=tower_size, ranks_per_host=ranks_a_host)
+    topology = Topology.create(tower_size=tower_size, ranks_per_host=ranks_per_host)
     sums = []
     for group in (topology.tower, topology.peers):
         total = torch.tensor(rank)
@@ -51,8 +51,8 @@ def test_groups(tower_size: int, towers: list[list[int]], peers: list[list[int]]
         assert seen["positions"] == (tower.index(rank), peer.index(rank), towers.index(tower))
 
 
-def refusal(rank: int, ranks_a_host: tuple[int, ...], tower_size: tuple[int, ...]) -> str:
-    os.environ["LOCAL_WORLD_SIZE"] = str(ranks_a_host[rank])
+def refusal(rank: int, ranks_per_host: tuple[int, ...], tower_size: tuple[int, ...]) -> str:
+    os.environ["LOCAL_WORLD_SIZE"] = str(ranks_per_host[rank])
     try:
         Topology.create(tower_size=tower_size[rank])
     except TopologyError as error:
@@ -61,7 +61,7 @@ def refusal(rank: int, ranks_a_host: tuple[int, ...], tower_size: tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    ("ranks_a_host", "tower_size", "message"),
+    ("ranks_per_host", "tower_size", "message"),
     [
         ((2, 2, 1), (3, 3, 3), "the same number of ranks on every host"),
         ((2, 2, 2), (3, 3, 3), "the same number of ranks on every host"),
@@ -70,9 +70,9 @@ def refusal(rank: int, ranks_a_host: tuple[int, ...], tower_size: tuple[int, ...
     ],
 )
 def test_what_does_not_fit_is_refused_on_every_rank(
-    ranks_a_host: tuple[int, ...], tower_size: tuple[int, ...], message: str
+    ranks_per_host: tuple[int, ...], tower_size: tuple[int, ...], message: str
 ) -> None:
-    assert all(message in text for text in run_ranks(refusal, 3, ranks_a_host, tower_size))
+    assert all(message in text for text in run_ranks(refusal, 3, ranks_per_host, tower_size))
 
 
 def permuted(rank: int, tower_size: int, hosts: list[int], order: list[int]) -> dict[str, object]:

@@ -50,7 +50,7 @@ def traffic_of_a_step(
     )
     model = build_model(config, inputs, seed=0, towers=towers)
     plan = place_tables(inputs, dim=DIM, world_size=4, towers=towers)
-    topology = Topology.create(tower_size=plan.ranks_a_group, hosts=hosts)
+    topology = Topology.create(tower_size=plan.ranks_per_group, hosts=hosts)
     wires = WireConfig(between_towers=WireFormat(wire))
     parallel = parallelize(model, plan, topology, config=ParallelConfig(wire=wires))
     model(random_batch(inputs, BATCH, seed=rank)).sum().backward()
@@ -59,7 +59,7 @@ def traffic_of_a_step(
         host, cross = counted.get(str(row["purpose"]), (0, 0))
         number = int(row["bytes"])
         counted[str(row["purpose"])] = (host + number, cross) if row["link"] == "host" else (host, cross + number)
-        if row["purpose"] == "peer hop forward":
+        if row["purpose"] == "inter-group all-to-all forward":
             assert row["messages"] == 1
         if row["purpose"] == "embeddings forward" and row["link"] == "cross_host":
             assert row["messages"] == 2
@@ -88,15 +88,15 @@ def test_towers_send_less_between_hosts(compression: float, wire: str, num_bytes
     for counted in run_ranks(traffic_of_a_step, 4, compression, wire):
         for direction in ("forward", "backward"):
             # B·F·N·e·(S−1)/S inside the tower group, with S = 2
-            assert counted[f"tower hop {direction}"] == (numbers * 4 // 2, 0)
+            assert counted[f"intra-group all-to-all {direction}"] == (numbers * 4 // 2, 0)
             # B·F·N·e·(T−1)/T / compression between groups, with T = 2
-            assert counted[f"peer hop {direction}"] == (0, int(numbers * num_bytes / compression) // 2)
+            assert counted[f"inter-group all-to-all {direction}"] == (0, int(numbers * num_bytes / compression) // 2)
 
 
 def test_int8_costs_a_scale_for_each_field_of_a_sample() -> None:
     numbers = BATCH * NUM_FIELDS * DIM // 2
     for counted in run_ranks(traffic_of_a_step, 4, 1.0, "int8"):
-        assert counted["peer hop forward"] == (0, numbers + numbers // DIM * 2)
+        assert counted["inter-group all-to-all forward"] == (0, numbers + numbers // DIM * 2)
 
 
 # ------------------------------------------------------------------------------------------------------ dense network
@@ -121,7 +121,7 @@ def recorded_step(rank: int, dense: str, reduction: str, num_parts: int) -> tupl
     model = build_model(DLRMConfig(embedding_dim=DIM, top=mlp, bottom=mlp), inputs, seed=0)
     plan = place_tables(inputs, dim=DIM, world_size=4)
     config = ParallelConfig(dense=DenseParallelism(dense), reduction=Reduction(reduction))
-    parallel = parallelize(model, plan, Topology.create(ranks_a_host=2), config=config)
+    parallel = parallelize(model, plan, Topology.create(ranks_a_host=2), config=config)  # by its old name
     pipeline = Pipeline(model, parallel, num_parts=num_parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_reduce", recorded("all_reduce", dist.all_reduce))
@@ -158,7 +158,7 @@ def tower_reductions(rank: int) -> list[dict[str, int]]:
             config = DLRMConfig(embedding_dim=DIM, tower_module=TowerModuleConfig(compression=2.0))
             model = build_model(config, inputs, seed=0, towers=towers)
             plan = place_tables(inputs, dim=DIM, world_size=4, towers=towers)
-            topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=2)
+            topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=2)
             parallel = parallelize(model, plan, topology, config=ParallelConfig(reduction=reduction))
             pipeline = Pipeline(model, parallel, num_parts=num_parts)
             pipeline.step(random_batch(inputs, BATCH, seed=rank), loss_of=lambda outputs, _: outputs.logits.sum())

@@ -7,7 +7,7 @@ from typing import Any
 from ziggurat.planning.cluster.cluster import Cluster, Device, Link
 
 
-def round_cluster(*, hosts: int = 2, devices_a_host: int = 2, device: Any = None, **links: Any) -> Cluster:
+def round_cluster(*, hosts: int = 2, devices_per_host: int = 2, device: Any = None, **links: Any) -> Cluster:
     """1 GB/s of memory (half of it for rows), 100 MB/s inside a host, 10 MB/s between hosts, no latency."""
     settings: dict[str, Any] = {
         "memory_bytes": 10**9,
@@ -24,7 +24,7 @@ def round_cluster(*, hosts: int = 2, devices_a_host: int = 2, device: Any = None
     return Cluster(
         name="round",
         hosts=hosts,
-        devices_a_host=devices_a_host,
+        devices_per_host=devices_per_host,
         device=Device(name="round", **settings),
         inside=Link(**{"bytes_per_s": 1e8, **plain, **links.get("inside", {})}),
         between=Link(**{"bytes_per_s": 1e7, **plain, **links.get("between", {})}),

@@ -159,7 +159,7 @@ def test_the_report_says_where_why_and_how_long() -> None:
     assert [row.rank for row in report.ranks] == [0, 1, 2, 3]
 
 
-def test_next_best_is_what_the_judge_says_of_the_changed_plan() -> None:
+def test_next_best_is_what_the_cost_model_says_of_the_changed_plan() -> None:
     from ziggurat.planning.cost_model import device_costs
     from ziggurat.planning.plan_model import states_of
 
@@ -168,7 +168,7 @@ def test_next_best_is_what_the_judge_says_of_the_changed_plan() -> None:
         assert best.assignment is not None
         changed = [*found.assignments]
         changed[table] = best.assignment
-        costs = device_costs(found.judge, states_of(found.problem, changed, judge=found.judge)[None])[0]
+        costs = device_costs(found.cost_model, states_of(found.problem, changed, cost_model=found.cost_model)[None])[0]
         assert best.more_ms == pytest.approx(float(costs.max() - found.rank_ms.max()), abs=1e-4)
 
 

@@ -7,7 +7,7 @@ from ziggurat.planning.problem import Assignment, PlanningProblem, TableProfile
 
 def _problem(**changes) -> PlanningProblem:
     settings = {
-        "tables": (TableProfile(name="a", num_rows=10, dim=32, optimizer_bytes_a_row=4),),
+        "tables": (TableProfile(name="a", num_rows=10, dim=32, optimizer_bytes_per_row=4),),
         "num_devices": 4,
         "memory_bytes": (1000,),
         "placements": tuple(Placement),
@@ -20,8 +20,8 @@ def test_bytes_are_weights_and_state_of_every_part():
     parts = problem.shards(0, Assignment(placement=Placement.COLUMN_WISE, devices=(0, 2)))
     assert [part.memory_bytes for part in parts] == [10 * 16 * 4 + 10 * 4] * 2
     rows = problem.shards(0, Assignment(placement=Placement.ROW_WISE, devices=(0, 1, 2, 3)))
-    assert [(part.num_rows, part.dim, part.lookups_a_sample) for part in rows] == [(3, 32, 0.25)] * 4
-    adam = TableProfile(name="a", num_rows=10, dim=4, optimizer_bytes_an_element=8)
+    assert [(part.num_rows, part.dim, part.pooling_factor) for part in rows] == [(3, 32, 0.25)] * 4
+    adam = TableProfile(name="a", num_rows=10, dim=4, optimizer_bytes_per_element=8)
     assert adam.bytes_of(num_rows=10, dim=4) == 10 * 4 * 12
 
 
@@ -43,7 +43,7 @@ def test_cuts_stay_inside_columns_devices_and_towers():
 def test_rows_over_one_host_are_an_option_a_host():
     found = [
         option.devices
-        for option in _problem(devices_a_host=2).spread_options(0)
+        for option in _problem(devices_per_host=2).spread_options(0)
         if option.placement is Placement.TABLE_ROW_WISE
     ]
     assert found == [(0, 1), (2, 3)]

@@ -25,7 +25,7 @@ from ziggurat.recipes.catalogue import recipe_named, synthetic_dlrm
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
-from ziggurat.runs.partition import ProbeConfig, comparable_fields, partition_run, probe_run, table_bytes
+from ziggurat.runs.partition import EmbeddingProbeConfig, comparable_fields, partition_run, probe_run, table_bytes
 from ziggurat.testing.batches import random_batch
 
 TEACHER = SyntheticConfig(
@@ -131,7 +131,7 @@ def test_errors_name_the_way_out(planted: Path, capsys: pytest.CaptureFixture[st
 
 def test_loads_are_those_of_the_run(dlrm: Path) -> None:
     run = load_run(dlrm)
-    probe = probe_run(run, config=ProbeConfig(batch_size=100))
+    probe = probe_run(run, config=EmbeddingProbeConfig(batch_size=100))
     loads = {feature.name: feature for feature in probe.features}
     assert list(loads) == [spec.name for spec in run.model.inputs.fields]
     train = pl.read_parquet("events.parquet").sort("timestamp").head(probe.num_samples)
@@ -153,11 +153,11 @@ def test_loads_are_those_of_the_run(dlrm: Path) -> None:
 
 def test_the_sample_is_as_large_as_asked_for_and_repeats(planted: Path) -> None:
     run = load_run(planted)
-    config = ProbeConfig(num_samples=1000, batch_size=256)
+    config = EmbeddingProbeConfig(num_samples=1000, batch_size=256)
     first, second = (probe_run(run, config=config) for _ in range(2))
     assert first.num_samples == 1024
     assert first.interactions.equal(second.interactions)
-    assert probe_run(run, config=ProbeConfig(num_samples=10)).num_samples == 10
+    assert probe_run(run, config=EmbeddingProbeConfig(num_samples=10)).num_samples == 10
     other = probe_run(run, config=dataclasses.replace(config, seed=1))
     assert not other.interactions.equal(first.interactions)
 
@@ -204,4 +204,4 @@ def test_bytes_of_a_table_count_the_state() -> None:
 
 def test_impossible_probes_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_samples"):
-        ProbeConfig(num_samples=0)
+        EmbeddingProbeConfig(num_samples=0)

@@ -10,7 +10,7 @@ import pytest
 
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.ops.lookup.cpp import CppKernel
-from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.learned_training import LearningConfig
 from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.planning.costs.probe_tables import DrawConfig
@@ -40,14 +40,14 @@ def test_it_goes_on_where_it_stopped_and_learns_when_there_is_enough(tmp_path: P
     out = tmp_path / "probe.json"
     first = probe(CONFIG, out)
     assert len(first.measurements.lookups) == 20
-    assert first.judge is None
+    assert first.cost_model is None
     assert first.measurements.memory is not None
     second = probe(dataclasses.replace(CONFIG, max_groups=60), out)
     assert second.measurements.lookups[:20] == first.measurements.lookups
     assert len(second.measurements.lookups) == 60
-    assert second.judge is not None
-    assert LearnedJudge.load(cost_model_path(out)).card == second.judge.card
-    assert second.judge.card.num_exchanges == 0
+    assert second.cost_model is not None
+    assert LearnedCostModel.load(cost_model_path(out)).card == second.cost_model.card
+    assert second.cost_model.card.num_exchanges == 0
     third = probe(dataclasses.replace(CONFIG, minutes=0.0), out)  # only learns
     assert third.measurements == second.measurements
     with pytest.raises(ConfigError, match="draw"):
@@ -60,18 +60,23 @@ def test_it_goes_on_where_it_stopped_and_learns_when_there_is_enough(tmp_path: P
 def on_ranks(rank: int, folder: str) -> dict[str, Any]:
     result = probe(dataclasses.replace(CONFIG, max_groups=50), Path(folder) / "probe.json")
     found = result.measurements
-    return {"rank": rank, "is_first": result.is_first, "exchanges": len(found.exchanges), "judge": bool(result.judge)}
+    return {
+        "rank": rank,
+        "is_first": result.is_first,
+        "exchanges": len(found.exchanges),
+        "cost_model": bool(result.cost_model),
+    }
 
 
 def test_two_ranks_measure_links_and_exchanges(tmp_path: Path) -> None:
     results = run_ranks(on_ranks, 2, str(tmp_path), timeout_s=120.0)
     assert [each["is_first"] for each in results] == [True, False]
-    assert [each["judge"] for each in results] == [True, False]
+    assert [each["cost_model"] for each in results] == [True, False]
     found = Measurements.load(tmp_path / "probe.json")
     assert len(found.exchanges) == 6
     assert found.ranks == 2
     assert {each.link for each in found.links} == {"host"}
     assert all(len(each.columns) == len(each.forward_ms) == 2 and min(each.forward_ms) > 0 for each in found.exchanges)
-    card = LearnedJudge.load(cost_model_path(tmp_path / "probe.json")).card
+    card = LearnedCostModel.load(cost_model_path(tmp_path / "probe.json")).card
     assert card.forward is not None
     assert card.num_exchanges == 6

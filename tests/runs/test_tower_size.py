@@ -35,12 +35,12 @@ def inputs() -> InputSpec:
 def chosen(cluster: Cluster, folder: Path, *, towers: Towers = TOWERS) -> tuple[int, str]:
     cluster.save(folder / "cluster.toml")
     run = replace(config(cluster=str(folder / "cluster.toml")), towers=towers)
-    found = choose_tower_size(run, inputs(), world_size=cluster.world_size, ranks_per_host=cluster.devices_a_host)
+    found = choose_tower_size(run, inputs(), world_size=cluster.world_size, ranks_per_host=cluster.devices_per_host)
     return found.size, found.reason
 
 
 def test_the_fastest_size_on_the_cluster_is_taken_with_its_reason(tmp_path: Path) -> None:
-    slow_between = round_cluster(hosts=2, devices_a_host=2)
+    slow_between = round_cluster(hosts=2, devices_per_host=2)
     halves = Towers(towers=(NAMES[:4], NAMES[4:]))
     size, reason = chosen(slow_between, tmp_path, towers=halves)
     assert size == 2  # groups of four would span both hosts
@@ -48,7 +48,7 @@ def test_the_fastest_size_on_the_cluster_is_taken_with_its_reason(tmp_path: Path
     assert "4: " in reason
     assert "flat " in reason
     latency = {"latency_s": 0.1}
-    size, reason = chosen(round_cluster(hosts=4, devices_a_host=1, inside=latency, between=latency), tmp_path)
+    size, reason = chosen(round_cluster(hosts=4, devices_per_host=1, inside=latency, between=latency), tmp_path)
     assert "no size gains: a flat model takes" in reason
 
 

@@ -97,7 +97,7 @@ def trainer_of(case: Case, folder: str | Path, *, world_size: int, **changes: An
     parallel: Parallel | None = None
     if world_size > 1:
         plan = plan_of(case, world_size)
-        topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=max(world_size // 2, 1))
+        topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=max(world_size // 2, 1))
         parallel = parallelize(
             model, plan, topology, config=ParallelConfig(dense=case.dense, num_parts=case.num_parts), seed=3
         )

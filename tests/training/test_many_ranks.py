@@ -191,7 +191,7 @@ def refusal(rank: int, change: str) -> str:
         elif change == "outside":
             entry = dataclasses.replace(plan.tables[0], ranks=(0,))
             plan = dataclasses.replace(plan, tables=(entry, *plan.tables[1:]))
-        parallelize(model_of(case), plan, Topology.create(tower_size=min(plan.ranks_a_group, 2)))
+        parallelize(model_of(case), plan, Topology.create(tower_size=min(plan.ranks_per_group, 2)))
     except ZigguratError as error:
         return f"{type(error).__name__}\n{error}"
     return "no error"

@@ -46,7 +46,7 @@ def two_steps(model_config: ModelConfig, way: Way, plan: Plan | None, *, towers:
     model = build_model(model_config, inputs(), seed=3, towers=towers)
     parallel, rank, world = None, 0, 1
     if plan is not None:
-        topology = Topology.create(tower_size=plan.ranks_a_group, ranks_a_host=2)
+        topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=2)
         settings = ParallelConfig(dense=way.dense, num_parts=way.num_parts)
         parallel, rank, world = parallelize(model, plan, topology, config=settings), topology.rank, plan.world_size
     config = TrainingConfig(

@@ -207,7 +207,7 @@ def _flat_lines(found: PlannedRun) -> list[str]:
     lines = [f"flat      {flat_ms:.2f} ms without towers; with them {flat_ms / step_ms:.2f} times as fast ({verdict})"]
     if len(sizes) > 1:
         shown = ", ".join(each.describe() for each in sizes)
-        chosen = f"{planned.plan.ranks_a_group} ranks is chosen, the shortest"
+        chosen = f"{planned.plan.ranks_per_group} ranks is chosen, the shortest"
         lines.append(f"sizes     steps with tower groups of {shown}; {chosen}")
     return lines
 

@@ -54,7 +54,7 @@ def _print(result: ProbeResult, out: str) -> None:
     from ziggurat.runs.probe import cost_model_path
 
     found = result.measurements
-    measured = [("machine", f"{found.machine}; {found.ranks} ranks, {found.ranks_a_host} a host")]
+    measured = [("machine", f"{found.machine}; {found.ranks} ranks, {found.ranks_per_host} a host")]
     if found.memory is not None:
         measured.append(("copying, one thread", f"{found.memory.copy_bytes_per_s / 1e9:.1f} GB/s"))
         measured.append(("rows of 256 bytes at random", f"{found.memory.gather_bytes_per_s / 1e9:.1f} GB/s"))
@@ -67,10 +67,10 @@ def _print(result: ProbeResult, out: str) -> None:
         ("groups of tables, exchanges", f"{len(found.lookups):,}, {len(found.exchanges):,} ({found.clock})")
     )
     print_table(("measured", "value"), measured)
-    if result.judge is None:
+    if result.cost_model is None:
         print_line("too few groups to learn from: run it again, it goes on")
         return
-    card = result.judge.card
+    card = result.cost_model.card
     lines = []
     rows: tuple[tuple[str, Accuracy | None], ...] = (
         ("lookup and update, groups of known tables", card.groups),

@@ -15,6 +15,7 @@ import dataclasses
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ SHORT: dict[str, tuple[tuple[str, ...], str]] = {
     "threads": (("training.threads",), "CPU threads; 0: torch's own choice"),
     "patience": (("training.early-stop.patience",), "evaluations without improvement before it stops; 0: never"),
 }
+RENAMED = {"parallel.ranks-a-host": "parallel.ranks-per-host"}
 _HIDDEN = "table-schema"  # the schema's own file describes it
 
 
@@ -94,9 +96,17 @@ def settings_given(rest: Sequence[str]) -> dict[str, str]:
             if position >= len(rest):
                 raise _malformed(name, f"a value after {name}")
             value = rest[position]
-        changes[name[2:]] = value
+        changes[_present_name(name[2:])] = value
         position += 1
     return changes
+
+
+def _present_name(path: str) -> str:
+    """The name that a renamed setting has now, with a notice."""
+    new = RENAMED.get(path.replace("_", "-"))
+    if new:
+        sys.stderr.write(f"notice: --{path} is called --{new} now\n")
+    return new or path
 
 
 def apply_settings(config: Any, changes: Mapping[str, str]) -> Any:

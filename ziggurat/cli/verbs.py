@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
     from ziggurat.runs.demo import run_demo
-    from ziggurat.runs.demo_towers import NUM_HOSTS, RANKS_A_HOST, run_tower_demo
+    from ziggurat.runs.demo_towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
     from ziggurat.training.progress import show_progress
 
     result = run_demo(Path(options.out), progress=show_progress())
@@ -36,7 +36,7 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     if options.no_ranks:
         return 0
     ranks = run_tower_demo(Path(options.out), probe=Path(options.out) / "movielens_dlrm", progress=show_progress())
-    print_line(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_A_HOST} ranks (embeddings and their gradients)\n")
+    print_line(f"\nthe same on {NUM_HOSTS} emulated hosts × {RANKS_PER_HOST} ranks (embeddings and their gradients)\n")
     rows = [
         (entry.name, f"{entry.test_auc:.4f}", f"{entry.cross_host_bytes / 1024:,.0f}", f"{entry.step_ms:.1f}")
         for entry in ranks
@@ -107,7 +107,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.planning.towers.items import BalanceBy
     from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
     from ziggurat.planning.towers.plots import write_picture
-    from ziggurat.runs.partition import ProbeConfig, partition_run
+    from ziggurat.runs.partition import EmbeddingProbeConfig, partition_run
     from ziggurat.training.progress import show_progress
 
     config = TowerPartitionConfig(
@@ -118,7 +118,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
         memory_limit_bytes=options.memory_limit_bytes,
         seed=options.seed,
     )
-    probe = ProbeConfig(num_samples=options.samples, seed=options.seed)
+    probe = EmbeddingProbeConfig(num_samples=options.samples, seed=options.seed)
     partition = partition_run(
         options.run, config=config, probe=probe, models=own_models(options), progress=show_progress()
     )

@@ -114,7 +114,7 @@ class ShardedEmbeddings(nn.Module):
             wire=chosen,
             backward_rounding=wire.backward_rounding,
             traffic=traffic,
-            purpose="embeddings" if crosses_hosts else "tower hop",
+            purpose="embeddings" if crosses_hosts else "intra-group all-to-all",
         )
         self._count_hop, self._count_columns = self._plan_counts(shares, traffic)
 

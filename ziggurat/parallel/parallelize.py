@@ -161,12 +161,12 @@ def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
         world_size=topology.world_size,
         names=[table.name for table in inputs.tables],
     )
-    if plan.ranks_a_group != topology.tower_size:
+    if plan.ranks_per_group != topology.tower_size:
         raise PlanError(
-            expected=f"a topology of tower groups of {plan.ranks_a_group} ranks, as the plan has them",
+            expected=f"a topology of tower groups of {plan.ranks_per_group} ranks, as the plan has them",
             found=f"groups of {topology.tower_size}",
             where="parallelize",
-            ways_out=f"Topology.create(tower_size={plan.ranks_a_group})",
+            ways_out=f"Topology.create(tower_size={plan.ranks_per_group})",
         )
     for entry in plan.tables:
         hosts = sorted({topology.host_of(rank) for rank in entry.ranks})

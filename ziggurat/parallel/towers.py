@@ -122,7 +122,7 @@ class TowerTransform(nn.Module):
             wire=wire.between_towers,
             backward_rounding=wire.backward_rounding,
             traffic=traffic,
-            purpose="peer hop",
+            purpose="inter-group all-to-all",
         )
         self.modules_of_towers = own_towers.modules_of_towers  # the names that one device uses
         self._own = [own_towers]  # in a list: not a second set of names

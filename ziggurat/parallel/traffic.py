@@ -16,7 +16,7 @@ from enum import StrEnum
 from ziggurat.parallel.topology import RankGroup, Topology
 
 
-class Link(StrEnum):
+class LinkKind(StrEnum):
     """What a message travels over."""
 
     HOST = "host"  # between devices of one host
@@ -41,7 +41,7 @@ class Traffic:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._volumes: dict[tuple[str, Link], Volume] = defaultdict(Volume)
+        self._volumes: dict[tuple[str, LinkKind], Volume] = defaultdict(Volume)
         self.num_steps = 0
         self._is_paused = False
 
@@ -60,19 +60,19 @@ class Traffic:
         for rank, size in zip(group.ranks, sizes_bytes, strict=True):
             if rank == self._topology.rank or size == 0:
                 continue
-            link = Link.HOST if self._topology.host_of(rank) == my_host else Link.CROSS_HOST
+            link = LinkKind.HOST if self._topology.host_of(rank) == my_host else LinkKind.CROSS_HOST
             self._add(purpose, link, size)
 
     def count_reduction(self, purpose: str, *, num_bytes: int) -> None:
         """Count the payload of a reduction or gather."""
-        self._add(purpose, Link.REDUCED, num_bytes)
+        self._add(purpose, LinkKind.REDUCED, num_bytes)
 
     def reset(self) -> None:
         """Forget everything that was counted."""
         self._volumes.clear()
         self.num_steps = 0
 
-    def total(self, link: Link) -> Volume:
+    def total(self, link: LinkKind) -> Volume:
         """Everything that took one kind of link."""
         mine = [volume for (_, kind), volume in self._volumes.items() if kind is link]
         return Volume(sum(v.num_bytes for v in mine), sum(v.num_messages for v in mine))
@@ -84,7 +84,7 @@ class Traffic:
             for (purpose, link), volume in sorted(self._volumes.items())
         ]
 
-    def _add(self, purpose: str, link: Link, num_bytes: int) -> None:
+    def _add(self, purpose: str, link: LinkKind, num_bytes: int) -> None:
         if self._is_paused:
             return
         volume = self._volumes[purpose, link]

@@ -1,8 +1,8 @@
-"""Judge: what a plan costs, in a form that a search can evaluate a hundred thousand times a second.
+"""CostModel: what a plan costs, in a form that a search can evaluate a hundred thousand times a second.
 
 Looking up several tables in one kernel costs less than the sum of looking up each (about half, for ten tables on one
-GPU: systems such as NeuroShard measure 0.51), and an exchange waits for the slowest device. A judge may know both, as
-long as it has this form:
+GPU: systems such as NeuroShard measure 0.51), and an exchange waits for the slowest device. A cost model may know both,
+as long as it has this form:
 
     shard  ──encode──►  (H,)                 once for each shard that ever occurs
     device  =  Σ of the encodings of its shards          (H,)       a move is two vector additions
@@ -27,7 +27,7 @@ from jaxtyping import Float, Float32
 from ziggurat.planning.problem import ShardProfile
 
 
-class Judge(Protocol):
+class CostModel(Protocol):
     """The prices of plans, asked by every search. A device without shards has the state 0."""
 
     def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S H"]:
@@ -44,16 +44,16 @@ class Judge(Protocol):
 
 
 @runtime_checkable
-class EstimatingJudge(Judge, Protocol):
-    """A judge whose exchange is expensive, with a cheap guess of it: a search prices only what looks promising."""
+class EstimatingCostModel(CostModel, Protocol):
+    """A cost model whose exchange is expensive, with a cheap guess of it: a search prices only what looks promising."""
 
     def estimate(self, local: Float32[np.ndarray, "N P K"]) -> Float32[np.ndarray, " N"]:
         """About the cost of N plans, up to a constant; used to choose candidates, never to compare results."""
         ...
 
 
-def device_costs(judge: Judge, states: Float[np.ndarray, "N P H"]) -> Float32[np.ndarray, "N P"]:
+def device_costs(cost_model: CostModel, states: Float[np.ndarray, "N P H"]) -> Float32[np.ndarray, "N P"]:
     """Milliseconds of every device in N plans, from the devices' states."""
     num, devices, width = states.shape
-    local = judge.local(np.asarray(states, dtype=np.float32).reshape(num * devices, width))
-    return judge.exchange(local.reshape(num, devices, -1))
+    local = cost_model.local(np.asarray(states, dtype=np.float32).reshape(num * devices, width))
+    return cost_model.exchange(local.reshape(num, devices, -1))

@@ -3,7 +3,7 @@
     default       what `ziggurat train` does without --plan: whole tables, balanced by numbers read and sent
     size, dim, lookup, size_lookup    whole tables, the largest first by that number, each to the rank with least of it
     additive      the same by the table's own milliseconds (how TorchRec's planner adds up)
-    fused, grid, beam                 by what the judge says of the rank; NeuroShard's steps (`search.py`)
+    fused, grid, beam                 by what the cost model says of the rank; NeuroShard's steps (`search.py`)
     row_wise      every table cut into rows over all its ranks
     random        whole tables, anywhere
 
@@ -65,7 +65,7 @@ def _spread(problem: PlanningProblem, index: int) -> Assignment:
 
 def _searched(strategy: Strategy, planned: PlannedModel, *, budget_s: float, seed: int) -> tuple[str, ...]:
     try:
-        found = search(planned.problem, planned.judge, strategy=strategy, budget_s=budget_s, seed=seed)
+        found = search(planned.problem, planned.cost_model, strategy=strategy, budget_s=budget_s, seed=seed)
     except PlanError as error:
         return (strategy.value, "–", "–", "–", "–", f"does not fit: {error.found}")
     if found.assignments:
@@ -75,7 +75,7 @@ def _searched(strategy: Strategy, planned: PlannedModel, *, budget_s: float, see
 
 def _row(name: str, planned: PlannedModel, assignments: Sequence[Assignment]) -> tuple[str, ...]:
     problem = planned.problem
-    costs = ms_of_ranks(problem, assignments, judge=planned.judge)
+    costs = ms_of_ranks(problem, assignments, cost_model=planned.cost_model)
     sizes = bytes_of_ranks(problem, assignments)
     over = [rank for rank, size in enumerate(sizes) if size > problem.room_bytes[rank]]
     others = f" and {len(over) - 1} others" if len(over) > 1 else ""

@@ -30,8 +30,8 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
 from ziggurat.plan import Placement, Plan, Towers, possible_tower_sizes
 from ziggurat.planning.cluster.cluster import Cluster
-from ziggurat.planning.cost_model import Judge, device_costs
-from ziggurat.planning.costs.analytic import AnalyticJudge
+from ziggurat.planning.cost_model import CostModel, device_costs
+from ziggurat.planning.costs.analytic import AnalyticCostModel
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search.improve import best_plan
 from ziggurat.planning.simulator.step_simulator import StepSettings, StepSimulator
@@ -40,7 +40,7 @@ from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.typed import Count, checked
 
 ALL_PLACEMENTS = tuple(Placement)
-_BYTES_A_WEIGHT = 16
+_BYTES_PER_WEIGHT = 16
 _MOST_SIZES = 3
 
 
@@ -142,7 +142,7 @@ class PlannedModel:
         cluster: for what.
         problem: as the search saw it.
         assignments: its answer, in the order of the problem's tables.
-        judge: its prices.
+        cost_model: its prices.
         simulator: of the whole step.
         memory: what tables could not have.
         sizes_tried: sizes of tower groups that were compared; () for a flat model.
@@ -153,7 +153,7 @@ class PlannedModel:
     cluster: Cluster
     problem: PlanningProblem
     assignments: tuple[Assignment, ...]
-    judge: Judge
+    cost_model: CostModel
     simulator: StepSimulator
     memory: MemoryLedger
     sizes_tried: tuple[SizeTried, ...] = ()
@@ -166,7 +166,7 @@ class PlannedModel:
     @cached_property
     def rank_ms(self) -> Float32[np.ndarray, " P"]:
         """What tables cost each rank: lookup, ids, hop there and back, update."""
-        return ms_of_ranks(self.problem, self.assignments, judge=self.judge)
+        return ms_of_ranks(self.problem, self.assignments, cost_model=self.cost_model)
 
     @cached_property
     def rank_bytes(self) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ class PlannedModel:
 
 
 def plan_model(
-    model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings | None = None, judge: Judge | None = None
+    model: ModelToPlace, cluster: Cluster, *, settings: PlanSettings | None = None, cost_model: CostModel | None = None
 ) -> PlannedModel:
     """Find towers and placements for a model on a cluster.
 
@@ -183,7 +183,7 @@ def plan_model(
         model: what to place.
         cluster: on what.
         settings: budget, formats.
-        judge: prices of tables; None: `AnalyticJudge` of the cluster.
+        cost_model: prices of tables; None: `AnalyticCostModel` of the cluster.
 
     Raises:
         PlanError: it does not fit, with the table, the rank, bytes and ways out; or the towers do not fit the ranks.
@@ -203,7 +203,7 @@ def plan_model(
     for size in sizes:
         try:
             share = replace(settings, budget_s=settings.budget_s / len(sizes))
-            found.append(_plan_for(model, cluster, share, size=size, judge=judge))
+            found.append(_plan_for(model, cluster, share, size=size, cost_model=cost_model))
             tried.append(SizeTried(size=size, step_s=found[-1].timeline.step_s))
         except PlanError as error:
             refusals.append(error)
@@ -226,7 +226,7 @@ def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> l
     if asked:
         Plan(world_size=cluster.world_size, tables=(), towers=towers, tower_size=asked)  # refuses what is impossible
         return [asked]
-    host = cluster.devices_a_host
+    host = cluster.devices_per_host
     near = sorted(possible, key=lambda size: (abs(np.log2(size / host)), size))
     return near[:_MOST_SIZES]
 
@@ -259,7 +259,7 @@ def planning_problem(
         memory_bytes=(cluster.device.memory_bytes,),
         reserve_bytes=memory.total,
         allowed=allowed,
-        devices_a_host=cluster.devices_a_host,
+        devices_per_host=cluster.devices_per_host,
         placements=tuple(usable),
     )
     return problem, memory
@@ -273,29 +273,29 @@ def memory_ledger(work: StepWork, cluster: Cluster) -> MemoryLedger:
     received = work.batch_size * work.output_dim * 4
     return MemoryLedger(
         reserve=cluster.device.memory_bytes - cluster.usable_bytes,
-        dense=_BYTES_A_WEIGHT * sum(part.num_parameters for part in parts),
+        dense=_BYTES_PER_WEIGHT * sum(part.num_parameters for part in parts),
         activations=int(8 * work.batch_size * sum(part.numbers for part in parts)),
         buffers=2 * (looked_up + received),
     )
 
 
 def states_of(
-    problem: PlanningProblem, assignments: Sequence[Assignment], *, judge: Judge
+    problem: PlanningProblem, assignments: Sequence[Assignment], *, cost_model: CostModel
 ) -> Float32[np.ndarray, "P H"]:
     """The state of every device: sums of the encodings of its shards."""
     shards = [shard for table, each in enumerate(assignments) for shard in problem.shards(table, each)]
     devices = [device for each in assignments for device in each.devices]
-    encodings = judge.encode(shards)
+    encodings = cost_model.encode(shards)
     states = np.zeros((problem.num_devices, encodings.shape[1]), dtype=np.float32)
     np.add.at(states, devices, encodings)
     return states
 
 
 def ms_of_ranks(
-    problem: PlanningProblem, assignments: Sequence[Assignment], *, judge: Judge
+    problem: PlanningProblem, assignments: Sequence[Assignment], *, cost_model: CostModel
 ) -> Float32[np.ndarray, " P"]:
-    """What tables cost each device, as the judge prices them."""
-    return device_costs(judge, states_of(problem, assignments, judge=judge)[None])[0]
+    """What tables cost each device, as the cost model prices them."""
+    return device_costs(cost_model, states_of(problem, assignments, cost_model=cost_model)[None])[0]
 
 
 def bytes_of_ranks(problem: PlanningProblem, assignments: Sequence[Assignment]) -> tuple[int, ...]:
@@ -308,19 +308,19 @@ def bytes_of_ranks(problem: PlanningProblem, assignments: Sequence[Assignment]) 
 
 
 def _plan_for(
-    model: ModelToPlace, cluster: Cluster, settings: PlanSettings, *, size: int, judge: Judge | None
+    model: ModelToPlace, cluster: Cluster, settings: PlanSettings, *, size: int, cost_model: CostModel | None
 ) -> PlannedModel:
     problem, memory = planning_problem(model, cluster, tower_size=size, placements=settings.placements)
     simulator = StepSimulator(cluster, model.work, settings=settings.step)
-    judge = judge or AnalyticJudge(simulator.costs(group_size=size))
-    assignments = best_plan(problem, judge, budget_s=settings.budget_s, seed=settings.seed)
+    cost_model = cost_model or AnalyticCostModel(simulator.costs(group_size=size))
+    assignments = best_plan(problem, cost_model, budget_s=settings.budget_s, seed=settings.seed)
     return PlannedModel(
         plan=problem.to_plan(assignments, towers=model.towers, tower_size=size),
         model=model,
         cluster=cluster,
         problem=problem,
         assignments=assignments,
-        judge=judge,
+        cost_model=cost_model,
         simulator=simulator,
         memory=memory,
     )

@@ -77,7 +77,7 @@ class PlanReport:
     def __init__(self, planned: PlannedModel) -> None:
         self.planned = planned
         self.next_best = next_best(planned)
-        costs = planned.simulator.costs(group_size=planned.plan.ranks_a_group)
+        costs = planned.simulator.costs(group_size=planned.plan.ranks_per_group)
         self.tables = tuple(self._rows(costs))
 
     @property
@@ -116,7 +116,7 @@ class PlanReport:
         step_ms, costs = 1e3 * timeline.step_s, planned.rank_ms
         rate = timeline.samples_per_s(work.batch_size)
         parts = sorted(timeline.parts_ms().items(), key=lambda item: -item[1])
-        size = planned.plan.ranks_a_group
+        size = planned.plan.ranks_per_group
         towers = "" if planned.plan.towers is None else f", {len(planned.plan.towers)} towers in groups of {size} ranks"
         room = planned.problem.room_bytes[0]
         fullest = max(planned.rank_bytes)
@@ -165,7 +165,7 @@ class PlanReport:
 
 def next_best(planned: PlannedModel) -> list[NextBest]:
     """For each table, the cheapest other place that fits."""
-    places = Places(planned.problem, planned.judge)
+    places = Places(planned.problem, planned.cost_model)
     for table, assignment in enumerate(planned.assignments):
         places.put(table, assignment)
     now = float(places.costs().max())

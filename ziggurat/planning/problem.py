@@ -8,8 +8,8 @@ A *table* may be cut in several ways; each way gives *shards*, and a shard lives
                           ────────   (table_row_wise: on the devices of one host)
     data_parallel    a copy on every device that the table may go to
 
-A *judge* (`judge.py`) prices the shards of a device; the search (`search.py`) looks for the assignment whose most
-expensive device is cheapest, among those that fit:
+A *cost model* (`cost_model.py`) prices the shards of a device; the search (`search.py`) looks for the assignment whose
+most expensive device is cheapest, among those that fit:
 
     Σ over shards on d of (rows · (columns · element bytes + optimizer bytes))  +  reserve  ≤  memory of d
 
@@ -38,8 +38,8 @@ class TableProfile:
         reuse: share of the distinct rows of a batch that occur 1, 2, 3 to 4, 5 to 8, … times; () where unknown.
         num_features: features that look the table up, each of which gets `dim` columns of the result.
         element_bytes: bytes of a weight.
-        optimizer_bytes_a_row: state for each row of each shard (4 for row-wise Adagrad in FP32).
-        optimizer_bytes_an_element: state for each weight (8 for Adam in FP32).
+        optimizer_bytes_per_row: state for each row of each shard (4 for row-wise Adagrad in FP32).
+        optimizer_bytes_per_element: state for each weight (8 for Adam in FP32).
     """
 
     name: str
@@ -49,12 +49,12 @@ class TableProfile:
     reuse: tuple[float, ...] = ()
     num_features: int = 1
     element_bytes: int = 4
-    optimizer_bytes_a_row: int = 0
-    optimizer_bytes_an_element: int = 0
+    optimizer_bytes_per_row: int = 0
+    optimizer_bytes_per_element: int = 0
 
     def bytes_of(self, *, num_rows: int, dim: int) -> int:
         """Weights and optimizer state of a shard of this table."""
-        return num_rows * (dim * (self.element_bytes + self.optimizer_bytes_an_element) + self.optimizer_bytes_a_row)
+        return num_rows * (dim * (self.element_bytes + self.optimizer_bytes_per_element) + self.optimizer_bytes_per_row)
 
     def shard(self, placement: Placement, *, num_parts: int) -> ShardProfile:
         """One of the equal parts that a placement cuts this table into (of blocks of rows, the largest)."""
@@ -87,7 +87,7 @@ class ShardProfile:
         return self.table.bytes_of(num_rows=self.num_rows, dim=self.dim)
 
     @property
-    def lookups_a_sample(self) -> float:
+    def pooling_factor(self) -> float:
         """Mean rows that this shard reads for one sample of the global batch."""
         whole = self.placement in (Placement.TABLE_WISE, Placement.COLUMN_WISE)
         return self.table.pooling_factor / (1 if whole else self.num_parts)
@@ -117,7 +117,7 @@ class PlanningProblem:
         reserve_bytes: of each device, kept for the dense model, activations and exchange buffers.
         allowed: devices that each table may go to, None: all; () for no restriction at all. Towers pin their tables
             to the devices of their group.
-        devices_a_host: consecutive devices that form a host; 0: all of them.
+        devices_per_host: consecutive devices that form a host; 0: all of them.
         placements: ways to cut that may be used.
         column_multiple: columns of a shard are a multiple of this.
         max_parts: most parts of a table that is cut by columns; 0: as many as columns and devices allow.
@@ -128,7 +128,7 @@ class PlanningProblem:
     memory_bytes: tuple[int, ...]
     reserve_bytes: int = 0
     allowed: tuple[tuple[int, ...] | None, ...] = ()
-    devices_a_host: int = 0
+    devices_per_host: int = 0
     placements: tuple[Placement, ...] = (Placement.TABLE_WISE, Placement.COLUMN_WISE)
     column_multiple: int = 4
     max_parts: int = 0
@@ -178,7 +178,7 @@ class PlanningProblem:
             if placement is Placement.ROW_WISE and len(devices) > 1:
                 options.append(Assignment(placement=placement, devices=devices))
             elif placement is Placement.TABLE_ROW_WISE:
-                size = self.devices_a_host or self.num_devices
+                size = self.devices_per_host or self.num_devices
                 hosts = [
                     tuple(d for d in devices if d // size == host) for host in sorted({d // size for d in devices})
                 ]

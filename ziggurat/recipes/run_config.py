@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.prepare import DataConfig
@@ -58,11 +58,13 @@ class RanksConfig:
             else the ranks of a host, if the towers allow it.
         cluster: these machines, as `ziggurat plan --cluster` names them (a name, or a file): predicts the step of every
             tower size and of the flat model, and the start-up report shows them; "" predicts nothing.
-        ranks_a_host: L; 0: as torchrun says. Another number lets one machine stand for several hosts, to try things
+        ranks_per_host: L; 0: as torchrun says. Another number lets one machine stand for several hosts, to try things
             out and to count what would cross between them.
         timeout_s: how long a rank waits for the others in a step before it gives up with an error.
         prepare_timeout_s: the same for what one rank does while the others wait: reading and preparing data.
     """
+
+    FORMERLY: ClassVar[Mapping[str, str]] = {"ranks_a_host": "ranks_per_host"}
 
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
@@ -70,13 +72,13 @@ class RanksConfig:
     num_parts: int = 1
     tower_size: int = 0
     cluster: str = ""
-    ranks_a_host: int = 0
+    ranks_per_host: int = 0
     timeout_s: float = 300.0
     prepare_timeout_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         positive = {name: getattr(self, name) for name in ("timeout_s", "prepare_timeout_s", "num_parts")}
-        zero_or_more = {name: getattr(self, name) for name in ("tower_size", "ranks_a_host")}
+        zero_or_more = {name: getattr(self, name) for name in ("tower_size", "ranks_per_host")}
         if any(value <= 0 for value in positive.values()) or any(value < 0 for value in zero_or_more.values()):
             raise ConfigError(
                 expected=f"{', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",

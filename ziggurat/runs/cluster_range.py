@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ziggurat.errors import ConfigError
-from ziggurat.planning.cluster.catalogue import DEVICES_A_HOST, find_cluster, named_cluster
+from ziggurat.planning.cluster.catalogue import DEVICES_PER_HOST, find_cluster, named_cluster
 from ziggurat.planning.cluster.cluster import Cluster
 
 _RANGE = re.compile(r"([a-z0-9]+)x\{(\d+)\.\.(\d+)\}")
@@ -47,7 +47,7 @@ def _doubled(kind: str, first: int, last: int) -> list[Cluster]:
     while first <= last:
         hosts.append(first)
         first *= 2
-    return [named_cluster(f"{kind}x{number * DEVICES_A_HOST}") for number in hosts]
+    return [named_cluster(f"{kind}x{number * DEVICES_PER_HOST}") for number in hosts]
 
 
 def _expanded(words: Sequence[str]) -> tuple[str, int, int] | None:

@@ -25,7 +25,7 @@ from ziggurat.training.progress import Progress
 from ziggurat.training.records import read_records
 from ziggurat.training.run_folder import EVALUATION, TRAFFIC, RunFolder
 
-NUM_HOSTS, RANKS_A_HOST = 2, 2
+NUM_HOSTS, RANKS_PER_HOST = 2, 2
 COMPRESSION = 4
 _TIME_LIMIT_S = 1800
 
@@ -74,15 +74,15 @@ def run_tower_demo(folder: Path, *, probe: Path, progress: Progress) -> list[Ran
 def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> RanksRow:
     """Train one model on all ranks, or take a finished run."""
     run = RunFolder(folder)
-    num_ranks = NUM_HOSTS * RANKS_A_HOST
+    num_ranks = NUM_HOSTS * RANKS_PER_HOST
     global_batch = movielens_dlrm().training.loader.batch_size
     if not run.evaluation("test").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         log = folder.with_suffix(".log")
-        progress.say(f"{name}: {NUM_HOSTS} emulated hosts × {RANKS_A_HOST} ranks (log: {log})")
+        progress.say(f"{name}: {NUM_HOSTS} emulated hosts × {RANKS_PER_HOST} ranks (log: {log})")
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
         train = ["-m", "ziggurat", "train"]
-        settings = {"parallel.ranks-a-host": RANKS_A_HOST, "training.loader.batch-size": global_batch // num_ranks}
+        settings = {"parallel.ranks-per-host": RANKS_PER_HOST, "training.loader.batch-size": global_batch // num_ranks}
         text = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
         command = [*torchrun, *train, "movielens_dlrm", "--out", str(folder), *text, *flags]
         if run.config.exists():  # a job that was stopped
@@ -105,7 +105,7 @@ def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> Ran
     return RanksRow(
         name=name,
         test_auc=EVALUATION.read(run.evaluation("test"))["metrics"]["auc"],
-        cross_host_bytes=sum(row["bytes_a_step"] for row in hops),
+        cross_host_bytes=sum(row["bytes_per_step"] for row in hops),
         step_ms=1e3 * global_batch / statistics.median(rates),
         report=run.report,
     )

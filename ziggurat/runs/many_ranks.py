@@ -50,7 +50,7 @@ class Ranks:
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
         self._config, self._plan = config, plan
         self.tower_size_reason = ""
-        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_a_host)
+        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host)
         self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
         if self.are_many and config.towers is not None and config.parallel.cluster:
             ranks_per_host = self._hosts.ranks_per_host
@@ -118,7 +118,7 @@ class Ranks:
         plan = from_json(Plan, made["plan"], where="plan of rank 0")
         self.tower_size_reason = made["reason"]
         config = self._config
-        topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=config.parallel.ranks_a_host)
+        topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=config.parallel.ranks_per_host)
         return parallelize(model, plan, topology, config=config.parallel.parallel)
 
     def keep_plan(self, parallel: Parallel, *, run: RunFolder) -> None:
@@ -151,10 +151,10 @@ class Ranks:
         plan, source = self._plan, "--plan"
         if plan is None and resume and run.plan.exists():
             kept = Plan.load(run.plan)
-            if kept.world_size == world_size and config.parallel.tower_size in (0, kept.ranks_a_group):
+            if kept.world_size == world_size and config.parallel.tower_size in (0, kept.ranks_per_group):
                 plan, source = kept, "the plan in the run's folder"
         if plan is not None:
-            reason = "" if plan.towers is None else f"{plan.ranks_a_group} ranks, as {source} says"
+            reason = "" if plan.towers is None else f"{plan.ranks_per_group} ranks, as {source} says"
             return {"plan": to_json(plan), "reason": reason}
         chosen = choose_tower_size(
             config, model.inputs, world_size=world_size, ranks_per_host=self._hosts.ranks_per_host

@@ -40,7 +40,7 @@ _WINDOW_ROWS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class ProbeConfig:
+class EmbeddingProbeConfig:
     """What the probe reads.
 
     Args:
@@ -58,7 +58,7 @@ class ProbeConfig:
             raise ConfigError(
                 expected="num_samples >= 1, batch_size >= 1",
                 found=f"num_samples = {self.num_samples}, batch_size = {self.batch_size}",
-                where="ProbeConfig",
+                where="EmbeddingProbeConfig",
                 ways_out="correct the number",
             )
 
@@ -84,7 +84,7 @@ def partition_run(
     folder: str | Path,
     *,
     config: TowerPartitionConfig,
-    probe: ProbeConfig | None = None,
+    probe: EmbeddingProbeConfig | None = None,
     models: Sequence[type[Any]] = (),
     progress: Progress | None = None,
 ) -> TowerPartition:
@@ -110,9 +110,9 @@ def partition_run(
 
 
 @torch.no_grad()
-def probe_run(run: Run, *, config: ProbeConfig | None = None, progress: Progress | None = None) -> Probe:
+def probe_run(run: Run, *, config: EmbeddingProbeConfig | None = None, progress: Progress | None = None) -> Probe:
     """Collect interactions and loads from a run's model and training data."""
-    config, progress = config or ProbeConfig(), progress or NoProgress()
+    config, progress = config or EmbeddingProbeConfig(), progress or NoProgress()
     model, inputs = run.model, run.model.inputs
     if not inputs.lookups:
         raise PlanError(

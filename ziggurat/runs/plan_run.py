@@ -20,7 +20,7 @@ from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.wire import Wire, WireFormat
 from ziggurat.plan import Placement, Towers
 from ziggurat.planning.cluster.cluster import Cluster
-from ziggurat.planning.costs.learned import LearnedJudge
+from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, plan_model
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
 from ziggurat.planning.simulator.timeline import Timeline
@@ -84,12 +84,15 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
     request = request or PlanRequest()
     config.check()
     data = _inputs(config, request)
-    settings, judge, notes = plan_settings(config, cluster, request), None, data.notes
+    settings, cost_model, notes = plan_settings(config, cluster, request), None, data.notes
     if request.costs:
-        judge = measured_judge(request.costs, config=config, cluster=cluster)
+        cost_model = measured_cost_model(request.costs, config=config, cluster=cluster)
         settings = replace(settings, placements=MEASURED_PLACEMENTS)
-        notes = (*notes, f"whole tables and columns only; ranks are priced by {judge.describe()}; the rest by formulas")
-    planned = plan_model(model_to_place(config, data), cluster, settings=settings, judge=judge)
+        notes = (
+            *notes,
+            f"whole tables and columns only; ranks are priced by {cost_model.describe()}; the rest by formulas",
+        )
+    planned = plan_model(model_to_place(config, data), cluster, settings=settings, cost_model=cost_model)
     flat = None
     if config.towers is not None:
         try:
@@ -101,14 +104,14 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
     return PlannedRun(planned=planned, flat=flat, notes=notes)
 
 
-def measured_judge(costs: str, *, config: RunConfig, cluster: Cluster) -> LearnedJudge:
+def measured_cost_model(costs: str, *, config: RunConfig, cluster: Cluster) -> LearnedCostModel:
     """A cost model that was learned on the machines of the cluster, for this many samples a step.
 
     Raises:
         ConfigError: it was measured with another number of samples, or the run has towers, whose hops it does not know.
         MissingFileError: there is none.
     """
-    judge = LearnedJudge.load(costs)
+    cost_model = LearnedCostModel.load(costs)
     batch_size = config.training.loader.batch_size
     if config.towers is not None:
         raise ConfigError(
@@ -117,12 +120,12 @@ def measured_judge(costs: str, *, config: RunConfig, cluster: Cluster) -> Learne
             where=f"--costs {costs}",
             ways_out=("leave --costs out: formulas price towers", "leave --towers out"),
         )
-    if judge.card.num_samples != batch_size * cluster.world_size:
-        fitting = judge.card.num_samples // cluster.world_size
+    if cost_model.card.num_samples != batch_size * cluster.world_size:
+        fitting = cost_model.card.num_samples // cluster.world_size
         raise ConfigError(
             expected=f"costs of {batch_size * cluster.world_size:,} samples a step: "
             f"{batch_size:,} a rank on {cluster.world_size} ranks",
-            found=f"costs of {judge.card.num_samples:,} samples",
+            found=f"costs of {cost_model.card.num_samples:,} samples",
             where=f"--costs {costs}",
             ways_out=(
                 f"--training.loader.batch-size {fitting}",
@@ -130,7 +133,7 @@ def measured_judge(costs: str, *, config: RunConfig, cluster: Cluster) -> Learne
                 "leave --costs out",
             ),
         )
-    return judge
+    return cost_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +270,7 @@ def _simulated(
     except PlanError as error:
         return SimulatedStep(cluster=cluster, kind=kind, timeline=None, note=f"{error.found} ({error.where})")
     towers = config.towers
-    note = "" if towers is None else f"{len(towers)} towers × {planned.plan.ranks_a_group}"
+    note = "" if towers is None else f"{len(towers)} towers × {planned.plan.ranks_per_group}"
     return SimulatedStep(
         cluster=cluster,
         kind=kind,

@@ -29,8 +29,8 @@ from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.link_meter import ExchangeMeter, MeterClock, message_ms
 from ziggurat.parallel.topology import Topology, job
-from ziggurat.planning.costs.learned import LearnedJudge
-from ziggurat.planning.costs.learned_training import MIN_GROUPS, LearningConfig, train_judge
+from ziggurat.planning.costs.learned import LearnedCostModel
+from ziggurat.planning.costs.learned_training import MIN_GROUPS, LearningConfig, train_cost_model
 from ziggurat.planning.costs.lookup_meter import LookupMeter
 from ziggurat.planning.costs.measurements import (
     ExchangeMeasurement,
@@ -74,16 +74,16 @@ class ProbeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What a probe left behind; on ranks other than 0 without a judge.
+    """What a probe left behind; on ranks other than 0 without a cost model.
 
     Args:
         measurements: as in the file.
-        judge: the learned cost model; None where fewer than 50 groups are measured.
+        cost_model: the learned cost model; None where fewer than 50 groups are measured.
         is_first: True on the rank that writes files.
     """
 
     measurements: Measurements
-    judge: LearnedJudge | None
+    cost_model: LearnedCostModel | None
     is_first: bool = True
 
 
@@ -127,20 +127,20 @@ def _probe(config: ProbeConfig, out: Path, progress: Progress) -> ProbeResult:
         _measure_links(state, topology, bar)
         _measure_exchanges(state, topology, config, agreement=agreement, deadline=deadline, progress=bar)
         seconds -= time.monotonic() - started
-    judge = None
+    cost_model = None
 
     def on_first_rank() -> None:
-        nonlocal judge
+        nonlocal cost_model
         _measure_memory(state, bar)
         _measure_lookups(state, config, deadline=time.monotonic() + seconds, progress=bar)
         if len(state.found.lookups) >= MIN_GROUPS:
             bar.begin("learning", total=None)
-            judge = train_judge(state.found, config=config.learning)
-            judge.save(cost_model_path(out))
+            cost_model = train_cost_model(state.found, config=config.learning)
+            cost_model.save(cost_model_path(out))
             bar.end()
 
     agreement.on_first(on_first_rank)
-    return ProbeResult(measurements=state.found, judge=judge, is_first=agreement.is_first)
+    return ProbeResult(measurements=state.found, cost_model=cost_model, is_first=agreement.is_first)
 
 
 class _State:
@@ -172,14 +172,14 @@ def _begin(config: ProbeConfig, out: Path, topology: Topology) -> Measurements:
         date=datetime.now(UTC).date().isoformat(),
         clock=(MeterClock.PROCESSOR if shared else MeterClock.WALL).value,
         ranks=topology.world_size,
-        ranks_a_host=topology.ranks_per_host,
+        ranks_per_host=topology.ranks_per_host,
         batch_size=config.draw.num_samples // topology.world_size,
         draw=config.draw,
     )
     if not out.exists():
         return new
     old = Measurements.load(out)
-    for name in ("machine", "versions", "ranks", "ranks_a_host", "draw", "clock"):
+    for name in ("machine", "versions", "ranks", "ranks_per_host", "draw", "clock"):
         found, expected = getattr(old, name), getattr(new, name)
         if found != expected:
             raise ConfigError(
@@ -293,8 +293,8 @@ def _measure_lookups(state: _State, config: ProbeConfig, *, deadline: float, pro
     new: list[LookupMeasurement] = []
     pool_number, pool = -1, ()
     while done < config.max_groups and time.monotonic() < deadline:
-        if done // draw.groups_a_pool != pool_number:
-            pool_number = done // draw.groups_a_pool
+        if done // draw.groups_per_pool != pool_number:
+            pool_number = done // draw.groups_per_pool
             pool = draw_pool(draw, pool_number)
         group = draw_group(draw, pool, done)
         times = meter.measure([(pool[table], dim) for table, dim in group])

@@ -16,14 +16,14 @@ _KIND_OF_PART = {
     "optimizers": "dense",
     "tower modules": "towers",
     "wait: exchange": "exchange",
-    "wait: peer hop": "exchange",
-    "wait: tower hop": "tower hop",
+    "wait: inter-group all-to-all": "exchange",
+    "wait: intra-group all-to-all": "intra-group",
     "wait: dense gradients": "reduction",
     "wait: tower gradients": "reduction",
     "wait: gradients of copies": "reduction",
     "wait: ids": "ids",
 }
-PARTS = ("tables", "towers", "dense", "tower hop", "exchange", "reduction", "ids", "rest")
+PARTS = ("tables", "towers", "dense", "intra-group", "exchange", "reduction", "ids", "rest")
 _COLOURS = ("#5b8c5a", "#a3c585", "#1f6f8b", "#f2c14e", "#d1495b", "#8d6a9f", "#5f6c7b", "#c8c8c8")
 
 
@@ -84,7 +84,7 @@ def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -
             bottom += value
     names = {step.cluster.name: step.cluster.world_size for step in steps}
     axis.set_xticks(range(len(sizes)), [str(names[name]) for name in sizes])
-    axis.set_xlabel(f"devices ({steps[0].cluster.device.name}, {steps[0].cluster.devices_a_host} a host)")
+    axis.set_xlabel(f"devices ({steps[0].cluster.device.name}, {steps[0].cluster.devices_per_host} a host)")
     axis.set_ylabel("ms a step, predicted")
     axis.set_title(f"{title}: flat (left) and towers (right, hatched)", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)

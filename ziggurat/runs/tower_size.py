@@ -80,10 +80,10 @@ def cluster_of_ranks(name: str, *, world_size: int, ranks_per_host: int) -> Clus
         MissingFileError: a file that is not there.
     """
     cluster = find_cluster(name)
-    if (cluster.world_size, cluster.devices_a_host) != (world_size, ranks_per_host):
+    if (cluster.world_size, cluster.devices_per_host) != (world_size, ranks_per_host):
         raise ConfigError(
             expected=f"a cluster of {world_size} devices, {ranks_per_host} a host, as the ranks of this job",
-            found=f"{cluster.world_size} devices, {cluster.devices_a_host} a host ({cluster.describe()})",
+            found=f"{cluster.world_size} devices, {cluster.devices_per_host} a host ({cluster.describe()})",
             where=f"--parallel.cluster {name}",
             ways_out=(
                 "describe these machines in a file: ziggurat cluster show h100x64 --out cluster.toml",

@@ -56,7 +56,7 @@ def assert_same_as_single_device(
     tolerance: Tolerance | None = None,
     cuts: Sequence[int] | None = None,
     num_parts: int = 1,
-    ranks_a_host: int = 0,
+    ranks_per_host: int = 0,
     hosts: Sequence[int] = (),
 ) -> None:
     """Raise AssertionError unless the parallel model does what one device does; collective over all ranks.
@@ -69,11 +69,11 @@ def assert_same_as_single_device(
         tolerance: how exact; by default to FP32 rounding.
         cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty.
         num_parts: parts of a batch in the pipeline.
-        ranks_a_host: of emulated hosts; 0: all ranks share one.
-        hosts: the host of every rank, in place of `ranks_a_host`.
+        ranks_per_host: of emulated hosts; 0: all ranks share one.
+        hosts: the host of every rank, in place of `ranks_per_host`.
     """
     tolerance = tolerance or Tolerance()
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=ranks_a_host, hosts=hosts)
+    topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=ranks_per_host, hosts=hosts)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
     local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])
     single, many = build(), build()
@@ -118,7 +118,7 @@ def assert_same_sequences(
     batch: Batch,
     names: Sequence[str],
     cuts: Sequence[int] | None = None,
-    ranks_a_host: int = 0,
+    ranks_per_host: int = 0,
 ) -> None:
     """Raise AssertionError unless un-pooled lists are those of one device; collective over all ranks.
 
@@ -131,9 +131,9 @@ def assert_same_sequences(
         batch: a global batch.
         names: list features to read as sequences.
         cuts: where the batch is cut; see `assert_same_as_single_device`.
-        ranks_a_host: of emulated hosts; 0: all ranks share one.
+        ranks_per_host: of emulated hosts; 0: all ranks share one.
     """
-    topology = Topology.create(tower_size=plan.ranks_a_group, ranks_per_host=ranks_a_host)
+    topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=ranks_per_host)
     bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
     first, last = bounds[topology.rank], bounds[topology.rank + 1]
     local = batch.rows(first, last)

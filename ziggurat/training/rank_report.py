@@ -94,8 +94,8 @@ def traffic_report(parallel: Parallel, agreement: Agreement) -> dict[str, Any]:
                 "link": link,
                 "bytes": num_bytes,
                 "messages": num_messages,
-                "bytes_a_step": round(num_bytes / max(steps, 1)),
-                "messages_a_step": round(num_messages / max(steps, 1), 1),
+                "bytes_per_step": round(num_bytes / max(steps, 1)),
+                "messages_per_step": round(num_messages / max(steps, 1), 1),
             }
             for (purpose, link), (num_bytes, num_messages) in sorted(totals.items())
         ],

@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ziggurat.files import write_text
 
 
-class Records:
+class RunRecords:
     """Appends to metrics.jsonl and TensorBoard.
 
     Args:

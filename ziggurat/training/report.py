@@ -192,7 +192,7 @@ def _traffic_section(traffic: dict[str, Any]) -> str:
         return ""
     rows = "".join(
         f"<tr><td>{html.escape(row['purpose'])}<td>{html.escape(row['link'].replace('_', ' '))}"
-        f"<td class=n>{row['bytes_a_step']:,}<td class=n>{row['messages_a_step']:,}<td class=n>{row['bytes']:,}"
+        f"<td class=n>{row['bytes_per_step']:,}<td class=n>{row['messages_per_step']:,}<td class=n>{row['bytes']:,}"
         for row in traffic["rows"]
     )
     head = "<tr><th>what<th>link<th class=n>bytes a step<th class=n>messages a step<th class=n>bytes in all"

@@ -24,16 +24,36 @@ import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ziggurat.errors import ConfigError, FileError
 from ziggurat.files import Format, Seal
 from ziggurat.training.checkpoint.retention import complete_steps
 
 _WAYS_OUT = ("name the folder of a run, such as runs/movielens_dlrm", "restore the file from a copy")
+
+
+def _words_of_version_2(traffic: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 said `a step` for `per step`, and `tower hop`, `peer hop` for the two exchanges of towers."""
+
+    def renamed(row: dict[str, Any]) -> dict[str, Any]:
+        row = {name.replace("_a_step", "_per_step"): value for name, value in row.items()}
+        purpose = row["purpose"].replace("tower hop", "intra-group all-to-all")
+        return {**row, "purpose": purpose.replace("peer hop", "inter-group all-to-all")}
+
+    return {**traffic, "rows": [renamed(row) for row in traffic["rows"]]}
+
+
 CONFIG = Format(name="ziggurat.run_config", what="the configuration of a run", seal=Seal.EDITABLE, ways_out=_WAYS_OUT)
 INPUTS = Format(name="ziggurat.inputs", what="the inputs of a model", ways_out=_WAYS_OUT)
 STARTUP = Format(name="ziggurat.startup", what="a start-up report", ways_out=_WAYS_OUT)
-TRAFFIC = Format(name="ziggurat.traffic", what="the traffic of a run", ways_out=_WAYS_OUT)
+TRAFFIC = Format(
+    name="ziggurat.traffic",
+    what="the traffic of a run",
+    version=2,
+    migrations={1: _words_of_version_2},
+    ways_out=_WAYS_OUT,
+)
 EVALUATION = Format(name="ziggurat.evaluation", what="the evaluation of a run", ways_out=_WAYS_OUT)
 
 

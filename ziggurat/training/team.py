@@ -32,7 +32,7 @@ from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.progress import NoProgress, Progress, RowsOfAll
-from ziggurat.training.records import NoRecords, Records
+from ziggurat.training.records import NoRecords, RunRecords
 from ziggurat.training.run_folder import RunFolder
 from ziggurat.training.shared_ledger import SharedLedger
 from ziggurat.training.step import OVERFLOW, TrainStep
@@ -125,11 +125,11 @@ class Team:
         names = embeddings.kernel_names if self._agreement is None else self._kernels
         return KernelChoice(names[0]) if names else embeddings.config.kernel
 
-    def records(self, folder: RunFolder, *, resume_step: int | None) -> Records | NoRecords:
+    def records(self, folder: RunFolder, *, resume_step: int | None) -> RunRecords | NoRecords:
         """The training log."""
         if not self.is_first:
             return NoRecords()
-        return Records(folder.metrics, tensorboard=folder.tensorboard, resume_step=resume_step)
+        return RunRecords(folder.metrics, tensorboard=folder.tensorboard, resume_step=resume_step)
 
     def ledger(self, folder: RunFolder) -> Ledger | SharedLedger:
         """The sample ledger."""

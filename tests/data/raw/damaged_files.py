@@ -25,7 +25,7 @@ from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ZigguratError
 
-SECONDS_A_FILE = 20
+SECONDS_PER_FILE = 20
 SUFFIXES = {
     "sealed": ".parquet",
     "plain_parquet": ".parquet",
@@ -122,7 +122,7 @@ def main() -> None:
         name, content = damage(path.read_bytes(), rng)
         path.write_bytes(content)
         print(json.dumps({"seed": seed, "damage": name}), flush=True)
-        signal.alarm(SECONDS_A_FILE)  # ends the process: the parent sees a line without an outcome
+        signal.alarm(SECONDS_PER_FILE)  # ends the process: the parent sees a line without an outcome
         start = time.perf_counter()
         where = found = ""
         try:

@@ -19,7 +19,7 @@ from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.features.hashing import hash_ids
 from ziggurat.features.schema import Categorical, Dense, Encoding, Label, MultiHot, NumericTransform, Schema, Table
 from ziggurat.ops.text.choose import text_kernel
-from ziggurat.ops.text.kernel import FieldKind
+from ziggurat.ops.text.kernel import TextKind
 
 
 @settings(deadline=None)
@@ -29,7 +29,7 @@ from ziggurat.ops.text.kernel import FieldKind
 def test_spans_of_a_block(texts: list[str]):
     kernel = text_kernel()
     data = "".join(f"{text}\tx\n" for text in texts).encode()
-    fields = kernel.split(data, delimiter=ord("\t"), kinds=np.array([FieldKind.ID, FieldKind.OTHER]))
+    fields = kernel.split(data, delimiter=ord("\t"), kinds=np.array([TextKind.ID, TextKind.OTHER]))
     assert fields is not None
     spans = TextSpans(data, kernel, fields.starts[0], fields.lengths[0], fields.values[0])
     assert spans.hashes.tolist() == hash_ids(np.array(texts, dtype=object)).tolist()

@@ -16,7 +16,7 @@ from ziggurat.runs.cluster_range import clusters_named
 @pytest.mark.parametrize(("name", "hosts", "devices"), [("v100x4", 1, 4), ("a100x8", 1, 8), ("h100x64", 8, 8)])
 def test_names_count_devices_eight_a_host(name: str, hosts: int, devices: int) -> None:
     cluster = named_cluster(name)
-    assert (cluster.hosts, cluster.devices_a_host, cluster.world_size) == (hosts, devices, hosts * devices)
+    assert (cluster.hosts, cluster.devices_per_host, cluster.world_size) == (hosts, devices, hosts * devices)
     assert cluster.host_of(cluster.world_size - 1) == hosts - 1
 
 
@@ -55,7 +55,7 @@ def test_a_file_may_change_a_known_cluster(tmp_path: Path) -> None:
         '[sources]\n"between.bytes_per_s" = "measured: iperf between two hosts"\n'
     )
     cluster = load_cluster(path)
-    assert (cluster.name, cluster.hosts, cluster.devices_a_host) == ("ours", 4, 8)
+    assert (cluster.name, cluster.hosts, cluster.devices_per_host) == ("ours", 4, 8)
     assert cluster.device == named_cluster("a100x16").device
     assert cluster.between.port is Port.HOST
     assert cluster.between_bytes_per_s() == pytest.approx(12.5e9 * cluster.between.efficiency / 8)

@@ -1,4 +1,4 @@
-"""Analytic costs: every placement by hand, the judge equal to the formulas, and what must never get worse."""
+"""Analytic costs: every placement by hand, the cost model equal to the formulas, and what must never get worse."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ziggurat.errors import ConfigError
 from ziggurat.plan import Placement
 from ziggurat.planning.cluster.cluster import Port
 from ziggurat.planning.cost_model import device_costs
-from ziggurat.planning.costs.analytic import AnalyticCosts, AnalyticJudge, HopSettings, ShardWork
+from ziggurat.planning.costs.analytic import AnalyticCostModel, AnalyticCosts, HopSettings, ShardWork
 from ziggurat.planning.problem import Assignment, PlanningProblem, ShardProfile, TableProfile
 
-TABLE = TableProfile(name="t", num_rows=1000, dim=8, pooling_factor=2.0, num_features=1, optimizer_bytes_a_row=4)
+TABLE = TableProfile(name="t", num_rows=1000, dim=8, pooling_factor=2.0, num_features=1, optimizer_bytes_per_row=4)
 
 
 def shard(placement: Placement, *, parts: int = 1, rows: int = 1000, dim: int = 8) -> ShardProfile:
@@ -148,17 +148,17 @@ def problem(num_tables: int = 6) -> PlanningProblem:
         for index in range(num_tables)
     ]
     return PlanningProblem(
-        tables=tuple(tables), num_devices=4, memory_bytes=(10**9,), devices_a_host=2, placements=tuple(Placement)
+        tables=tuple(tables), num_devices=4, memory_bytes=(10**9,), devices_per_host=2, placements=tuple(Placement)
     )
 
 
-def test_the_judge_says_what_the_formulas_say() -> None:
+def test_the_cost_model_says_what_the_formulas_say() -> None:
     """One table on one rank: its own work, ids, and twice its hop; the others receive a quarter of what it sends."""
     found = costs()
-    judge = AnalyticJudge(found)
+    cost_model = AnalyticCostModel(found)
     states = np.zeros((1, 4, 9), dtype=np.float32)
-    states[0, 1] = judge.encode([shard(Placement.TABLE_WISE)])[0]
-    per_rank = device_costs(judge, states)[0]
+    states[0, 1] = cost_model.encode([shard(Placement.TABLE_WISE)])[0]
+    per_rank = device_costs(cost_model, states)[0]
     work = found.work(shard(Placement.TABLE_WISE))
     hop = max(work.sent_inside / 1e8, work.sent_between / 1e7)
     ids = max(work.ids_inside / 1e8, work.ids_between / 1e7)
@@ -169,10 +169,10 @@ def test_the_judge_says_what_the_formulas_say() -> None:
 @given(st.permutations(range(6)), st.integers(0, 3))
 def test_states_add_up_in_any_order(order: list[int], device: int) -> None:
     tables = problem()
-    judge = AnalyticJudge(costs())
+    cost_model = AnalyticCostModel(costs())
     shards = [tables.shards(i, Assignment(placement=Placement.TABLE_WISE, devices=(device,)))[0] for i in range(6)]
-    whole = judge.encode(shards)
-    np.testing.assert_allclose(judge.encode([shards[i] for i in order]).sum(0), whole.sum(0), rtol=1e-5)
+    whole = cost_model.encode(shards)
+    np.testing.assert_allclose(cost_model.encode([shards[i] for i in order]).sum(0), whole.sum(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("link", ["inside", "between"])

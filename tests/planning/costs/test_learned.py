@@ -1,4 +1,4 @@
-"""Learned costs: tables are drawn again the same, a made-up kernel is learned, the judge is a set function."""
+"""Learned costs: tables are drawn again the same, a made-up kernel is learned, the cost model is a set function."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.lookup import TorchKernel
 from ziggurat.plan import Placement
 from ziggurat.planning.cost_model import device_costs
-from ziggurat.planning.costs.learned import LearnedJudge
-from ziggurat.planning.costs.learned_training import LearningConfig, train_judge
+from ziggurat.planning.costs.learned import LearnedCostModel
+from ziggurat.planning.costs.learned_training import LearningConfig, train_cost_model
 from ziggurat.planning.costs.lookup_meter import LookupMeter
 from ziggurat.planning.costs.measurements import ExchangeMeasurement, LookupMeasurement, Measurements
 from ziggurat.planning.costs.probe_tables import DrawConfig, count_reuse, draw_group, draw_pool, draw_rows
 from ziggurat.planning.costs.shard_features import distinct_rows
 from ziggurat.planning.problem import ShardProfile, TableProfile
 
-DRAW = DrawConfig(num_samples=64, num_tables=12, groups_a_pool=60, max_rows=500, max_tables=6, group_mib=4)
+DRAW = DrawConfig(num_samples=64, num_tables=12, groups_per_pool=60, max_rows=500, max_tables=6, group_mib=4)
 LEARNING = LearningConfig(steps=500, batch_size=64, width=32, group_width=16, exchange_steps=600)
 
 
@@ -85,10 +85,10 @@ def test_the_meter_looks_up_what_was_drawn() -> None:
 
 def made_up(num_groups: int) -> Measurements:
     """A kernel that costs 0.7 times the sum to the power of 0.9; an exchange that waits for the widest."""
-    pools = {number: draw_pool(DRAW, number) for number in range(1 + num_groups // DRAW.groups_a_pool)}
+    pools = {number: draw_pool(DRAW, number) for number in range(1 + num_groups // DRAW.groups_per_pool)}
     lookups = []
     for index in range(num_groups):
-        pool = pools[index // DRAW.groups_a_pool]
+        pool = pools[index // DRAW.groups_per_pool]
         group = draw_group(DRAW, pool, index)
         alone = sum(0.02 + pool[table].profile.pooling_factor * (1 + dim / 32) / 50 for table, dim in group)
         lookups.append(
@@ -111,9 +111,9 @@ def made_up(num_groups: int) -> Measurements:
 
 
 @pytest.fixture(scope="module")
-def judge() -> LearnedJudge:
+def cost_model() -> LearnedCostModel:
     torch.set_num_threads(1)
-    return train_judge(made_up(200), config=LEARNING)
+    return train_cost_model(made_up(200), config=LEARNING)
 
 
 def shards(*dims: int, rows: int = 100, pooling: float = 3.0) -> list[ShardProfile]:
@@ -128,8 +128,8 @@ def shards(*dims: int, rows: int = 100, pooling: float = 3.0) -> list[ShardProfi
     ]
 
 
-def test_it_learns_what_a_sum_cannot(judge: LearnedJudge) -> None:
-    card = judge.card
+def test_it_learns_what_a_sum_cannot(cost_model: LearnedCostModel) -> None:
+    card = cost_model.card
     assert card.groups is not None
     assert card.tables is not None
     assert card.forward is not None
@@ -140,27 +140,27 @@ def test_it_learns_what_a_sum_cannot(judge: LearnedJudge) -> None:
     assert card.forward.mape < 0.05
 
 
-def test_devices_are_sets_and_an_empty_one_looks_up_nothing(judge: LearnedJudge) -> None:
-    encoded = judge.encode(shards(8, 16, 32))
+def test_devices_are_sets_and_an_empty_one_looks_up_nothing(cost_model: LearnedCostModel) -> None:
+    encoded = cost_model.encode(shards(8, 16, 32))
     one_order, another = encoded.sum(axis=0), encoded[[2, 0, 1]].sum(axis=0)
-    np.testing.assert_allclose(judge.local(one_order[None]), judge.local(another[None]), rtol=1e-5)
-    empty = judge.local(np.zeros((1, encoded.shape[1]), np.float32))
+    np.testing.assert_allclose(cost_model.local(one_order[None]), cost_model.local(another[None]), rtol=1e-5)
+    empty = cost_model.local(np.zeros((1, encoded.shape[1]), np.float32))
     assert empty.tolist() == [[0.0, 0.0]]
     states = np.stack([np.stack([one_order, encoded[0], encoded[1], encoded[2]])] * 2)
-    costs = device_costs(judge, states)
+    costs = device_costs(cost_model, states)
     assert costs.shape == (2, 4)
     assert np.isfinite(costs).all()
     assert costs[0].argmax() == 0
 
 
-def test_features_that_share_a_table_cost_a_lookup_each(judge: LearnedJudge) -> None:
+def test_features_that_share_a_table_cost_a_lookup_each(cost_model: LearnedCostModel) -> None:
     (one,) = shards(16)
     both = dataclasses.replace(one, table=dataclasses.replace(one.table, pooling_factor=6.0, num_features=2))
-    np.testing.assert_allclose(judge.encode([both]), 2 * judge.encode([one]), rtol=1e-5)
+    np.testing.assert_allclose(cost_model.encode([both]), 2 * cost_model.encode([one]), rtol=1e-5)
 
 
-def test_numpy_and_torch_agree(judge: LearnedJudge) -> None:
-    """The judge predicts for measured groups what training said."""
+def test_numpy_and_torch_agree(cost_model: LearnedCostModel) -> None:
+    """The cost model predicts for measured groups what training said."""
     measured = made_up(200)
     pool = draw_pool(DRAW, 0)
     errors = []
@@ -174,27 +174,27 @@ def test_numpy_and_torch_agree(judge: LearnedJudge) -> None:
             )
             for table, dim in zip(each.tables, each.dims, strict=True)
         ]
-        found = judge.local(judge.encode(group).sum(axis=0)[None])[0, 0]
+        found = cost_model.local(cost_model.encode(group).sum(axis=0)[None])[0, 0]
         errors.append(abs(found - each.total_ms) / each.total_ms)
     assert np.mean(errors) < 0.06
 
 
-def test_files_bring_back_the_same_judge_and_bad_ones_are_refused(judge: LearnedJudge, tmp_path: Path) -> None:
-    judge.save(tmp_path / "model.cost")
-    again = LearnedJudge.load(tmp_path / "model.cost")
-    assert again.card == judge.card
-    encoded = judge.encode(shards(8, 16))
+def test_files_bring_back_the_same_model_and_bad_ones_are_refused(cost_model: LearnedCostModel, tmp_path: Path) -> None:
+    cost_model.save(tmp_path / "model.cost")
+    again = LearnedCostModel.load(tmp_path / "model.cost")
+    assert again.card == cost_model.card
+    encoded = cost_model.encode(shards(8, 16))
     np.testing.assert_array_equal(again.encode(shards(8, 16)), encoded)
     with pytest.raises(MissingFileError, match="cluster probe"):
-        LearnedJudge.load(tmp_path / "other")
+        LearnedCostModel.load(tmp_path / "other")
     (tmp_path / "model.cost.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ConfigError, match="train it again"):
-        LearnedJudge.load(tmp_path / "model.cost")
+        LearnedCostModel.load(tmp_path / "model.cost")
 
 
 def test_too_few_groups_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least 50"):
-        train_judge(made_up(20), config=LEARNING)
+        train_cost_model(made_up(20), config=LEARNING)
 
 
 def test_measurements_come_back_from_their_file(tmp_path: Path) -> None:
@@ -218,8 +218,8 @@ def test_a_cut_step_writes_what_a_whole_one_writes() -> None:
     torch.testing.assert_close(meters[0]._weights, meters[1]._weights)
 
 
-def test_shards_of_cut_tables_cost_more(judge: LearnedJudge) -> None:
-    dearer = LearnedJudge(judge.weights, dataclasses.replace(judge.card, cut_factor=2.0))
+def test_shards_of_cut_tables_cost_more(cost_model: LearnedCostModel) -> None:
+    dearer = LearnedCostModel(cost_model.weights, dataclasses.replace(cost_model.card, cut_factor=2.0))
     (shard,) = shards(16)
     cut = dataclasses.replace(shard, placement=Placement.COLUMN_WISE, num_parts=2)
     whole_ms, cut_ms = (dearer.local(dearer.encode([each]))[0, 0] for each in (shard, cut))

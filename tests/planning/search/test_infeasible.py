@@ -5,7 +5,7 @@ import pytest
 from ziggurat.errors import PlanError
 from ziggurat.plan import Placement
 from ziggurat.planning.problem import PlanningProblem, TableProfile
-from ziggurat.planning.search.milp import AdditiveJudge
+from ziggurat.planning.search.milp import AdditiveCostModel
 from ziggurat.planning.search.search import SearchConfig, Strategy, search
 
 GIB = 2**30
@@ -14,7 +14,7 @@ WHOLE = (Placement.TABLE_WISE,)
 
 
 def _table(name: str, num_rows: int) -> TableProfile:
-    return TableProfile(name=name, num_rows=num_rows, dim=64, optimizer_bytes_a_row=4)
+    return TableProfile(name=name, num_rows=num_rows, dim=64, optimizer_bytes_per_row=4)
 
 
 def _problem(*tables: TableProfile, num_devices: int, memory: float, **changes) -> PlanningProblem:
@@ -35,7 +35,7 @@ BADLY_PACKED = _problem(*(_table(name, 8_000_000) for name in "abc"), num_device
 
 def _refusal(problem: PlanningProblem) -> PlanError:
     with pytest.raises(PlanError) as caught:
-        search(problem, AdditiveJudge(), config=CONFIG)
+        search(problem, AdditiveCostModel(), config=CONFIG)
     return caught.value
 
 
@@ -88,10 +88,10 @@ def test_each_way_out_is_one(problem):
             name = _refusal(problem).where.split("'")[1]
             tables = [dataclasses.replace(t, element_bytes=2) if t.name == name else t for t in problem.tables]
             changed = dataclasses.replace(problem, tables=tuple(tables))
-        found = search(changed, AdditiveJudge(), config=CONFIG)
+        found = search(changed, AdditiveCostModel(), config=CONFIG)
         assert all(held <= room for held, room in zip(found.device_bytes, changed.room_bytes, strict=True)), way
 
 
 def test_rules_that_pack_badly_say_so_too():
     with pytest.raises(PlanError, match="ways out"):
-        search(BADLY_PACKED, AdditiveJudge(), strategy=Strategy.LOOKUP)
+        search(BADLY_PACKED, AdditiveCostModel(), strategy=Strategy.LOOKUP)

@@ -20,7 +20,7 @@ from ziggurat.planning.cluster.cluster import Cluster, Launch
 from ziggurat.planning.placement import place_tables
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, Overlap, StepSettings, StepSimulator
 from ziggurat.planning.simulator.step_work import StepWork, state_bytes, step_work
-from ziggurat.planning.simulator.timeline import Resource, Span, Task, Timeline, run_tasks
+from ziggurat.planning.simulator.timeline import Resource, SimulatedTask, Span, Timeline, run_tasks
 
 NAMES = tuple("abcdefgh")
 INPUTS = InputSpec(
@@ -58,11 +58,11 @@ def timeline(cluster: Cluster, *, towers: bool = False, compression: float = 1.0
 
 def test_tasks_start_when_resource_and_needs_allow() -> None:
     tasks = [
-        Task("lookup", Resource.COMPUTE, 2.0),
-        Task("hop", Resource.BETWEEN, 3.0, (0,)),
-        Task("bottom", Resource.COMPUTE, 1.0),
-        Task("top", Resource.COMPUTE, 4.0, (1,)),
-        Task("late", Resource.BETWEEN, 5.0, (2,)),
+        SimulatedTask("lookup", Resource.COMPUTE, 2.0),
+        SimulatedTask("hop", Resource.BETWEEN, 3.0, (0,)),
+        SimulatedTask("bottom", Resource.COMPUTE, 1.0),
+        SimulatedTask("top", Resource.COMPUTE, 4.0, (1,)),
+        SimulatedTask("late", Resource.BETWEEN, 5.0, (2,)),
     ]
     spans = run_tasks(tasks)
     assert [(span.start_s, span.end_s) for span in spans] == [(0, 2), (2, 5), (2, 3), (5, 9), (5, 10)]
@@ -78,7 +78,7 @@ def test_tasks_start_when_resource_and_needs_allow() -> None:
 @given(st.lists(st.tuples(st.sampled_from(list(Resource)), st.floats(0, 5)), min_size=1, max_size=12))
 def test_parts_add_up_to_the_step(drawn: list[tuple[Resource, float]]) -> None:
     tasks = [
-        Task(f"{index}", resource, seconds, (index - 1,) if index else ())
+        SimulatedTask(f"{index}", resource, seconds, (index - 1,) if index else ())
         for index, (resource, seconds) in enumerate(drawn)
     ]
     found = Timeline(run_tasks(tasks), named_cluster("h100x8"))
@@ -91,7 +91,7 @@ def test_work_is_that_of_the_model() -> None:
     for towers in (None, TOWERS):
         model = build_model(config, small, seed=0, towers=towers)
         found = step_work(config, INPUTS, batch_size=8, towers=towers)
-        assert found.flop_a_sample == flops_per_sample(model).total
+        assert found.flop_per_sample == flops_per_sample(model).total
         in_towers = sum(tower.network.num_parameters for tower in found.towers)
         assert found.num_dense_parameters + in_towers == num_parameters(model).dense
     assert [table.num_rows for table in found.tables] == [50_000_000] * 8

@@ -284,7 +284,7 @@ def _tower_hop(
         wire=wire.in_tower,
         backward_rounding=wire.backward_rounding,
         traffic=traffic,
-        purpose="tower hop",
+        purpose="intra-group all-to-all",
     )
 
 
@@ -305,5 +305,5 @@ def _peer_hop(
         wire=wire.between_towers,
         backward_rounding=wire.backward_rounding,
         traffic=traffic,
-        purpose="peer hop",
+        purpose="inter-group all-to-all",
     )

@@ -33,7 +33,7 @@ from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_la
 from ziggurat.data.raw.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
 from ziggurat.ops.text.choose import text_kernel
-from ziggurat.ops.text.kernel import FieldKind, Fields, TextKernel
+from ziggurat.ops.text.kernel import Fields, TextKernel, TextKind
 
 CRITEO_COLUMNS = ("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)))
 _BYTE_ORDER_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -162,10 +162,10 @@ class _Parser:
 
     def __post_init__(self) -> None:
         self.next_line = self.file.header_lines
-        self.kinds = np.full(len(self.file.columns), FieldKind.OTHER, dtype=np.uint8)
+        self.kinds = np.full(len(self.file.columns), TextKind.OTHER, dtype=np.uint8)
         for index, name in enumerate(self.file.columns):
             if name in self.columns and name in self.ids | self.numbers:
-                self.kinds[index] = FieldKind.ID if name in self.ids else FieldKind.NUMBER
+                self.kinds[index] = TextKind.ID if name in self.ids else TextKind.NUMBER
 
     def parse(self, data: bytes, *, is_last: bool) -> tuple[TextPiece, int]:
         """The piece of a block of whole lines, and the number of bytes used."""
@@ -210,10 +210,10 @@ class _Parser:
         rest: list[str] = []
         for name in self.columns:
             index = self.file.columns.index(name)
-            kind = self.kinds[index] if fields.simple[index] else FieldKind.OTHER
-            if kind == FieldKind.ID:
+            kind = self.kinds[index] if fields.simple[index] else TextKind.OTHER
+            if kind == TextKind.ID:
                 spans[name] = self._spans(data, fields, name)
-            elif kind == FieldKind.NUMBER:
+            elif kind == TextKind.NUMBER:
                 numbers = fields.values[index].view(np.float64)
                 series[name] = pl.Series(name, pa.array(numbers, from_pandas=True))  # NaN becomes null
             else:

@@ -103,7 +103,7 @@ class SyntheticConfig:
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """A block of 32,768 consecutive rows: what the file has, and the probabilities behind the labels."""
 
     columns: dict[str, pa.Array | NDArray]
@@ -139,7 +139,7 @@ class BlockMaker:
         self._dense_scale = rng.uniform([[2.0], [0.5]], [[4.0], [1.2]], (2, config.num_dense)).astype(np.float32)
         self._calibrate()
 
-    def block(self, number: int) -> Block:
+    def block(self, number: int) -> RowBlock:
         """Block `number`: rows number·32,768 … +32,767."""
         columns, parts, rng = self._draw(number)
         logit = self._bias + parts[:4].T.astype(np.float64) @ self._factors
@@ -152,7 +152,7 @@ class BlockMaker:
         labels = uniform[:1] < probabilities[0]
         if len(self.labels) == 2:
             labels = np.concatenate([labels, labels & (uniform[1:] < probabilities[1] / probabilities[0])])
-        return Block(columns, labels.astype(np.int8), np.stack(probabilities))
+        return RowBlock(columns, labels.astype(np.int8), np.stack(probabilities))
 
     def _draw(self, number: int) -> tuple[dict[str, pa.Array | NDArray], _Floats, np.random.Generator]:
         """The columns of a block, its parts D, F, S, T (and F of the second label), and the generator for labels."""

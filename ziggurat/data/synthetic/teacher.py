@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ziggurat.data.synthetic.best_metrics import BestMetrics, best_metrics
-from ziggurat.data.synthetic.rows import BLOCK_ROWS, Block, BlockMaker, SyntheticConfig
+from ziggurat.data.synthetic.rows import BLOCK_ROWS, BlockMaker, RowBlock, SyntheticConfig
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Categorical, Dense, Encoding, Feature, Label, MultiHot, Schema, Table
 from ziggurat.files import replacing
@@ -180,7 +180,7 @@ class SyntheticTeacher:
 
     # ------------------------------------------------------------------------------------------------------ the rows
 
-    def _blocks(self, rows: int | range) -> Iterator[tuple[Block, int, int]]:
+    def _blocks(self, rows: int | range) -> Iterator[tuple[RowBlock, int, int]]:
         """Each block that holds some of the rows, with the first and last+1 row wanted of it."""
         wanted = range(rows) if isinstance(rows, int) else rows
         if wanted.step != 1 or wanted.start < 0:
@@ -197,7 +197,7 @@ class SyntheticTeacher:
             yield self._maker.block(number), first, last
             start += last - first
 
-    def _frame(self, block: Block, first: int, last: int) -> pl.DataFrame:
+    def _frame(self, block: RowBlock, first: int, last: int) -> pl.DataFrame:
         columns: dict[str, pl.Series | NDArray] = {
             name: label[first:last] for name, label in zip(self.labels, block.labels, strict=True)
         }

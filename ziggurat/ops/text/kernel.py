@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int32, Int64, UInt8, UInt64
 EMPTY_SLOT = np.uint64(0)
 
 
-class FieldKind(IntEnum):
+class TextKind(IntEnum):
     """What a column's fields become while a block is split."""
 
     OTHER = 0  # nothing
@@ -79,7 +79,7 @@ class TextKernel(Protocol):
         Args:
             data: the block.
             delimiter: a byte other than the line feed.
-            kinds: (n,) the `FieldKind` of each column.
+            kinds: (n,) the `TextKind` of each column.
         """
         ...
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import numpy as np
 
 from ziggurat.features import hashing
-from ziggurat.ops.text.kernel import EMPTY_SLOT, FieldKind, Fields, KeySlots
+from ziggurat.ops.text.kernel import EMPTY_SLOT, Fields, KeySlots, TextKind
 
 _LINE_FEED = 10
 _SCAN_BYTES = 1 << 18  # bytes compared at once: stays in the cache
@@ -68,10 +68,10 @@ class NumpyTextKernel:
         values, simple = np.empty(starts.shape, dtype=np.uint64), np.ones(num_fields, dtype=bool)
         words = hashing.aligned_words(data)
         for column, kind in enumerate(kinds.tolist()):
-            if kind == FieldKind.ID:
+            if kind == TextKind.ID:
                 values[column] = hashing.hash_spans(starts[column], lengths=lengths[column], words=words)
                 simple[column] = not _ends_in_point_zero(words, starts[column], lengths[column])
-            elif kind == FieldKind.NUMBER:
+            elif kind == TextKind.NUMBER:
                 numbers = _integers(hashing.load_words(words, starts[column]), lengths[column])
                 simple[column] = numbers is not None
                 values[column] = 0 if numbers is None else numbers.view(np.uint64)

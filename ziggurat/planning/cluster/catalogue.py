@@ -21,7 +21,7 @@ from ziggurat.files import check_version, read_toml
 from ziggurat.planning.cluster.cluster import Cluster, Device, Launch, Link, Origin, Port, Source, expect
 from ziggurat.typed import Reader
 
-DEVICES_A_HOST = 8
+DEVICES_PER_HOST = 8
 _GB = 1e9
 _GLOO = ("efficiency", "latency_s", "message_s")
 _ASSUMED = {
@@ -55,12 +55,12 @@ def _gpu(
         "device.bf16_flop_per_s": sheet + (", dense" if half else ": has FP16 alone"),
         "inside.bytes_per_s": f"{sheet}: NVLink, {2 * link[0]:g} GB/s in both directions",
         "between.bytes_per_s": f"arXiv 2403.00877, platform table: {link[1] * 8:g} Gbit/s a device",
-        "devices_a_host": "DGX and HGX boards",
+        "devices_per_host": "DGX and HGX boards",
     }
     return Cluster(
         name=name,
         hosts=1,
-        devices_a_host=8,
+        devices_per_host=8,
         device=Device(
             name=name,
             memory_bytes=int(memory_gb * _GB),
@@ -115,13 +115,13 @@ def local_cluster(ranks: int) -> Cluster:
     }
     measured = {
         "hosts": "this one",
-        "devices_a_host": f"as asked for; the machine has {cores} cores",
+        "devices_per_host": f"as asked for; the machine has {cores} cores",
         "device.memory_bytes": f"the system's, divided by {ranks} ranks",
     }
     return Cluster(
         name=f"localx{ranks}",
         hosts=1,
-        devices_a_host=ranks,
+        devices_per_host=ranks,
         device=Device(
             name="share of a CPU",
             memory_bytes=memory // ranks,
@@ -155,7 +155,9 @@ def load_cluster(path: str | Path) -> Cluster:
     ways_out = ("correct the path or the file", "start from one: ziggurat cluster show h100x64 --out cluster.toml")
     data = read_toml(path, what="a cluster in TOML", error=ConfigError, ways_out=ways_out)
     check_version(data, 1, where=str(path), what="a cluster", error=ConfigError)
+    data = {Cluster.FORMERLY.get(name, name): value for name, value in data.items()}
     sources = Reader(where=str(path)).read(dict[str, str], data.pop("sources", {}), "sources")
+    sources = {Cluster.FORMERLY.get(name, name): text for name, text in sources.items()}
     if "like" in data:
         data, sources = _merged(data, sources)
     data["sources"] = [_source(name, text, where=str(path)) for name, text in sources.items()]
@@ -190,13 +192,13 @@ def named_cluster(name: str) -> Cluster:
             ways_out=[*(f"did you mean {each!r}?" for each in near), "N counts devices, 8 a host: h100x64 is 8 hosts"],
         )
     expect(
-        number < DEVICES_A_HOST or number % DEVICES_A_HOST == 0,
-        f"up to {DEVICES_A_HOST} devices, or a multiple of {DEVICES_A_HOST}",
+        number < DEVICES_PER_HOST or number % DEVICES_PER_HOST == 0,
+        f"up to {DEVICES_PER_HOST} devices, or a multiple of {DEVICES_PER_HOST}",
         f"{number} devices",
         f"cluster {name!r}",
     )
-    devices = min(number, DEVICES_A_HOST)
-    return dataclasses.replace(KINDS[kind], name=name, hosts=number // devices, devices_a_host=devices)
+    devices = min(number, DEVICES_PER_HOST)
+    return dataclasses.replace(KINDS[kind], name=name, hosts=number // devices, devices_per_host=devices)
 
 
 def find_cluster(name: str) -> Cluster:

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from ziggurat.config import to_json
 from ziggurat.errors import ConfigError
@@ -174,7 +174,7 @@ class Cluster:
     Args:
         name: for people.
         hosts: number of hosts.
-        devices_a_host: devices of each; ranks are numbered host after host.
+        devices_per_host: devices of each; ranks are numbered host after host.
         device: each of them.
         inside: link of a device to the others of its host.
         between: link to other hosts.
@@ -182,9 +182,11 @@ class Cluster:
         sources: of the constants; those without one count as assumed.
     """
 
+    FORMERLY: ClassVar[Mapping[str, str]] = {"devices_a_host": "devices_per_host"}
+
     name: str
     hosts: Hosts
-    devices_a_host: Hosts
+    devices_per_host: Hosts
     device: Device
     inside: Link
     between: Link
@@ -193,9 +195,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         expect(
-            self.hosts >= 1 and self.devices_a_host >= 1,
+            self.hosts >= 1 and self.devices_per_host >= 1,
             "a host and a device or more",
-            f"{self.hosts} hosts × {self.devices_a_host} devices",
+            f"{self.hosts} hosts × {self.devices_per_host} devices",
             "cluster",
         )
         expect(self.world_size <= 1 << 17, f"at most {1 << 17:,} ranks", f"{self.world_size:,}", "cluster")
@@ -214,7 +216,7 @@ class Cluster:
     @property
     def world_size(self) -> int:
         """Ranks: one a device."""
-        return self.hosts * self.devices_a_host
+        return self.hosts * self.devices_per_host
 
     @property
     def usable_bytes(self) -> int:
@@ -223,17 +225,17 @@ class Cluster:
 
     def host_of(self, rank: int) -> int:
         """The host of a rank."""
-        return rank // self.devices_a_host
+        return rank // self.devices_per_host
 
     def between_bytes_per_s(self) -> float:
         """What each device gets of the link between hosts when all devices send."""
-        shared = self.devices_a_host if self.between.port is Port.HOST else 1
+        shared = self.devices_per_host if self.between.port is Port.HOST else 1
         return self.between.effective_bytes_per_s / shared
 
     def with_hosts(self, hosts: int) -> Cluster:
         """The same machines, another number of hosts."""
         kind = self.name.partition("x")[0]
-        return dataclasses.replace(self, hosts=hosts, name=f"{kind}x{hosts * self.devices_a_host}")
+        return dataclasses.replace(self, hosts=hosts, name=f"{kind}x{hosts * self.devices_per_host}")
 
     def constants(self) -> tuple[Constant, ...]:
         """Every number, with its source."""
@@ -248,7 +250,7 @@ class Cluster:
     def describe(self) -> str:
         """Describe the cluster in one line."""
         hosts = f"{self.hosts} host{'s' if self.hosts > 1 else ''}"
-        return f"{self.name}: {hosts} × {self.devices_a_host} {self.device.name}"
+        return f"{self.name}: {hosts} × {self.devices_per_host} {self.device.name}"
 
     def to_toml(self) -> str:
         """The file that `load_cluster` reads."""

@@ -19,7 +19,7 @@ with out = N·f·columns·w. Times of a shard:
     hop      latency + messages + max(inside bytes / inside rate, between bytes / between rate),   there and back
 
 A device's time is the sum over its shards, and a step waits for the slowest device: lookup and send go before one
-barrier, receive and update after another. What this leaves out is what a learned judge knows: that looking up ten
+barrier, receive and update after another. What this leaves out is what a learned cost model knows: that looking up ten
 tables in one kernel costs less than ten lookups, and that hot rows stay in caches. Formulas of this kind are those of
 TorchRec's planner (`torchrec/distributed/planner`, `ShardPerf`) and of Mudigere et al., arXiv 2104.05158, section 4.2.
 """
@@ -130,18 +130,18 @@ class AnalyticCosts:
                 where=f"cluster {cluster.name}",
                 ways_out="a larger cluster, or a smaller tower_size",
             )
-        self.ranks_a_host = min(cluster.devices_a_host, self.group_size)
+        self.ranks_per_host = min(cluster.devices_per_host, self.group_size)
         self.num_samples = self.world_size * settings.batch_size
 
     def work(self, shard: ShardProfile) -> ShardWork:
         """What a shard makes its rank do."""
         table, device = shard.table, self.cluster.device
-        rows = self.num_samples * shard.lookups_a_sample
+        rows = self.num_samples * shard.pooling_factor
         samples = self.num_samples / shard.num_parts if self._is_copy(shard) else self.num_samples
         out = float(samples * table.num_features * shard.dim)
         gather_per_s = device.memory_bytes_per_s * device.gather_efficiency
         row_bytes = shard.dim * table.element_bytes
-        state_bytes = table.optimizer_bytes_a_row + shard.dim * table.optimizer_bytes_an_element
+        state_bytes = table.optimizer_bytes_per_row + shard.dim * table.optimizer_bytes_per_element
         read = rows * (row_bytes + device.row_overhead_bytes)
         touched = self._touched(shard)[1] if self._is_copy(shard) else rows
         updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)
@@ -164,7 +164,7 @@ class AnalyticCosts:
         size = group_size or self.group_size
         if size == 1:
             return 0.0
-        same = min(self.cluster.devices_a_host, size)
+        same = min(self.cluster.devices_per_host, size)
         return self.transfer_s(inside=inside, between=between, messages=(same - 1, size - same))
 
     def transfer_s(self, *, inside: float, between: float, messages: tuple[int, int]) -> float:
@@ -181,7 +181,7 @@ class AnalyticCosts:
         Where the devices of a host share a port, one ring over all ranks (2·(G−1)/G of the bytes over every link).
         """
         size = group_size or self.world_size
-        near, far, same = self.cluster.inside, self.cluster.between, min(self.cluster.devices_a_host, size)
+        near, far, same = self.cluster.inside, self.cluster.between, min(self.cluster.devices_per_host, size)
         hosts = max(1, size // same)
         if size == 1 or not num_bytes:
             return 0.0
@@ -221,14 +221,14 @@ class AnalyticCosts:
         table = shard.table
         lists = table.num_features if table.pooling_factor != table.num_features else 0
         received = _ID_BYTES * (rows + self.num_samples * lists)
-        near, size = self.cluster.devices_a_host, self.world_size
+        near, size = self.cluster.devices_per_host, self.world_size
         near = min(near, size)
         return {"ids_inside": received * (near - 1) / size, "ids_between": received * (size - near) / size}
 
     def _sent(self, shard: ShardProfile, out: float) -> dict[str, float]:
         if self._is_copy(shard):
             return {}
-        size, near, parts = self.group_size, self.ranks_a_host, shard.num_parts
+        size, near, parts = self.group_size, self.ranks_per_host, shard.num_parts
         between = (size - near) / size
         if shard.placement is Placement.TABLE_ROW_WISE:
             return {"sent_inside": out * (parts - 1) / parts, "sent_between": out / parts * between}
@@ -239,7 +239,7 @@ class AnalyticCosts:
         if not self._is_copy(shard):
             return {}
         moved = sum(self._touched(shard)) * (4.0 * shard.dim + _ID_BYTES)
-        size, near = self.group_size, self.ranks_a_host
+        size, near = self.group_size, self.ranks_per_host
         return {"gathered_inside": moved * (near - 1) / size, "gathered_between": moved * (size - near) / size}
 
     def _touched(self, shard: ShardProfile) -> tuple[float, float]:
@@ -248,8 +248,8 @@ class AnalyticCosts:
         return min(rows / shard.num_parts, shard.num_rows), min(rows, shard.num_rows)
 
 
-class AnalyticJudge:
-    """`AnalyticCosts` in the form of a `Judge`: encodings are milliseconds and bytes of shards, and add up.
+class AnalyticCostModel:
+    """`AnalyticCosts` in the form of a `CostModel`: encodings are milliseconds and bytes of shards, and add up.
 
     Args:
         costs: the formulas.

@@ -1,4 +1,4 @@
-"""LearnedJudge: costs of a plan learned from measurements on the machine itself, after NeuroShard.
+"""LearnedCostModel: costs of a plan learned from measurements on the machine itself, after NeuroShard.
 
 Looking up ten tables in one kernel does not cost ten lookups, a table of which the same few rows are read over and over
 costs a fraction of one that is read all over, and no formula of bytes knows either. Zha et al., "Pre-train and Search:
@@ -74,7 +74,7 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What a learned judge was trained on, and how good it is.
+    """What a learned cost model was trained on, and how good it is.
 
     Args:
         machine: in words.
@@ -110,7 +110,7 @@ class ModelCard:
 
 
 @dataclass(frozen=True)
-class LearnedJudge:
+class LearnedCostModel:
     """The cost model whose prices are networks that were trained on measurements of a machine.
 
     Args:
@@ -198,7 +198,7 @@ class LearnedJudge:
         CARD.write(f"{stem}.json", to_json(self.card) | {"weights_sha256": sha256_of(content)})
 
     @staticmethod
-    def load(path: str | Path) -> LearnedJudge:
+    def load(path: str | Path) -> LearnedCostModel:
         """Read what `save` wrote.
 
         Raises:
@@ -217,7 +217,7 @@ class LearnedJudge:
             weights = load(content)
         except (ValueError, KeyError, SafetensorError) as error:
             raise _damaged(stem, str(error)) from error
-        return LearnedJudge(weights, from_json(ModelCard, data, where=f"{stem}.json"))
+        return LearnedCostModel(weights, from_json(ModelCard, data, where=f"{stem}.json"))
 
 
 def exchange_features(

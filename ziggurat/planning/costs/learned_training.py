@@ -1,4 +1,4 @@
-"""Train a `LearnedJudge` from measurements: a few thousand groups of tables, a minute on one core.
+"""Train a `LearnedCostModel` from measurements: a few thousand groups of tables, a minute on one core.
 
 The loss is on logarithms, |log predicted − log measured| with rounded edges, because a plan is decided by ratios: a
 group of 0.3 ms counts as much as one of 30 ms. A step costs little: the encodings of all tables of a batch are one
@@ -7,7 +7,7 @@ product, and their sums over groups another,
     groups × tables counts (G, U)  @  encodings (U, H)     U distinct (table, columns) of the measured pools
 
 Cases that no training step saw decide what is reported: a tenth of the groups, and all groups of the last pools of
-tables (`DrawConfig.groups_a_pool`), whose tables are new to the model. For comparison the same report gives the best
+tables (`DrawConfig.groups_per_pool`), whose tables are new to the model. For comparison the same report gives the best
 additive model: the same encodings of single tables, trained as a plain sum.
 """
 
@@ -30,7 +30,7 @@ from ziggurat.planning.costs.learned import (
     SMALL,
     SUM_SCALE,
     Accuracy,
-    LearnedJudge,
+    LearnedCostModel,
     ModelCard,
     exchange_features,
 )
@@ -157,7 +157,7 @@ class _Groups:
     reuse: tuple[float, ...]
 
 
-def train_judge(measurements: Measurements, *, config: LearningConfig | None = None) -> LearnedJudge:
+def train_cost_model(measurements: Measurements, *, config: LearningConfig | None = None) -> LearnedCostModel:
     """Train all models, on the CPU, and report on held-out cases.
 
     Args:
@@ -210,7 +210,7 @@ def train_judge(measurements: Measurements, *, config: LearningConfig | None = N
             for name, value in _arrays(layer).items()
         }
         card = replace(card, forward=quality) if way == "forward" else replace(card, backward=quality)
-    return LearnedJudge(weights, card)
+    return LearnedCostModel(weights, card)
 
 
 def _groups(measurements: Measurements) -> _Groups:
@@ -220,7 +220,7 @@ def _groups(measurements: Measurements) -> _Groups:
     pools = {}
     entries: list[tuple[int, int]] = []
     for group, measured in enumerate(measurements.lookups):
-        number = group // draw.groups_a_pool
+        number = group // draw.groups_per_pool
         if number not in pools:
             pools[number] = draw_pool(draw, number)
         for table, dim in zip(measured.tables, measured.dims, strict=True):
@@ -244,7 +244,7 @@ def _groups(measurements: Measurements) -> _Groups:
 
 def _split(measurements: Measurements, config: LearningConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Groups to train on, held-out groups of known tables, groups of unknown tables (of the last pools)."""
-    number, a_pool = len(measurements.lookups), measurements.draw.groups_a_pool
+    number, a_pool = len(measurements.lookups), measurements.draw.groups_per_pool
     first_unknown = number
     if number > 2 * a_pool:
         last = (number - 1) // a_pool * a_pool

@@ -13,9 +13,10 @@ its last group.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
@@ -95,7 +96,7 @@ class Measurements:
         date: of the start, ISO.
         clock: what exchanges were timed by: "wall", or "processor" where ranks share cores.
         ranks: of the job.
-        ranks_a_host: of the job.
+        ranks_per_host: of the job.
         batch_size: samples of a rank in exchanges.
         draw: of tables and groups.
         lookups: in the order of their numbers.
@@ -106,12 +107,14 @@ class Measurements:
         memory: None as long as it is not measured.
     """
 
+    FORMERLY: ClassVar[Mapping[str, str]] = {"ranks_a_host": "ranks_per_host"}
+
     machine: str = ""
     versions: tuple[str, ...] = ()
     date: str = ""
     clock: str = "wall"
     ranks: int = 1
-    ranks_a_host: int = 1
+    ranks_per_host: int = 1
     batch_size: int = 0
     draw: DrawConfig = field(default_factory=DrawConfig)
     lookups: tuple[LookupMeasurement, ...] = ()

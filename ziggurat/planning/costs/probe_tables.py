@@ -3,7 +3,7 @@
 The cost of looking up a group of tables is learned from measured groups (`learned.py`), so the groups have to cover
 what a plan may put on a device. As NeuroShard does (Zha et al., arXiv 2305.01868, section 3.1, "table augmentation"), a
 pool of tables is drawn, each table exists with every number of columns, and a group is 1 to 15 of these, drawn at
-random with replacement. After `groups_a_pool` groups a new pool is drawn, so that a model can be tried on tables that
+random with replacement. After `groups_per_pool` groups a new pool is drawn, so that a model can be tried on tables that
 it has never seen:
 
     rows       log-normal, from tens to millions              a few large tables, many small ones
@@ -20,8 +20,9 @@ measurement goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -42,7 +43,7 @@ class DrawConfig:
     Args:
         num_samples: samples of a batch that a device looks up: those of all ranks.
         num_tables: tables of a pool.
-        groups_a_pool: groups that are drawn from one pool.
+        groups_per_pool: groups that are drawn from one pool.
         max_rows: of a table.
         dims: numbers of columns.
         max_tables: of a group.
@@ -54,9 +55,11 @@ class DrawConfig:
         seed: of everything.
     """
 
+    FORMERLY: ClassVar[Mapping[str, str]] = {"groups_a_pool": "groups_per_pool"}
+
     num_samples: int = 2048
     num_tables: int = 160
-    groups_a_pool: int = 400
+    groups_per_pool: int = 400
     max_rows: int = 2_000_000
     dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     max_tables: int = 15
@@ -90,7 +93,7 @@ class TableDraw:
 
 
 def draw_pool(config: DrawConfig, number: int) -> tuple[TableDraw, ...]:
-    """Draw pool number `number`: the tables of groups `number · groups_a_pool` and following."""
+    """Draw pool number `number`: the tables of groups `number · groups_per_pool` and following."""
     first = number * config.num_tables
     return tuple(_draw_table(config, index) for index in range(first, first + config.num_tables))
 
@@ -151,6 +154,6 @@ def _draw_table(config: DrawConfig, index: int) -> TableDraw:
         dim=config.dims[0],
         pooling_factor=sum(map(len, rows)) / (config.num_samples * config.num_batches),
         reuse=tuple(np.mean([count_reuse(each) for each in rows], axis=0).round(5).tolist()),
-        optimizer_bytes_a_row=4,
+        optimizer_bytes_per_row=4,
     )
     return TableDraw(profile, skew, None if is_single else tuple(lengths), tuple(rows))

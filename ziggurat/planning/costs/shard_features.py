@@ -48,7 +48,7 @@ def shard_features(
     for index, shard in enumerate(shards):
         table = shard.table
         reuse = table.reuse or tuple(default_reuse)
-        lookups = num_samples * shard.lookups_a_sample / max(table.num_features, 1)
+        lookups = num_samples * shard.pooling_factor / max(table.num_features, 1)
         distinct = distinct_rows(lookups=lookups, num_rows=shard.num_rows, reuse=reuse)
         single = table.pooling_factor == table.num_features and not shard.placement.cuts_rows
         features[index, :NUM_WORK] = (

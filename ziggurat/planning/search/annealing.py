@@ -7,10 +7,10 @@ takes the *first* that passes, so that a batch is worth about as much as trying 
     offers  ▢ ▢ ▢ ▢ ▢ ▢ ▢ ▢      estimate all  ──►  first that passes  ──►  price it exactly  ──►  accept?
                                  max over devices                            same threshold
 
-Only devices that a change touches are looked at again (`Judge.local`), and the exchange, which sees all devices, is
-estimated where the judge can (`EstimatingJudge`). What does not fit costs a fine a byte; the best plan that fits is
-kept. From time to time the worst plans become copies of the best (population annealing). The last tenth accepts no
-loss.
+Only devices that a change touches are looked at again (`CostModel.local`), and the exchange, which sees all devices, is
+estimated where the cost model can (`EstimatingCostModel`). What does not fit costs a fine a byte; the best plan that
+fits is kept. From time to time the worst plans become copies of the best (population annealing). The last tenth accepts
+no loss.
 
 References: Kirkpatrick, Gelatt, Vecchi, *Optimization by simulated annealing* (1983); delayed acceptance: Christen
 and Fox (2005). Cost: measured in docs/guides/planning.md.
@@ -26,7 +26,7 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from ziggurat.planning.cost_model import EstimatingJudge
+from ziggurat.planning.cost_model import EstimatingCostModel
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.chains import Candidates, Chains
 from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
@@ -143,8 +143,8 @@ class Annealer:
         self.chains = Chains(space, [starts[i % len(starts)] for i in range(num)], rng=self.rng)
         self._encodings = np.vstack([space.encodings, np.zeros_like(space.encodings[:1])])
         self._bytes = np.append(space.bytes, 0.0)
-        judge = space.judge
-        self._estimate = judge.estimate if isinstance(judge, EstimatingJudge) else None
+        cost_model = space.cost_model
+        self._estimate = cost_model.estimate if isinstance(cost_model, EstimatingCostModel) else None
         self.states = np.zeros((num, space.num_devices, space.encodings.shape[1]), dtype=np.float32)
         self.held = np.zeros((num, space.num_devices))
         self.refresh()
@@ -158,9 +158,9 @@ class Annealer:
         for chain in range(len(self.states)):
             self.states[chain], self.held[chain] = self.space.sum_kinds(*self.chains.kinds(chain))
         num, devices, width = self.states.shape
-        local = self.space.judge.local(self.states.reshape(num * devices, width))
+        local = self.space.cost_model.local(self.states.reshape(num * devices, width))
         self.local = np.ascontiguousarray(local.reshape(num, devices, -1))
-        self.device_ms = self.space.judge.exchange(self.local)
+        self.device_ms = self.space.cost_model.exchange(self.local)
         self.guess = self._estimate(self.local) if self._estimate else self._objective(self.device_ms)
 
     def run(self, budget: Budget) -> Best:
@@ -199,11 +199,11 @@ class Annealer:
         chain = found.chain
         delta = self._encodings[found.plus] - self._encodings[found.minus]
         row_chain = chain[found.row]
-        local = self.space.judge.local(self.states[row_chain, found.device] + delta)
+        local = self.space.cost_model.local(self.states[row_chain, found.device] + delta)
         offers = self.local[chain]
         offers[found.row, found.device] = local
         fine = self._fines(found)
-        guess = self._estimate(offers) if self._estimate else self._objective(self.space.judge.exchange(offers))
+        guess = self._estimate(offers) if self._estimate else self._objective(self.space.cost_model.exchange(offers))
         threshold = -temperature * np.log(self.rng.random(len(chain)))
         gain = guess - self.guess[chain] + fine - self._fine[chain]
         passes = (found.valid & (gain < threshold)).reshape(len(self.states), num)
@@ -211,7 +211,7 @@ class Annealer:
         chosen = first[passes.any(axis=1)]
         if not len(chosen):
             return []
-        device_ms = self.space.judge.exchange(offers[chosen])
+        device_ms = self.space.cost_model.exchange(offers[chosen])
         exact = self._objective(device_ms) - self._objective(self.device_ms[chain[chosen]])
         good = exact + fine[chosen] - self._fine[chain[chosen]] < threshold[chosen]
         chosen, device_ms = chosen[good], device_ms[good]

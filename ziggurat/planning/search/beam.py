@@ -65,7 +65,7 @@ def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False
 def _promising(space: SearchSpace, parts: Sequence[tuple[int, int]]) -> list[int]:
     """Parts that may be halved: the largest, and the most expensive alone."""
     kinds = [int(space.column_kind[table, level]) for table, level in parts]
-    alone = space.judge.local(space.encodings[kinds])[:, 0]
+    alone = space.cost_model.local(space.encodings[kinds])[:, 0]
     by_bytes = np.argsort(-space.bytes[kinds], kind="stable")[:_CANDIDATES]
     by_cost = np.argsort(-alone, kind="stable")[:_CANDIDATES]
     return [index for index in sorted({*by_bytes.tolist(), *by_cost.tolist()}) if _divisible(space, parts[index])]

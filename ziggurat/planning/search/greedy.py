@@ -66,7 +66,7 @@ class Filling:
 
     def own_ms(self, kind: int) -> Float[np.ndarray, " P"]:
         """What each device's own work would cost with the shard."""
-        return self.space.judge.local(self.states + self.space.encodings[kind])[:, 0].astype(np.float64)
+        return self.space.cost_model.local(self.states + self.space.encodings[kind])[:, 0].astype(np.float64)
 
 
 def greedy(space: SearchSpace, rule: Rule, *, pieces: Sequence[tuple[int, int]] | None = None) -> list[Piece] | None:
@@ -98,7 +98,7 @@ def grid(space: SearchSpace, *, pieces: Sequence[tuple[int, int]] | None = None)
     if not plans:
         return None, np.inf
     states = np.stack([space.sum_kinds(*kinds_of(space, plan))[0] for plan in plans])
-    costs = device_costs(space.judge, states).max(axis=1)
+    costs = device_costs(space.cost_model, states).max(axis=1)
     return plans[int(costs.argmin())], float(costs.min())
 
 
@@ -196,4 +196,4 @@ def _weights(space: SearchSpace, rule: Rule, pieces: Sequence[tuple[int, int]]) 
         reads = dims * np.array([tables[table].pooling_factor for table, _ in pieces])
         rows = np.log10([max(10, tables[table].num_rows) for table, _ in pieces])
         return reads * (rows if rule is Rule.SIZE_LOOKUP else 1.0)
-    return space.judge.local(space.encodings[kinds])[:, 0].astype(np.float64)
+    return space.cost_model.local(space.encodings[kinds])[:, 0].astype(np.float64)

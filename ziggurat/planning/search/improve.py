@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float, Float32
 
 from ziggurat.plan import Placement
-from ziggurat.planning.cost_model import Judge, device_costs
+from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search.search import search
 
@@ -39,13 +39,13 @@ class Places:
 
     Args:
         problem: tables and devices.
-        judge: prices.
+        cost_model: prices.
     """
 
-    def __init__(self, problem: PlanningProblem, judge: Judge) -> None:
-        self.problem, self.judge = problem, judge
+    def __init__(self, problem: PlanningProblem, cost_model: CostModel) -> None:
+        self.problem, self.cost_model = problem, cost_model
         self.assignments: dict[int, Assignment] = {}
-        width = judge.encode(problem.shards(0, _whole(problem, 0))).shape[1]
+        width = cost_model.encode(problem.shards(0, _whole(problem, 0))).shape[1]
         self.states = np.zeros((problem.num_devices, width), dtype=np.float32)
         self.free = np.array(problem.room_bytes, dtype=np.int64)
 
@@ -81,15 +81,15 @@ class Places:
 
     def costs(self) -> Float32[np.ndarray, " P"]:
         """Milliseconds of every rank."""
-        return device_costs(self.judge, self.states[None])[0]
+        return device_costs(self.cost_model, self.states[None])[0]
 
     def costs_with(self, table: int, options: Sequence[Assignment]) -> Float32[np.ndarray, "N P"]:
         """Milliseconds of every rank if a table that is not placed went to each of several places."""
         states = np.repeat(self.states[None], len(options), axis=0)
         for number, option in enumerate(options):
-            encodings = self.judge.encode(self.problem.shards(table, option)[:1])
+            encodings = self.cost_model.encode(self.problem.shards(table, option)[:1])
             states[number, list(option.devices)] += encodings  # parts are equal
-        return device_costs(self.judge, states)
+        return device_costs(self.cost_model, states)
 
     def in_order(self) -> tuple[Assignment, ...]:
         """All assignments, in the order of the problem's tables."""
@@ -98,7 +98,7 @@ class Places:
     def _add(self, table: int, assignment: Assignment, sign: int) -> None:
         shard = self.problem.shards(table, assignment)[0]
         devices = list(assignment.devices)
-        self.states[devices] += sign * self.judge.encode([shard])
+        self.states[devices] += sign * self.cost_model.encode([shard])
         self.free[devices] -= sign * shard.memory_bytes
 
 
@@ -109,11 +109,13 @@ def norm(costs: Float[np.ndarray, "N P"]) -> Float[np.ndarray, " N"]:
     return most * np.power(np.mean(np.power(costs / safe[:, None], _POWER), axis=1), 1 / _POWER)
 
 
-def greedy_places(problem: PlanningProblem, judge: Judge, *, until: Callable[[], bool]) -> Places | None:
+def greedy_places(problem: PlanningProblem, cost_model: CostModel, *, until: Callable[[], bool]) -> Places | None:
     """Tables by falling cost, each to its best place; None if one finds no room, or time is over."""
-    alone = judge.encode([problem.shards(table, _whole(problem, table))[0] for table in range(len(problem.tables))])
-    weights = device_costs(judge, alone[:, None, :].repeat(1, axis=1)).max(axis=1)
-    places = Places(problem, judge)
+    alone = cost_model.encode(
+        [problem.shards(table, _whole(problem, table))[0] for table in range(len(problem.tables))]
+    )
+    weights = device_costs(cost_model, alone[:, None, :].repeat(1, axis=1)).max(axis=1)
+    places = Places(problem, cost_model)
     for table in sorted(range(len(problem.tables)), key=lambda index: -weights[index]):
         options = places.options(table)
         if not options or until():
@@ -139,12 +141,14 @@ def improve(places: Places, *, until: Callable[[], bool]) -> None:
             places.put(table, own)
 
 
-def best_plan(problem: PlanningProblem, judge: Judge, *, budget_s: float, seed: int = 0) -> tuple[Assignment, ...]:
+def best_plan(
+    problem: PlanningProblem, cost_model: CostModel, *, budget_s: float, seed: int = 0
+) -> tuple[Assignment, ...]:
     """The better of annealing and greedy places, both improved.
 
     Args:
         problem: tables and devices.
-        judge: prices.
+        cost_model: prices.
         budget_s: seconds in all.
         seed: of the annealing.
 
@@ -156,12 +160,12 @@ def best_plan(problem: PlanningProblem, judge: Judge, *, budget_s: float, seed: 
     def after(share: float) -> Callable[[], bool]:
         return lambda: time.perf_counter() - began > share * budget_s
 
-    greedy = greedy_places(problem, judge, until=after(_GREEDY_SHARE))
+    greedy = greedy_places(problem, cost_model, until=after(_GREEDY_SHARE))
     if greedy is not None:
         improve(greedy, until=after(_GREEDY_SHARE))
     spent = (time.perf_counter() - began) / budget_s
-    answer = search(problem, judge, budget_s=max(0.1, _SEARCH_SHARE - spent) * budget_s, seed=seed)
-    annealed = Places(problem, judge)
+    answer = search(problem, cost_model, budget_s=max(0.1, _SEARCH_SHARE - spent) * budget_s, seed=seed)
+    annealed = Places(problem, cost_model)
     for table, assignment in enumerate(answer.assignments):
         annealed.put(table, assignment)
     found = [annealed] if greedy is None else [annealed, greedy]

@@ -155,7 +155,7 @@ def _least_devices(problem: PlanningProblem, need: float) -> int:
     return 0
 
 
-class _BytesJudge:
+class _BytesCostModel:
     """Prices a shard by its bytes alone, so that a search with it only packs memory."""
 
     def encode(self, shards: Sequence[ShardProfile]) -> Float32[np.ndarray, "S 1"]:
@@ -174,7 +174,7 @@ class _BytesJudge:
 def _fits(problem: PlanningProblem) -> bool:
     if max(problem.room_bytes) <= 0:
         return False
-    space = SearchSpace(problem, _BytesJudge())
+    space = SearchSpace(problem, _BytesCostModel())
     plan = starting_plan(space, largest_first=True)
     return not space.overflow(space.states(plan)[1])
 

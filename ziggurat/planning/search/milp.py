@@ -10,7 +10,7 @@ the same over memory tiers):
     Σ bytes_tl z_tld + Σ bytes_to y_to  ≤  room of d
 
 y_to chooses a placement whose devices are fixed. HiGHS solves it through `scipy.optimize.milp`. It proves
-a bound, too: the distance of a search to the bound is never less than its distance to the best plan. Judges that
+a bound, too: the distance of a search to the bound is never less than its distance to the best plan. Cost models that
 are not additive have no exact answer here, and are refused. Cost: seconds for 12 tables on four devices; exponential.
 """
 
@@ -33,25 +33,25 @@ from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdditiveJudge:
+class AdditiveCostModel:
     """The simplest cost model: every shard has a price, and devices add them up.
 
-        ms = lookups · columns · ms_a_number  +  columns · ms_a_column  +  ms_a_shard
+        ms = lookups · columns · ms_per_number  +  columns · ms_per_column  +  ms_per_shard
 
     Args:
-        ms_a_number: of reading one number for each sample of the batch.
-        ms_a_column: of sending one column of each sample there and back.
-        ms_a_shard: of a shard that does nothing else.
+        ms_per_number: of reading one number for each sample of the batch.
+        ms_per_column: of sending one column of each sample there and back.
+        ms_per_shard: of a shard that does nothing else.
     """
 
-    ms_a_number: float = 0.002
-    ms_a_column: float = 0.02
-    ms_a_shard: float = 0.05
+    ms_per_number: float = 0.002
+    ms_per_column: float = 0.02
+    ms_per_shard: float = 0.05
 
     def encode(self, shards: list[ShardProfile]) -> Float32[np.ndarray, "S 1"]:
         """The price of each shard."""
         prices = [
-            shard.lookups_a_sample * shard.dim * self.ms_a_number + shard.dim * self.ms_a_column + self.ms_a_shard
+            shard.pooling_factor * shard.dim * self.ms_per_number + shard.dim * self.ms_per_column + self.ms_per_shard
             for shard in shards
         ]
         return np.array(prices, dtype=np.float32)[:, None]
@@ -84,11 +84,11 @@ def exact_plan(space: SearchSpace, *, time_limit_s: float = 60.0) -> ExactPlan:
     """Solve to optimality, or as near as the time allows.
 
     Args:
-        space: with parts on distinct devices and an additive judge.
+        space: with parts on distinct devices and an additive cost model.
         time_limit_s: for the solver.
 
     Raises:
-        ConfigError: the judge is not additive.
+        ConfigError: the cost model is not additive.
         PlanError: nothing fits.
     """
     check_room(space.problem)
@@ -188,7 +188,7 @@ def _prices(space: SearchSpace) -> Float[np.ndarray, " S"]:
     """What each kind costs alone."""
     states = np.zeros((len(space.encodings), space.num_devices, space.encodings.shape[1]), dtype=np.float32)
     states[:, 0] = space.encodings
-    return device_costs(space.judge, states)[:, 0].astype(np.float64)
+    return device_costs(space.cost_model, states)[:, 0].astype(np.float64)
 
 
 def _check_additive(space: SearchSpace) -> None:
@@ -202,11 +202,11 @@ def _check_additive(space: SearchSpace) -> None:
     kinds = space.column_kind[:, 0]
     state = np.zeros((1, space.num_devices, space.encodings.shape[1]), dtype=np.float32)
     state[0, 0] = space.encodings[kinds].sum(axis=0)
-    together, alone = device_costs(space.judge, state)[0], _prices(space)[kinds].sum()
+    together, alone = device_costs(space.cost_model, state)[0], _prices(space)[kinds].sum()
     if abs(together[0] - alone) > 1e-3 * alone or np.abs(together[1:]).max(initial=0.0) > 1e-3 * alone:
         raise ConfigError(
-            expected="a judge whose prices add up, and do not depend on other devices",
+            expected="a cost model whose prices add up, and do not depend on other devices",
             found=f"all tables on one device cost {together[0]:.4g} ms, the sum of each alone is {alone:.4g} ms",
             where="exact plan",
-            ways_out=("milp.AdditiveJudge", "strategy annealing takes any judge"),
+            ways_out=("milp.AdditiveCostModel", "strategy annealing takes any cost model"),
         )

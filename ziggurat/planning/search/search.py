@@ -1,12 +1,12 @@
 """search: find a plan whose most expensive device is as cheap as possible, and fits.
 
-    problem, judge ──► SearchSpace ──► start (greedy) ──► anneal ──► SearchResult ──► problem.to_plan(…)
+    problem, cost model ──► SearchSpace ──► start (greedy) ──► anneal ──► SearchResult ──► problem.to_plan(…)
 
 Placing tables is bin packing with costs that do not add up, so an exact answer is for small cases (`milp.py`, additive
 costs). Greedy rules (`greedy.py`) are fast, and on the published benchmark 10 to 30 % from the best that is known;
 NeuroShard's beam over column cuts (`beam.py`) is better; annealing over moves, swaps and cuts (`annealing.py`) better
-still in the same time, and it can use whatever time there is. All take the same problem and judge, so that a comparison
-is a loop over `Strategy`.
+still in the same time, and it can use whatever time there is. All take the same problem and cost model, so that a
+comparison is a loop over `Strategy`.
 
 A search with `max_evaluations` finds the same plan each time; one with `budget_s` does not.
 """
@@ -21,7 +21,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from ziggurat.planning.cost_model import Judge, device_costs
+from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search.annealing import Anneal, AnnealingConfig, Best, Budget, anneal_in_numpy
 from ziggurat.planning.search.beam import beam_search
@@ -102,7 +102,7 @@ class SearchResult:
 
 def search(
     problem: PlanningProblem,
-    judge: Judge,
+    cost_model: CostModel,
     *,
     budget_s: float = 1.0,
     seed: int = 0,
@@ -113,7 +113,7 @@ def search(
 
     Args:
         problem: tables, devices, rules.
-        judge: prices.
+        cost_model: prices.
         budget_s: seconds; greedy rules need less, the beam stops between two rounds.
         seed: of all randomness.
         strategy: how.
@@ -126,7 +126,7 @@ def search(
     clock = time.process_time if config.clock is Clock.CPU else time.perf_counter
     began = clock()
     check_room(problem)
-    space = SearchSpace(problem, judge, parts=config.parts)
+    space = SearchSpace(problem, cost_model, parts=config.parts)
     engine = ""
     if strategy is Strategy.ANNEALING:
         best, engine = _anneal(space, config, seed=seed, budget=_rest(budget_s, config, clock, began))
@@ -139,7 +139,7 @@ def search(
         device_ms, held = space.price(assignments)
     else:
         states, held = space.sum_kinds(*kinds_of(space, best.pieces))
-        device_ms = device_costs(judge, states[None])[0].astype(np.float64)
+        device_ms = device_costs(cost_model, states[None])[0].astype(np.float64)
     return SearchResult(
         assignments=tuple(assignments or ()),
         pieces=tuple(best.pieces),

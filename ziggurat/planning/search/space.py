@@ -1,13 +1,13 @@
 """SearchSpace: a planning problem as arrays, so that a search can price thousands of changes in one call.
 
 Every way to cut a table gives one *kind* of shard (its parts are alike). Kinds are numbered through all tables; their
-encodings by the judge and their bytes are computed once:
+encodings by the cost model and their bytes are computed once:
 
     table 0:  whole │ halves │ quarters │ row_wise over 8 │ …          kind   0   1   2   3
     table 1:  whole │ halves │ …                                       kind   4   5
 
 so that a change of a plan is a few (device, kind, +1 or −1), and its effect on the state of a device the difference of
-rows of one matrix (S, H). Cost: one call of `Judge.encode` for all kinds, some ten a table.
+rows of one matrix (S, H). Cost: one call of `CostModel.encode` for all kinds, some ten a table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int
 
 from ziggurat.plan import Placement
-from ziggurat.planning.cost_model import Judge, device_costs
+from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem, ShardProfile
 
 
@@ -51,7 +51,7 @@ class SearchSpace:
 
     Args:
         problem: what to place.
-        judge: prices.
+        cost_model: prices.
         parts: rule for tables cut by columns.
 
     Attributes:
@@ -64,8 +64,10 @@ class SearchSpace:
         room: (P,) bytes.
     """
 
-    def __init__(self, problem: PlanningProblem, judge: Judge, *, parts: ColumnParts = ColumnParts.DISTINCT) -> None:
-        self.problem, self.judge, self.parts = problem, judge, parts
+    def __init__(
+        self, problem: PlanningProblem, cost_model: CostModel, *, parts: ColumnParts = ColumnParts.DISTINCT
+    ) -> None:
+        self.problem, self.cost_model, self.parts = problem, cost_model, parts
         num_tables = len(problem.tables)
         shards: list[ShardProfile] = []
         levels = [self._levels(table) for table in range(num_tables)]
@@ -81,7 +83,7 @@ class SearchSpace:
                 mine.append((option, len(shards)))
                 shards.append(problem.shards(table, option)[0])
             self.options.append(mine)
-        self.encodings: Float32[np.ndarray, "S H"] = np.ascontiguousarray(judge.encode(shards), dtype=np.float32)
+        self.encodings: Float32[np.ndarray, "S H"] = np.ascontiguousarray(cost_model.encode(shards), dtype=np.float32)
         self.bytes: Float[np.ndarray, " S"] = np.array([shard.memory_bytes for shard in shards], dtype=np.float64)
         self.allowed = np.zeros((num_tables, problem.num_devices), dtype=bool)
         for table in range(num_tables):
@@ -126,7 +128,7 @@ class SearchSpace:
     def price(self, assignments: Sequence[Assignment]) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
         """Milliseconds and bytes of every device."""
         states, held = self.states(assignments)
-        return device_costs(self.judge, states[None])[0].astype(np.float64), held
+        return device_costs(self.cost_model, states[None])[0].astype(np.float64), held
 
     def overflow(self, held: Float[np.ndarray, "... P"]) -> Float[np.ndarray, "..."]:
         """Bytes that do not fit, over all devices."""
@@ -151,5 +153,5 @@ class SearchSpace:
         states = np.zeros((self.num_tables, self.num_devices, self.encodings.shape[1]), dtype=np.float32)
         states[:, 0] = self.encodings[self.column_kind[:, 0]]
         return np.concatenate(
-            [device_costs(self.judge, part)[:, 0] for part in np.array_split(states, 1 + len(states) // 256)]
+            [device_costs(self.cost_model, part)[:, 0] for part in np.array_split(states, 1 + len(states) // 256)]
         )

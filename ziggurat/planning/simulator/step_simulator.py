@@ -31,7 +31,7 @@ from ziggurat.planning.cluster.cluster import Cluster, Device, Launch, Port
 from ziggurat.planning.costs.analytic import AnalyticCosts, HopSettings, ShardWork
 from ziggurat.planning.problem import TableProfile
 from ziggurat.planning.simulator.step_work import NetworkWork, StepWork, TowerWork
-from ziggurat.planning.simulator.timeline import Resource, Span, Task, Timeline, run_tasks
+from ziggurat.planning.simulator.timeline import Resource, SimulatedTask, Span, Timeline, run_tasks
 from ziggurat.typed import checked
 
 _PASSES_FORWARD, _PASSES_BACKWARD = 4.0, 8.0  # bytes a number: FP32, read or written once; twice that backward
@@ -122,14 +122,14 @@ class StepSimulator:
                 where=f"cluster {self.cluster.name}",
                 ways_out="plan for this cluster: ziggurat plan … --cluster",
             )
-        size = plan.ranks_a_group
+        size = plan.ranks_per_group
         costs = self.costs(group_size=size)
         loads = rank_loads(plan, self.work.tables, costs=costs)
         builder = _Step(self, costs, loads, group_size=size)
         spans = run_tasks(builder.tasks())
         end_s, least_s = max(span.end_s for span in spans), self.cluster.device.step_s
         if self.cluster.device.launch is Launch.AHEAD and end_s < least_s:
-            spans += (Span(Task("rest", Resource.COMPUTE, least_s - end_s), end_s, least_s),)
+            spans += (Span(SimulatedTask("rest", Resource.COMPUTE, least_s - end_s), end_s, least_s),)
         return Timeline(spans, self.cluster)
 
 
@@ -172,7 +172,7 @@ class _Step:
     ) -> None:
         self.work, self.settings, self.cluster = simulator.work, simulator.settings, simulator.cluster
         self.costs, self.load, self.group_size = costs, _busiest(loads), group_size
-        self.list: list[Task] = []
+        self.list: list[SimulatedTask] = []
         self.last: int | None = None  # what everything waits for if nothing overlaps
         self.parts = self.settings.num_parts if self.settings.overlap is not Overlap.NONE else 1
         device = self.cluster.device
@@ -182,7 +182,7 @@ class _Step:
         self.tower_s = self._tower_seconds(share)
         self.lookup_s, self.hop_s, self.back_hop_s, self.update_s = self._table_seconds(loads)
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[SimulatedTask]:
         """In the order of `parallel/pipeline.py`: below the last hop, above it, back."""
         full = self.settings.overlap is Overlap.FULL
         device = self.cluster.device
@@ -247,13 +247,13 @@ class _Step:
             inside, between = self._peer_bytes()
             size = self.cluster.world_size // self.group_size
             seconds = self._peer_hop_s(inside / self.parts, between / self.parts, num_groups=size)
-            return self._add("peer hop", self._link(), seconds, after=after)
+            return self._add("inter-group all-to-all", self._link(), seconds, after=after)
         return self._add("exchange", self._link(), seconds, after=after)
 
     def _tower_hop(self, *, after: tuple[int, ...], seconds: float) -> int:
-        spans_hosts = self.group_size > self.cluster.devices_a_host
+        spans_hosts = self.group_size > self.cluster.devices_per_host
         resource = Resource.BETWEEN if spans_hosts else Resource.INSIDE
-        return self._add("tower hop", resource, seconds, after=after)
+        return self._add("intra-group all-to-all", resource, seconds, after=after)
 
     # --------------------------------------------------------------------------------------------------- bytes, seconds
 
@@ -273,7 +273,7 @@ class _Step:
 
     def _hops(self, loads: Sequence[ShardWork]) -> list[float]:
         """Seconds of the embedding hop of every rank: of what it sends, or of what it receives, which is the mean."""
-        near, size = self.cluster.devices_a_host, len(loads)
+        near, size = self.cluster.devices_per_host, len(loads)
         inside, between = [load.sent_inside for load in loads], [load.sent_between for load in loads]
         if self.cluster.between.port is Port.HOST:  # what the ranks of a host send goes through one port
             between = [sum(between[host : host + near]) / near for host in range(0, size, near) for _ in range(near)]
@@ -311,14 +311,14 @@ class _Step:
         groups = self.cluster.world_size // self.group_size
         columns = max(sum(tower.output_dim for tower in self._own_towers()), self.work.output_dim / groups)
         a_peer = self.work.batch_size * columns * self.settings.between_bytes
-        near = max(1, self.cluster.devices_a_host // self.group_size)  # peers in one host, with itself
+        near = max(1, self.cluster.devices_per_host // self.group_size)  # peers in one host, with itself
         near = min(near, groups)
         return a_peer * (near - 1), a_peer * (groups - near)
 
     def _peer_hop_s(self, inside: float, between: float, *, num_groups: int) -> float:
         if num_groups == 1:
             return 0.0
-        near = min(max(1, self.cluster.devices_a_host // self.group_size), num_groups)
+        near = min(max(1, self.cluster.devices_per_host // self.group_size), num_groups)
         return self.costs.transfer_s(inside=inside, between=between, messages=(near - 1, num_groups - near))
 
     def _tower_bytes(self) -> float:
@@ -346,6 +346,6 @@ class _Step:
     def _add(self, name: str, resource: Resource, seconds: float, *, after: tuple[int, ...] = ()) -> int:
         if self.settings.overlap is Overlap.NONE and self.last is not None:
             after = (*after, self.last)
-        self.list.append(Task(name, resource, seconds, after))
+        self.list.append(SimulatedTask(name, resource, seconds, after))
         self.last = len(self.list) - 1
         return self.last

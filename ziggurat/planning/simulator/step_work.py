@@ -28,7 +28,7 @@ from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.plan import Towers
 from ziggurat.planning.problem import TableProfile
 
-_LAUNCHES_A_LAYER = 2  # the product, and what follows it
+_LAUNCHES_PER_LAYER = 2  # the product, and what follows it
 _SMALL_ROWS = 4  # rows of the tables of the model that is built to be counted
 
 
@@ -93,7 +93,7 @@ class StepWork:
         return self.bottom.num_parameters + self.top.num_parameters
 
     @property
-    def flop_a_sample(self) -> float:
+    def flop_per_sample(self) -> float:
         """Forward and backward, towers included."""
         parts = [self.bottom, self.top, *(tower.network for tower in self.towers)]
         return sum(part.forward_flop + part.backward_flop for part in parts)
@@ -157,7 +157,7 @@ def table_profiles(
         users = [spec for spec in inputs.lookups if spec.table == table.name]
         rows = sum(list_lengths.get(spec.name, 1.0) if isinstance(spec, JaggedSpec) else 1.0 for spec in users)
         dim = dims.get(table.name, table.embedding_dim or 1)
-        a_row, an_element = state_bytes(optimizer)
+        per_row, per_element = state_bytes(optimizer)
         profiles.append(
             TableProfile(
                 name=table.name,
@@ -165,8 +165,8 @@ def table_profiles(
                 dim=dim,
                 pooling_factor=rows,
                 num_features=len(users),
-                optimizer_bytes_a_row=a_row,
-                optimizer_bytes_an_element=an_element,
+                optimizer_bytes_per_row=per_row,
+                optimizer_bytes_per_element=per_element,
             )
         )
     return tuple(profiles)
@@ -200,7 +200,7 @@ def _network(modules: Sequence[nn.Module], *, on_raw_inputs: Sequence[nn.Module]
         backward_flop=float(flops.backward),
         numbers=float(sum(widths)),
         num_parameters=_num_parameters(modules),
-        launches=_LAUNCHES_A_LAYER * len(widths),
+        launches=_LAUNCHES_PER_LAYER * len(widths),
     )
 
 

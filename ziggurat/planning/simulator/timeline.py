@@ -26,7 +26,7 @@ class Resource(StrEnum):
 
 
 @dataclass(frozen=True)
-class Task:
+class SimulatedTask:
     """A piece of a step.
 
     Args:
@@ -46,7 +46,7 @@ class Task:
 class Span:
     """When a task ran."""
 
-    task: Task
+    task: SimulatedTask
     start_s: float
     end_s: float
 
@@ -107,7 +107,7 @@ class Timeline:
         return end_s
 
 
-def run_tasks(tasks: Sequence[Task]) -> tuple[Span, ...]:
+def run_tasks(tasks: Sequence[SimulatedTask]) -> tuple[Span, ...]:
     """Start every task as early as its resource and what it needs allow; tasks of one resource keep their order."""
     free = dict.fromkeys(Resource, 0.0)
     spans: list[Span] = []

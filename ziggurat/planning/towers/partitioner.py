@@ -51,7 +51,7 @@ from ziggurat.planning.towers.items import (
 )
 from ziggurat.planning.towers.local_search import Partition
 from ziggurat.planning.towers.plane import Plane, PlaneConfig, classical_scaling, learn_plane
-from ziggurat.planning.towers.report import TowerReport, report_on
+from ziggurat.planning.towers.report import PartitionReport, report_on
 from ziggurat.typed import checked
 
 _MOST_NAMES = 6
@@ -137,7 +137,7 @@ class TowerPartition:
         """The points of the plane."""
         return self.plane.coordinates
 
-    def report(self) -> TowerReport:
+    def report(self) -> PartitionReport:
         """Interaction within and across, loads and balance, beside the naive partition."""
         items = merge_by_table(self.features)
         naive = _towers_of(_dealt(items, num_towers=len(self.towers)), items, self.features)

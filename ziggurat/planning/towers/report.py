@@ -44,7 +44,7 @@ class TowerLoad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TowerReport:
+class PartitionReport:
     """A partition in numbers; `text()` prints it.
 
     Args:
@@ -116,7 +116,7 @@ def report_on(
     interactions: Float64[Tensor, "F F"],
     features: Sequence[FeatureLoad],
     notes: tuple[str, ...] = (),
-) -> TowerReport:
+) -> PartitionReport:
     """Measure the interactions and loads of a partition.
 
     Args:
@@ -143,7 +143,7 @@ def report_on(
                 within=_mean(pairs[off]),
             )
         )
-    return TowerReport(
+    return PartitionReport(
         strategy=towers.strategy,
         towers=tuple(loads),
         within=within,

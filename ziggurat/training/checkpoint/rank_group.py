@@ -26,7 +26,7 @@ from ziggurat.training.checkpoint.errors import error_from_json, error_to_json
 TIMEOUT_S = 1800.0
 
 
-class RankGroup:
+class CheckpointRanks:
     """The ranks that share a checkpoint. Without torch.distributed it is this process alone.
 
     Args:

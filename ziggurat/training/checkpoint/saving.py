@@ -23,7 +23,7 @@ from ziggurat.errors import CheckpointError
 from ziggurat.parallel.table_shard import as_shard
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
-from ziggurat.training.checkpoint.rank_group import RankGroup
+from ziggurat.training.checkpoint.rank_group import CheckpointRanks
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner, check_tensors, encode_state
 from ziggurat.training.checkpoint.storage import CheckpointWriter
 
@@ -38,7 +38,7 @@ class Saving:
         pinned: mark the checkpoint so that it is never pruned.
     """
 
-    def __init__(self, folder: Path, *, step: int, ranks: RankGroup, pinned: bool) -> None:
+    def __init__(self, folder: Path, *, step: int, ranks: CheckpointRanks, pinned: bool) -> None:
         self.step = step
         self._folder, self._ranks, self._pinned = folder, ranks, pinned
         self._final = retention.step_folder(folder, step)

@@ -31,7 +31,7 @@ from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
-from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, RankGroup
+from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, CheckpointRanks
 from ziggurat.training.checkpoint.restore import Match, check_into, fresh_tensors, read_tensors
 from ziggurat.training.checkpoint.saving import Saving
 from ziggurat.training.checkpoint.storage import CheckpointReader
@@ -119,7 +119,7 @@ class CheckpointStore:
         self.folder = Path(folder)
         self.config = config or CheckpointConfig()
         self.leftovers: tuple[str, ...] = ()
-        self._ranks = RankGroup(process_group, timeout_s=self.config.timeout_s)
+        self._ranks = CheckpointRanks(process_group, timeout_s=self.config.timeout_s)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._replaceable: set[int] = set()  # steps that this store saved, loaded or found damaged

@@ -1,4 +1,4 @@
-"""NeuroShardJudge: NeuroShard's released cost models (Zha et al., arXiv 2305.01868) as a `Judge`, from plain arrays.
+"""NeuroShardCostModel: NeuroShard's released cost models (Zha et al., arXiv 2305.01868), from plain arrays.
 
     shard (20 features) ──MLP──► 32 numbers, summed over the device ──MLP──► compute ms
     sums of columns of all devices ──MLP──► backward exchange ms of each device
@@ -26,8 +26,8 @@ _REMEMBERED = 1 << 16
 Layers = list[tuple[np.ndarray, np.ndarray]]
 
 
-class NeuroShardJudge:
-    """The judge of the published benchmark.
+class NeuroShardCostModel:
+    """The cost model of the published benchmark.
 
     Args:
         path: of `judge.npz`.
@@ -138,7 +138,7 @@ def problem_of(tables: Sequence[dict[str, float]], *, num_devices: int = 4, memo
 
 def _features(shard: ShardProfile) -> list[float]:
     values = {f"bin_{number}": share for number, share in enumerate(shard.table.reuse)}
-    values |= {"dim": shard.dim, "pooling_factor": shard.lookups_a_sample, "row": shard.num_rows}
+    values |= {"dim": shard.dim, "pooling_factor": shard.pooling_factor, "row": shard.num_rows}
     return [float(values[name]) for name in FEATURES]
 
 

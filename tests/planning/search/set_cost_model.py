@@ -1,4 +1,4 @@
-"""A small judge for tests whose prices do not add up, and problems to go with it."""
+"""A small cost model for tests whose prices do not add up, and problems to go with it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfil
 ALL = tuple(Placement)
 
 
-class RootJudge:
+class RootCostModel:
     """A device costs 1 + √(Σ a) + its columns; everybody waits for a tenth of the busiest. One launch is free."""
 
     def encode(self, shards: Sequence[ShardProfile]) -> np.ndarray:
-        return np.array([[shard.lookups_a_sample * shard.dim, shard.dim / 8] for shard in shards], dtype=np.float32)
+        return np.array([[shard.pooling_factor * shard.dim, shard.dim / 8] for shard in shards], dtype=np.float32)
 
     def local(self, states: np.ndarray) -> np.ndarray:
         work = np.sqrt(np.maximum(states[:, 0], 0.0))
@@ -27,7 +27,7 @@ class RootJudge:
         return (own + 0.1 * own.max(axis=1, keepdims=True)).astype(np.float32)
 
 
-class GuessingJudge(RootJudge):
+class GuessingCostModel(RootCostModel):
     """The same, with an estimate of the exchange."""
 
     def estimate(self, local: np.ndarray) -> np.ndarray:
@@ -42,7 +42,7 @@ def random_problem(
     room: float = 1.3,
     placements: tuple[Placement, ...] = ALL,
     allowed: tuple[tuple[int, ...] | None, ...] = (),
-    devices_a_host: int = 0,
+    devices_per_host: int = 0,
 ) -> PlanningProblem:
     """Tables of 4 to 64 columns; devices have `room` times the mean of what all tables need."""
     rng = np.random.default_rng(seed)
@@ -52,7 +52,7 @@ def random_problem(
             num_rows=int(rng.integers(100, 4000)),
             dim=int(2 ** rng.integers(2, 7)),
             pooling_factor=float(rng.lognormal(1.0, 1.0)),
-            optimizer_bytes_a_row=4,
+            optimizer_bytes_per_row=4,
         )
         for index in range(num_tables)
     )
@@ -65,5 +65,5 @@ def random_problem(
         reserve_bytes=1000,
         placements=placements,
         allowed=allowed,
-        devices_a_host=devices_a_host,
+        devices_per_host=devices_per_host,
     )
