@@ -16,6 +16,7 @@ from ziggurat.cli.verbs import _any_schema
 from ziggurat.config import override, to_json
 from ziggurat.recipes.catalogue import recipe_named
 
+SLICES = ("--slices", "--slice-min-rows", "--report")
 FROZEN = {
     "demo": {"--out", "--no-ranks"},
     "train": {
@@ -24,7 +25,7 @@ FROZEN = {
         *("--plan", "--tower-size", "--dense", "--wire"),
         *(f"--{name}" for name in SHORT),
     },
-    "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split"},
+    "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", *SLICES},
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "embeddings": {"--step", "--out", "--model"},
     "data inspect": {"--write-schema", "--label", "--separator"},

@@ -78,11 +78,17 @@ def test_the_whole_story(place: Path) -> None:
     together = pl.read_parquet("together.parquet")
     assert together["row"].equals(alone["row"])
     np.testing.assert_allclose(together["click"], alone["click"], atol=1e-6)
-    assert main(["evaluate", "runs/two", "events.parquet", "--json", "alone.json"]) == 0
-    assert run(2, place, "evaluate", "runs/two", "events.parquet", "--json", "together.json") == [0, 0]
+    evaluate = ["evaluate", "runs/two", "events.parquet"]
+    evaluate += ["--slices", "item,timestamp", "--slice-min-rows", "40", "--json"]
+    assert main([*evaluate, "alone.json"]) == 0
+    assert run(2, place, *evaluate, "together.json") == [0, 0]
     one, two = (json.loads((place / f"{name}.json").read_text()) for name in ("alone", "together"))
     assert one["num_rows"] == two["num_rows"] == 3000
     assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+    assert len(one["slices"]) == len(two["slices"]) > 3
+    for left, right in zip(one["slices"], two["slices"], strict=True):
+        assert left | {"metrics": 0} == right | {"metrics": 0}
+        assert right["metrics"] == pytest.approx(left["metrics"], abs=1e-5, nan_ok=True)
     assert ziggurat.Plan.load(folder / "plan.json") == plan
     assert load_run("runs/two").config.parallel.tower_size == 1
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import add_model_argument, own_models
-from ziggurat.cli.tables import print_line
+from ziggurat.cli.tables import print_line, print_table
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run
+    from ziggurat.training.evaluation import Evaluation
 
 EVALUATE_SUMMARY = "exact metrics of a trained run on raw files (same columns as its training data), or on its own rows"
 EVALUATE_EPILOG = """Says so where a file is one that the run was trained on: its own test rows are --split test.
@@ -61,7 +63,21 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranking-k", type=int, default=10, metavar="K", help="places that count in ndcg@K and recall@K (default: 10)"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write metrics and calibration there")
+    parser.add_argument(
+        "--slices",
+        metavar="A,B",
+        default="",
+        help="also the metrics by column or feature of files: known and unknown ids, frequent values, the others",
+    )
+    parser.add_argument(
+        "--slice-min-rows",
+        type=int,
+        default=100,
+        metavar="N",
+        help="rows that a value needs for a slice of its own (default: %(default)s)",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write metrics, calibration and slices there")
+    parser.add_argument("--report", action="store_true", help="also show the result in the run's report.html")
 
 
 def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +110,11 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     """Metrics on raw files, or on a split of the run."""
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
+    from ziggurat.runs.slices import SliceConfig
     from ziggurat.training.evaluation import metrics_line
     from ziggurat.training.progress import show_progress
-    from ziggurat.training.run_folder import EVALUATION
+    from ziggurat.training.report import write_report
+    from ziggurat.training.run_folder import EVALUATION, RunFolder
 
     _files_or_split(options)
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
@@ -106,7 +124,14 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             evaluation = run.evaluate_split(options.split, progress=progress, ranking_k=options.ranking_k)
         else:
             bad_rows = BadRowPolicy(options.bad_rows)
-            evaluation = run.evaluate(options.data, bad_rows=bad_rows, progress=progress, ranking_k=options.ranking_k)
+            columns = tuple(name.strip() for name in options.slices.split(",") if name.strip())
+            evaluation = run.evaluate(
+                options.data,
+                bad_rows=bad_rows,
+                progress=progress,
+                ranking_k=options.ranking_k,
+                slices=SliceConfig(columns=columns, min_rows=options.slice_min_rows),
+            )
         progress.end()
         if run.team.is_first:
             what = f"{options.split} rows of the run" if options.split else "rows"
@@ -114,12 +139,35 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
             print_line(metrics_line(evaluation.metrics))
             if not options.split:
                 _print_unknown(run)
+            _print_slices(evaluation)
             if options.json:
                 EVALUATION.write(options.json, evaluation.to_json())
+            if options.report:
+                EVALUATION.write(RunFolder(run.folder).evaluation("evaluated"), evaluation.to_json())
+                print_line(f"report {write_report(run.folder)}")
     return 0
 
 
+def _print_slices(evaluation: Evaluation) -> None:
+    shown = [
+        (each.column, each.value, f"{each.num_rows:,}", *map(_shown, each.metrics.values()))
+        for each in evaluation.slices
+    ]
+    print_table(("slice", "value", "rows", *evaluation.metrics), shown)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.5f}" if math.isfinite(value) else "–"
+
+
 def _files_or_split(options: argparse.Namespace) -> None:
+    if options.split and options.slices:
+        raise ConfigError(
+            expected="--slices with files: a split of the run is encoded, and holds no values any more",
+            found=f"--split {options.split} --slices {options.slices}",
+            where="command line",
+            ways_out=("name the file of those rows", "leave --slices out"),
+        )
     if bool(options.data) == bool(options.split):
         raise ConfigError(
             expected="either files, or --split train, valid or test",

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from ziggurat.config import from_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.data.raw.source import FileFormat, RawSource
+from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -46,6 +47,7 @@ from ziggurat.runs.scoring import (
     scored_frames,
     write_frames,
 )
+from ziggurat.runs.slices import SliceConfig, Slicer
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches, scores_of
 from ziggurat.training.metrics import MetricFunction
@@ -86,6 +88,7 @@ class Run:
         progress: Progress | None = None,
         ranking_k: int = DEFAULT_RANKING_K,
         metrics: Mapping[str, MetricFunction] | None = None,
+        slices: SliceConfig | Sequence[str] = (),
     ) -> Evaluation:
         """Exact metrics on raw data that has the schema's columns, labels included.
 
@@ -97,10 +100,14 @@ class Run:
             progress: shows rows, and the warning; without it the warning goes to the log.
             ranking_k: places that count in ndcg@K and recall@K.
             metrics: functions of your own, by name.
+            slices: columns, or features by name, to give the metrics by as well; see `slices.py`.
         """
+        by = slices if isinstance(slices, SliceConfig) else SliceConfig(columns=tuple(slices))
+        slicer = Slicer(by, preprocessing=self.preprocessing) if by.columns else None
         self._warn_of_known(data, progress)
-        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows)
-        return self._evaluated((own_rows(self, table) for _, table in chunks), progress, ranking_k, metrics)
+        keep = () if slicer is None else slicer.raw_columns
+        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, keep=keep)
+        return self._evaluated(self._own_batches(chunks, slicer), progress, ranking_k, metrics, slicer)
 
     def evaluate_split(
         self,
@@ -185,12 +192,21 @@ class Run:
     def _repr_html_(self) -> str:
         return html_of(self)
 
+    def _own_batches(self, chunks: Iterable[tuple[RawChunk, pa.Table]], slicer: Slicer | None) -> Iterator[Batch]:
+        """The rows of chunks that this rank scores; the slicer hears of all."""
+        for chunk, table in chunks:
+            batch = own_rows(self, table)
+            if slicer is not None:
+                slicer.add(chunk, table, own=batch.row_ids)
+            yield batch
+
     def _evaluated(
         self,
         batches: Iterable[Batch],
         progress: Progress | None,
         ranking_k: int,
         metrics: Mapping[str, MetricFunction] | None,
+        slices: Slicer | None = None,
     ) -> Evaluation:
         return evaluate_batches(
             self.model,
@@ -200,6 +216,7 @@ class Run:
             process_group=self.team.process_group,
             ranking_k=ranking_k,
             metrics=metrics,
+            slices=slices,
         )
 
     def _warn_of_known(self, data: Any, progress: Progress | None) -> None:

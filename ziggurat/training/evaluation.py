@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.batch import Batch
@@ -29,6 +30,32 @@ from ziggurat.training.progress import NoProgress, Progress
 from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
 
 
+class SliceSource(Protocol):
+    """What divides the samples of an evaluation; complete when all its batches were read."""
+
+    def numbers(self) -> NDArray[np.int64]:
+        """(samples of this rank, columns) the number of each sample's value."""
+        ...
+
+    def slices(self) -> Iterable[tuple[str, str, int, int, list[int]]]:
+        """(column, value, samples of all ranks, column of `numbers`, numbers that belong)."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The metrics of some of the samples: those whose `column` has this `value`."""
+
+    column: str
+    value: str
+    num_rows: int
+    metrics: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """The slice as plain data."""
+        return {"column": self.column, "value": self.value, "num_rows": self.num_rows, "metrics": self.metrics}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Result of one evaluation.
@@ -37,11 +64,13 @@ class Evaluation:
         num_rows: samples evaluated.
         metrics: name to value; with several labels the names end in `/label`.
         curves: for each binary label, points of the calibration curve.
+        slices: metrics of parts of the samples, if any were asked for.
     """
 
     num_rows: int
     metrics: dict[str, float]
     curves: dict[str, list[dict[str, float]]]
+    slices: tuple[Slice, ...] = ()
 
     def __repr__(self) -> str:
         return f"Evaluation({self.num_rows:,} rows: {metrics_line(self.metrics)})"
@@ -52,7 +81,8 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """The evaluation as plain data."""
-        return {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
+        data = {"num_rows": self.num_rows, "metrics": self.metrics, "curves": self.curves}
+        return data | ({"slices": [each.to_json() for each in self.slices]} if self.slices else {})
 
 
 def metrics_line(metrics: Mapping[str, float]) -> str:
@@ -114,6 +144,7 @@ def evaluate_batches(
     process_group: dist.ProcessGroup | None = None,
     ranking_k: int = DEFAULT_RANKING_K,
     metrics: Mapping[str, MetricFunction] | None = None,
+    slices: SliceSource | None = None,
 ) -> Evaluation:
     """Exact metrics and calibration of a model over batches.
 
@@ -125,6 +156,7 @@ def evaluate_batches(
         process_group: the ranks that evaluate together; calibration curves are on the first alone.
         ranking_k: places that count in ndcg@k and recall@k.
         metrics: functions of the user's own by name.
+        slices: parts of the samples to compute the metrics of as well.
     """
     device = next(iter(model.parameters()), torch.zeros(())).device
     accumulator = MetricAccumulator(
@@ -138,7 +170,16 @@ def evaluate_batches(
         total = torch.tensor(num_rows, device=device)
         dist.all_reduce(total, group=process_group)
         num_rows = int(total)
-    return Evaluation(num_rows=num_rows, metrics=accumulator.compute(), curves=_curves(accumulator, inputs))
+    found, curves = accumulator.compute(), _curves(accumulator, inputs)
+    parts = () if slices is None else tuple(_slices(accumulator, slices))
+    return Evaluation(num_rows=num_rows, metrics=found, curves=curves, slices=parts)
+
+
+def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Slice]:
+    numbers = accumulator.gather(source.numbers())
+    for column, value, num_rows, index, own in source.slices():
+        metrics = accumulator.compute_where(np.isin(numbers[:, index], own))
+        yield Slice(column=column, value=value, num_rows=num_rows, metrics=metrics)
 
 
 def _curves(accumulator: MetricAccumulator, inputs: InputSpec) -> dict[str, list[dict[str, float]]]:

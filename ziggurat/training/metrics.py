@@ -231,7 +231,29 @@ class MetricAccumulator:
 
         With a process group all its ranks must call this together.
         """
+        return self._named(self._gather())
+
+    def gather(self, rows: NDArray) -> NDArray:
+        """Something of each sample beside its scores, in the order of the samples: of all ranks on the first."""
+        group = self._process_group
+        return rows if group is None else gather_rows(rows, group=group, device=self._device)
+
+    def compute_where(self, keep: NDArray[np.bool_]) -> dict[str, float]:
+        """`compute` for some of the samples alone.
+
+        Args:
+            keep: (n,) which samples; on the first rank one for each sample of all ranks, on the others none.
+        """
         columns = self._gather()
+        kept = _Columns(
+            scores=columns.scores[keep],
+            labels=columns.labels[keep],
+            weights=columns.weights[keep] if columns.weights.size else columns.weights,
+            groups=columns.groups[keep] if columns.groups.size else columns.groups,
+        )
+        return self._named(kept)
+
+    def _named(self, columns: _Columns) -> dict[str, float]:
         values = [value for index in range(len(self.inputs.labels)) for value in self._metrics(columns, index)]
         names = metric_names(
             self.inputs.labels, has_groups=self.inputs.has_groups, ranking_k=self.ranking_k, own=self._own

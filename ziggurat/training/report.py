@@ -62,6 +62,7 @@ def write_report(folder: str | Path) -> Path:
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
         _metrics_table(evaluations),
+        _slices_section(evaluations),
         "<h2>Training</h2><div class=plots>",
         *(_svg(figure) for figure in training_figures(records, best_step=best)),
         "</div>",
@@ -133,6 +134,24 @@ def _metrics_table(evaluations: dict[str, Any]) -> str:
     has_ne = any(name.split("/")[0] == "ne" for name in names)
     table = f"<table><tr><th>metric{head}<tr><td>rows{counts}{rows}</table>"
     return f"<h2>Final evaluation</h2>{table}{note if has_ne else ''}"
+
+
+def _slices_section(evaluations: dict[str, Any]) -> str:
+    """The metrics by slice of evaluations that have them."""
+    parts = []
+    for split, value in evaluations.items():
+        slices = value.get("slices", [])
+        if not slices:
+            continue
+        head = "".join(f"<th class=n>{html.escape(name)}" for name in value["metrics"])
+        rows = "".join(
+            f"<tr><td>{html.escape(each['column'])}<td>{html.escape(each['value'])}<td class=n>{each['num_rows']:,}"
+            + "".join(f"<td class=n>{_shown(each['metrics'].get(name))}" for name in value["metrics"])
+            for each in slices
+        )
+        table = f"<div class=wide><table><tr><th>slice<th>value<th class=n>rows{head}{rows}</table></div>"
+        parts.append(f"<h2>Slices, {html.escape(split)}</h2>{table}")
+    return "".join(parts)
 
 
 def changed_settings(config: dict[str, Any]) -> list[tuple[str, str, str]]:
