@@ -208,3 +208,10 @@ def test_recipes_lists_every_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for recipe in RECIPES:
         assert recipe.__name__ in shown
+
+
+def test_a_run_in_place_of_a_recipe_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text("{}")
+    assert main(["train", str(tmp_path / "a")]) != 0
+    assert "--resume" in capsys.readouterr().err

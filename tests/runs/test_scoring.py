@@ -150,6 +150,15 @@ def test_what_cannot_be_written_is_refused_first(trained: Path, keep: tuple[str,
     assert not Path(out).exists()
 
 
+def test_what_is_no_data_is_refused(trained: Path) -> None:
+    run = load_run("runs/a")
+    for wrong in (5, None, [1]):
+        with pytest.raises(ConfigError, match="names of files"):
+            run.predict(wrong)
+    with pytest.raises(ConfigError, match="a RunConfig"):
+        ziggurat.train_run("std.csv", folder="runs/wrong")  # type: ignore[arg-type]
+
+
 def test_scores_never_replace_the_data(trained: Path, tmp_path: Path) -> None:
     run = load_run("runs/a")
     source = Path(run.config.data.train[0])

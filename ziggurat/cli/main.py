@@ -214,7 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             end_process(2, after=error)
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("\ninterrupted; a run goes on from its last checkpoint with --resume\n")
+        sys.stderr.write(
+            "\ninterrupted; a run goes on from its last checkpoint with --resume; before the first one, give the same "
+            "command again (prepared data is kept)\n"
+        )
         return 130
 
 

@@ -210,6 +210,16 @@ def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             where="command line",
             ways_out=("see the recipes: ziggurat recipes", "ziggurat train movielens_dlrm"),
         )
+    if (Path(options.recipe) / "config.json").is_file():
+        raise ConfigError(
+            expected="a recipe, --config FILE, or RUN --resume",
+            found=f"{options.recipe}, the folder of a run",
+            where="command line",
+            ways_out=(
+                f"go on: ziggurat train {options.recipe} --resume",
+                f"repeat it: ziggurat train --config {options.recipe}/config.json --out FOLDER",
+            ),
+        )
     schema = None
     if options.schema:
         from ziggurat.features.schema_io import read_schema

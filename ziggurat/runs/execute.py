@@ -157,6 +157,13 @@ def train_run(
         ConfigError, PlanError: parts of the config contradict each other; nothing was read or written.
         TopologyError: the ranks do not form what was asked for, or one of them is gone.
     """
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            expected="a RunConfig",
+            found=type(config).__name__,
+            where="train_run, config",
+            ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
+        )
     config.check(metrics=metrics or ())
     run = RunFolder(Path(folder))
     with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):

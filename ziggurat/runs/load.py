@@ -37,6 +37,7 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.scoring import (
     as_polars,
+    check_data,
     check_output,
     encoded_chunks,
     is_frame,
@@ -167,6 +168,7 @@ class Run:
             SchemaError, DataError: the data does not fit the schema.
         """
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
+        check_data(data)
         schema = output_schema(self, data, keep=keep)
         if out is not None:
             check_output(out, schema)

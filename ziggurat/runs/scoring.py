@@ -79,6 +79,23 @@ def is_frame(data: Any) -> bool:
     return isinstance(data, Mapping) or hasattr(data, "columns")
 
 
+def check_data(data: Any) -> None:
+    """Refuse what is neither a table nor names of files.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    names = [data] if isinstance(data, str | Path) else data
+    if is_frame(data) or (isinstance(names, Sequence) and all(isinstance(name, str | Path) for name in names)):
+        return
+    raise ConfigError(
+        expected="a frame (polars, pandas, Arrow, a dict of columns), or names of files",
+        found=type(data).__name__,
+        where="data to score",
+        ways_out=('run.predict(["new.parquet"])', "run.predict(frame)"),
+    )
+
+
 def as_polars(data: Any) -> pl.DataFrame:
     """A table in memory as a polars frame.
 
