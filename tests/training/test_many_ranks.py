@@ -151,8 +151,10 @@ def test_plans_that_cannot_be_executed_are_refused_on_all_ranks(change: str, wor
         assert words in outcome
 
 
-def test_compiling_on_many_ranks_is_refused(tmp_path: Path) -> None:
-    for outcome in run_ranks(train_to_error, 2, 2, as_data(Case()), str(tmp_path), {"compile": Compile.DEFAULT}):
+def test_compiling_a_network_in_parts_is_refused(tmp_path: Path) -> None:
+    """Copies are compiled; under FSDP reductions would be left out."""
+    case = as_data(Case(dense=DenseParallelism.FSDP))
+    for outcome in run_ranks(train_to_error, 2, 2, case, str(tmp_path), {"compile": Compile.DEFAULT}):
         assert outcome.startswith("ConfigError")
 
 

@@ -135,7 +135,7 @@ def test_an_own_model_with_weights_that_no_sample_uses():
 
 def test_a_loss_weight_that_is_not_the_losses_is_refused():
     """Denominators travel ahead of the loss: they must be what the loss divides by."""
-    assert run_ranks(wrong_weight, 1) == ["override loss_weight beside loss"]
+    assert run_ranks(wrong_weight, 1) == ["make the loss a method of the model, and override loss_weight beside it"]
 
 
 def wrong_weight(rank: int) -> str:
