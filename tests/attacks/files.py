@@ -379,20 +379,27 @@ def table(cases: list[Case]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Attack, print every defect and the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=300)
+def run_attack(
+    attack: Callable[..., list[Case]], arguments: list[str] | None, *, doc: str | None, count: int, shown: int
+) -> int:
+    """Attack as the command line says, print every defect (so many last characters of it) and the table."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600.0, help="start no case after this long")
     options = parser.parse_args(arguments)
     cases = attack(count=options.count, seed=options.seed, seconds=options.seconds)
     bad = [case for case in cases if case.outcome in DEFECTS]
     for case in bad:
-        print(f"case {case.number}, {case.target}, {case.what}: {case.outcome}\n  {case.detail[-700:]}")
+        print(f"case {case.number}, {case.target}, {case.what}: {case.outcome}\n  {case.detail[-shown:]}")
     print(f"seed {options.seed}, {len(cases)} of {options.count} cases")
     print(table(cases))
     return 1 if bad else 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Attack, print every defect and the table."""
+    return run_attack(attack, arguments, doc=__doc__, count=300, shown=700)
 
 
 if __name__ == "__main__":

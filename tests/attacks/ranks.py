@@ -14,7 +14,6 @@ after the restart); crashed (any other end); hung (no end within `LIMIT_S`). The
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import random
@@ -26,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.files import DEFECTS, Case, table
+from tests.attacks.files import Case, run_attack
 from tests.end_to_end import test_killed_ranks as killed
 from tests.end_to_end import test_stopped_ranks as stopped
 from tests.training.rank_runs import model_of, plan_of, training_config
@@ -205,18 +204,7 @@ def attack(*, count: int, seed: int, seconds: float) -> list[Case]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Attack, print every defect and the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=600.0, help="start no case after this long")
-    options = parser.parse_args(arguments)
-    cases = attack(count=options.count, seed=options.seed, seconds=options.seconds)
-    bad = [case for case in cases if case.outcome in DEFECTS]
-    for case in bad:
-        print(f"case {case.number}, {case.target}, {case.what}: {case.outcome}\n  {case.detail[-1500:]}")
-    print(f"seed {options.seed}, {len(cases)} of {options.count} cases")
-    print(table(cases))
-    return 1 if bad else 0
+    return run_attack(attack, arguments, doc=__doc__, count=30, shown=1500)
 
 
 if __name__ == "__main__":
