@@ -16,7 +16,7 @@ from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import CompareConfig, compare
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.compare_report import markdown, plot
-from ziggurat.training.progress import show_progress
+from ziggurat.training.report.progress import show_progress
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -24,8 +24,8 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.baselines import Popularity
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.training.evaluation import ordered_batches
-from ziggurat.training.metrics import auc
-from ziggurat.training.progress import show_progress
+from ziggurat.training.metrics.accumulator import auc
+from ziggurat.training.report.progress import show_progress
 
 SEEDS = {
     "movielens_logistic_regression": 3,

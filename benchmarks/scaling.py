@@ -15,7 +15,7 @@ from benchmarks.report import Report
 from ziggurat.studies.compare_data import ComparedData
 from ziggurat.studies.scaling_report import markdown, plot
 from ziggurat.studies.scaling_runs import ScaleConfig, factors_of, scale
-from ziggurat.training.progress import show_progress
+from ziggurat.training.report.progress import show_progress
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:

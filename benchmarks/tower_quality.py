@@ -47,8 +47,8 @@ from ziggurat.recipes.run_config import RanksConfig, RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.partition import partition_run
 from ziggurat.training.config import Precision
-from ziggurat.training.progress import Progress, show_progress
-from ziggurat.training.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.report.progress import Progress, show_progress
 
 SEEDS = 5
 _BEST_AUC_ROWS = 200_000

@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from ziggurat.runs.load import Run as Run
     from ziggurat.runs.load import load_run as load_run
     from ziggurat.training.config import TrainingConfig as TrainingConfig
-    from ziggurat.training.progress import show_progress as show_progress
+    from ziggurat.training.report.progress import show_progress as show_progress
     from ziggurat.training.trainer import Trainer as Trainer
 
 _HOMES = {
@@ -158,7 +158,7 @@ _HOMES = {
     "ziggurat.runs.load": ("Run", "load_run"),
     "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),
     "ziggurat.training.config": ("TrainingConfig",),
-    "ziggurat.training.progress": ("show_progress",),
+    "ziggurat.training.report.progress": ("show_progress",),
     "ziggurat.training.trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -55,8 +55,8 @@ from ziggurat.runs.verify import verify_run
 from ziggurat.studies.compare_runs import RECORD_FORMAT, RunRecord
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.position import Position
-from ziggurat.training.records import read_records
-from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS
+from ziggurat.training.records.log import read_records
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS
 
 OUTCOMES = ("found", "rebuilt", "same", "accepted", "silent", "crashed", "hung")
 DEFECTS = ("silent", "crashed", "hung")

@@ -22,7 +22,7 @@ from ziggurat.parallel.wire import Rounding, WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.rank_report import rank_sections
+from ziggurat.training.report.ranks import rank_sections
 
 BATCH, GLOBAL_BATCH = 64, 65_536  # gradients are as small as in a batch of 65,536
 TABLE = "user"

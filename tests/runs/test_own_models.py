@@ -25,7 +25,7 @@ from ziggurat.models.build import kind_of
 from ziggurat.recipes.catalogue import RECIPES, recipe_named, table_run
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.load import load_run
-from ziggurat.training.run_folder import CONFIG
+from ziggurat.training.records.run_folder import CONFIG
 
 OWN = ["--model", "tests.models.own_model:OwnConfig"]
 DATA = ["--data.train", "events.parquet", "--schema", "my.toml"]

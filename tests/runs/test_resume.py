@@ -20,7 +20,7 @@ from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.load import load_run
 from ziggurat.runs.resume import config_to_resume
-from ziggurat.training.run_folder import CONFIG, RunFolder
+from ziggurat.training.records.run_folder import CONFIG, RunFolder
 
 SCHEMA = ziggurat.Schema(
     features=(

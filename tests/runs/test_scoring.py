@@ -19,7 +19,7 @@ from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.data_record import DataRecord, known_files
 from ziggurat.runs.load import load_run
 from ziggurat.studies.compare_finished import compare_finished
-from ziggurat.training.run_folder import RunFolder
+from ziggurat.training.records.run_folder import RunFolder
 
 SCHEMA = ziggurat.Schema(
     features=(

@@ -9,7 +9,7 @@ from ziggurat.features.schema import Categorical, Label, Schema, Task
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.training.config import EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import stop_metric
-from ziggurat.training.suspicion import suspicious
+from ziggurat.training.metrics.suspicion import suspicious
 
 CLICK, BUY = Label(name="click"), Label(name="buy")
 PRICE = Label(name="price", task=Task.REGRESSION)

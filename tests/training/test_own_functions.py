@@ -19,7 +19,7 @@ from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Better, EarlyStopConfig
-from ziggurat.training.metrics import MetricAccumulator, auc
+from ziggurat.training.metrics.accumulator import MetricAccumulator, auc
 from ziggurat.training.trainer import Trainer
 
 

@@ -13,7 +13,7 @@ from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
 from ziggurat.models import RankingModel, TowerModuleConfig, TowerModuleKind, build_model
 from ziggurat.plan import Towers
 from ziggurat.training.config import Compile, Precision
-from ziggurat.training.startup import startup_report
+from ziggurat.training.report.startup import startup_report
 from ziggurat.training.step import TrainStep
 
 TOWERS = Towers(towers=(("tags", "user"), ("item",)), strategy="by hand")

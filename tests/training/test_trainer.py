@@ -23,7 +23,7 @@ from ziggurat.training.config import (
     ScheduleConfig,
     TrainingConfig,
 )
-from ziggurat.training.progress import NoProgress
+from ziggurat.training.report.progress import NoProgress
 from ziggurat.training.trainer import FitResult, Trainer
 
 SMALL = DLRMConfig(

@@ -92,7 +92,7 @@ def scale(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.studies.scaling_report import LAW_COLUMNS, law_rows, point_columns, point_rows, write_scaling
     from ziggurat.studies.scaling_runs import ScaleConfig, factors_of
     from ziggurat.studies.scaling_runs import scale as run_scaling
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     changes = settings_given(rest)
     _refuse_groups(changes, groups=("model.",), why="a study of scaling sets the sizes of models itself")
@@ -128,7 +128,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
         model_rows,
         write_comparison,
     )
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     changes = settings_from(options, rest)
     if len(options.data) > 1 or (Path(options.data[0]) / "config.json").is_file():

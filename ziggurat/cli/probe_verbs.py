@@ -39,7 +39,7 @@ def probe(options: argparse.Namespace) -> int:
     from ziggurat.planning.costs.probe_tables import DrawConfig
     from ziggurat.runs.probe import ProbeConfig
     from ziggurat.runs.probe import probe as run_probe
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     draw = dataclasses.replace(DrawConfig(), num_samples=options.samples)
     config = ProbeConfig(minutes=options.minutes, draw=draw)

@@ -112,9 +112,9 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.load import open_run
     from ziggurat.runs.slices import SliceConfig
     from ziggurat.training.evaluation import metrics_line
-    from ziggurat.training.progress import show_progress
-    from ziggurat.training.report import write_report
-    from ziggurat.training.run_folder import EVALUATION, RunFolder
+    from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+    from ziggurat.training.report.page import write_report
+    from ziggurat.training.report.progress import show_progress
 
     _files_or_split(options)
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
@@ -184,7 +184,7 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
     """Scores of raw files."""
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     keep = tuple(name.strip() for name in options.keep.split(",") if name.strip())
     with open_run(options.run, step=options.step, models=own_models(options)) as run:

@@ -26,7 +26,7 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
     from ziggurat.runs.demo import run_demo
     from ziggurat.runs.demo_towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     result = run_demo(Path(options.out), progress=show_progress())
     print_line(f"\nMovieLens-1M, time split, like = rating of 4 or more ({result.num_test_rows:,} test rows)\n")
@@ -53,7 +53,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.execute import train_run
     from ziggurat.training.evaluation import metrics_line
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     stored, folder = _run_to_train(options)
     stored = with_model(stored, own_models(options))
@@ -108,7 +108,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
     from ziggurat.planning.towers.plots import write_picture
     from ziggurat.runs.partition import EmbeddingProbeConfig, partition_run
-    from ziggurat.training.progress import show_progress
+    from ziggurat.training.report.progress import show_progress
 
     config = TowerPartitionConfig(
         num_towers=options.towers,
@@ -146,7 +146,7 @@ def recipes(options: argparse.Namespace, rest: list[str]) -> int:
 
 def report(options: argparse.Namespace, rest: list[str]) -> int:
     """Write the report.html of a run again."""
-    from ziggurat.training.report import write_report
+    from ziggurat.training.report.page import write_report
 
     if not (Path(options.run) / "metrics.jsonl").exists():
         raise MissingFileError(

@@ -22,7 +22,7 @@ from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
-from ziggurat.training.run_folder import CONFIG
+from ziggurat.training.records.run_folder import CONFIG
 from ziggurat.typed import Kinds, checked
 
 _CLASS = "class"  # a keyword of Python, so no setting is called this

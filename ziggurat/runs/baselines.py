@@ -10,7 +10,7 @@ import torch
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.training.metrics import auc
+from ziggurat.training.metrics.accumulator import auc
 
 
 @dataclass(frozen=True, kw_only=True)

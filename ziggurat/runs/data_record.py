@@ -25,7 +25,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError
 from ziggurat.files import Format
 from ziggurat.runs.fingerprint import Difference, differences
-from ziggurat.training.run_folder import RunFolder
+from ziggurat.training.records.run_folder import RunFolder
 
 _FORMAT = Format(
     name="ziggurat.run_data",

@@ -11,7 +11,7 @@ from ziggurat.runs.baselines import Popularity
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.training.evaluation import ordered_batches
-from ziggurat.training.progress import Progress
+from ziggurat.training.report.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

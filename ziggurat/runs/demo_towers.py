@@ -21,9 +21,9 @@ from ziggurat.errors import DataError
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import movielens_dlrm
 from ziggurat.runs.partition import partition_run
-from ziggurat.training.progress import Progress
-from ziggurat.training.records import read_records
-from ziggurat.training.run_folder import EVALUATION, TRAFFIC, RunFolder
+from ziggurat.training.records.log import read_records
+from ziggurat.training.records.run_folder import EVALUATION, TRAFFIC, RunFolder
+from ziggurat.training.report.progress import Progress
 
 NUM_HOSTS, RANKS_PER_HOST = 2, 2
 COMPRESSION = 4

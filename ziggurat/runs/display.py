@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from ziggurat.training.evaluation import metrics_line
-from ziggurat.training.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run

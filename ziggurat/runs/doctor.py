@@ -14,7 +14,7 @@ from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
 from ziggurat.training.config import Precision
 from ziggurat.training.precision_choice import resolve_precision
-from ziggurat.training.startup import StartupReport, machine_lines, version_lines
+from ziggurat.training.report.startup import StartupReport, machine_lines, version_lines
 
 
 def diagnose() -> StartupReport:

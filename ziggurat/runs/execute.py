@@ -40,13 +40,13 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.evaluation import Evaluation
-from ziggurat.training.metrics import MetricFunction
+from ziggurat.training.metrics.accumulator import MetricFunction
+from ziggurat.training.metrics.suspicion import suspicious
 from ziggurat.training.own_loss import LossFunction
-from ziggurat.training.progress import NoProgress, Progress
-from ziggurat.training.report import write_report
-from ziggurat.training.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
-from ziggurat.training.startup import ModelFacts, StartupReport, startup_report
-from ziggurat.training.suspicion import suspicious
+from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
+from ziggurat.training.report.page import write_report
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_report
 from ziggurat.training.trainer import FitResult, Trainer
 
 

@@ -24,7 +24,7 @@ import ziggurat
 from ziggurat.config import flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.features.inputs import InputSpec
-from ziggurat.training.startup import version_lines
+from ziggurat.training.report.startup import version_lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,11 +51,11 @@ from ziggurat.runs.scoring import (
 from ziggurat.runs.slices import SliceConfig, Slicer
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches, scores_of
-from ziggurat.training.metrics import MetricFunction
+from ziggurat.training.metrics.accumulator import MetricFunction
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.position import Position
-from ziggurat.training.progress import Progress
-from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
-from ziggurat.training.run_folder import INPUTS, RunFolder
+from ziggurat.training.records.run_folder import INPUTS, RunFolder
+from ziggurat.training.report.progress import Progress
 from ziggurat.training.team import Team
 
 _log = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.fingerprint import fingerprint
 from ziggurat.runs.tower_size import choose_tower_size, cluster_of_ranks
-from ziggurat.training.progress import NoProgress, Progress
-from ziggurat.training.rank_report import traffic_report
-from ziggurat.training.run_folder import TRAFFIC, RunFolder
+from ziggurat.training.records.run_folder import TRAFFIC, RunFolder
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.training.report.ranks import traffic_report
 
 T = TypeVar("T")
 

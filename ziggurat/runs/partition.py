@@ -32,7 +32,7 @@ from ziggurat.planning.towers.partitioner import TowerPartition, TowerPartitionC
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
-from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, checked
 
 _WINDOW_ROWS = 65_536

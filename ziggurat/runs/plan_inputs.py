@@ -24,7 +24,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, MultiHot, Schema, table_of
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.training.run_folder import INPUTS, RunFolder
+from ziggurat.training.records.run_folder import INPUTS, RunFolder
 
 _SAMPLE_ROWS = 16_384
 _USUAL_LENGTH = 10.0

@@ -40,8 +40,8 @@ from ziggurat.planning.costs.measurements import (
     MemoryMeasurement,
 )
 from ziggurat.planning.costs.probe_tables import DrawConfig, draw_group, draw_pool
-from ziggurat.training.progress import NoProgress, Progress
-from ziggurat.training.startup import machine_lines, version_lines
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.training.report.startup import machine_lines, version_lines
 from ziggurat.typed import checked
 
 _SAVE_EVERY_S = 5.0

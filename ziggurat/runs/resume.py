@@ -22,7 +22,7 @@ from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
 from ziggurat.training.config import AUTO_METRIC, Precision
 from ziggurat.training.early_stop import stop_metric
-from ziggurat.training.run_folder import RunFolder
+from ziggurat.training.records.run_folder import RunFolder
 
 MAY_CHANGE = (
     # how long, how often, and when to stop

@@ -39,7 +39,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
 from ziggurat.training.evaluation import gathered_scores_of
-from ziggurat.training.progress import Progress
+from ziggurat.training.report.progress import Progress
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run

@@ -13,8 +13,8 @@ from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import prepare_run
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.run_folder import RunFolder
-from ziggurat.training.written import WrittenFiles
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.records.written import WrittenFiles
 
 
 @dataclass(frozen=True, kw_only=True)

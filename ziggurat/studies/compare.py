@@ -52,8 +52,8 @@ from ziggurat.studies.compare_statistics import (
     squared_errors,
 )
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.metrics import higher_is_better
-from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.metrics.accumulator import higher_is_better
+from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
 
 

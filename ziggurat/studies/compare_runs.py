@@ -36,9 +36,9 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
-from ziggurat.training.metrics import MetricAccumulator
-from ziggurat.training.progress import Progress
-from ziggurat.training.run_folder import CONFIG, EVALUATION, INPUTS, RunFolder
+from ziggurat.training.metrics.accumulator import MetricAccumulator
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, RunFolder
+from ziggurat.training.report.progress import Progress
 from ziggurat.training.trainer import Trainer
 from ziggurat.typed import NotANumber, Reader
 

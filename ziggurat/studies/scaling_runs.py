@@ -39,7 +39,7 @@ from ziggurat.studies.compare_own import OwnData, main_loss, main_metric
 from ziggurat.studies.compare_runs import RunRecord, RunRequest, finish_run
 from ziggurat.studies.scaling import grow
 from ziggurat.studies.scaling_law import FittedLaw, doubt_of, fit_with_band
-from ziggurat.training.progress import NoProgress, Progress
+from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
 
 SMALLEST: dict[str, BuiltInConfig] = {

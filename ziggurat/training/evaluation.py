@@ -24,10 +24,10 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.models.losses import scores_from_logits
-from ziggurat.training.calibration import calibration_curve
-from ziggurat.training.metrics import MetricAccumulator, MetricFunction, gather_rows
-from ziggurat.training.progress import NoProgress, Progress
-from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K
+from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows
+from ziggurat.training.metrics.calibration import calibration_curve
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
+from ziggurat.training.report.progress import NoProgress, Progress
 
 
 class SliceSource(Protocol):

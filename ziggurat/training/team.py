@@ -31,10 +31,10 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.precision_choice import resolve_precision
-from ziggurat.training.progress import NoProgress, Progress, RowsOfAll
-from ziggurat.training.records import NoRecords, RunRecords
-from ziggurat.training.run_folder import RunFolder
-from ziggurat.training.shared_ledger import SharedLedger
+from ziggurat.training.records.log import NoRecords, RunRecords
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.records.shared_ledger import SharedLedger
+from ziggurat.training.report.progress import NoProgress, Progress, RowsOfAll
 from ziggurat.training.step import OVERFLOW, TrainStep
 
 _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes

@@ -34,13 +34,14 @@ from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.feed import Fed, Feed
-from ziggurat.training.metrics import MetricFunction
+from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.non_finite import dump_batch, non_finite_error
 from ziggurat.training.own_loss import LossFunction, loss_name, refuse_other_loss
-from ziggurat.training.pace import Pace
 from ziggurat.training.position import Position
-from ziggurat.training.progress import Progress
-from ziggurat.training.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.records.written import WrittenFiles
+from ziggurat.training.report.pace import Pace
+from ziggurat.training.report.progress import Progress
 from ziggurat.training.schedule import learning_rate_factor
 from ziggurat.training.state import (
     RNG,
@@ -51,7 +52,6 @@ from ziggurat.training.state import (
 )
 from ziggurat.training.step import StepResult
 from ziggurat.training.team import Team
-from ziggurat.training.written import WrittenFiles
 
 
 class Trainer:

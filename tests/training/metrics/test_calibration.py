@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.errors import NumericsError
-from ziggurat.training.calibration import calibration_curve, expected_calibration_error
+from ziggurat.training.metrics.calibration import calibration_curve, expected_calibration_error
 
 
 def test_bins_by_hand():

@@ -18,10 +18,10 @@ from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointConfig, Match
 from ziggurat.training.config import DamagedRecords, EarlyStopConfig
 from ziggurat.training.position import Position
-from ziggurat.training.progress import LineProgress, RowsOfAll
-from ziggurat.training.run_folder import RunFolder
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.records.written import WrittenFiles
+from ziggurat.training.report.progress import LineProgress, RowsOfAll
 from ziggurat.training.trainer import Trainer
-from ziggurat.training.written import WrittenFiles
 
 CASE = Case()
 

@@ -7,7 +7,7 @@
     calibration    Σ p / Σ y                                              (see calibration.py)
     ece            expected calibration error                             (see calibration.py)
     accuracy       share of samples with (p ≥ 0.5) = y
-    ndcg@10, recall@10, mrr    ranking within groups                      (see ranking_metrics.py)
+    ndcg@10, recall@10, mrr    ranking within groups                      (see ranking.py)
     rmse, mae      for regression labels
 
 All but the ranking metrics take sample weights; n_g is then a group's weight. A threshold AUC of 200 steps, as several
@@ -36,18 +36,18 @@ from torch import Tensor
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
-from ziggurat.training import metric_functions as functions
-from ziggurat.training.calibration import curve_of, error_of
-from ziggurat.training.metric_functions import accuracy as accuracy
-from ziggurat.training.metric_functions import auc as auc
-from ziggurat.training.metric_functions import calibration as calibration
-from ziggurat.training.metric_functions import grouped_auc as grouped_auc
-from ziggurat.training.metric_functions import log_loss as log_loss
-from ziggurat.training.metric_functions import mae as mae
-from ziggurat.training.metric_functions import normalised_entropy as normalised_entropy
-from ziggurat.training.metric_functions import rmse as rmse
-from ziggurat.training.ranking_metrics import DEFAULT_RANKING_K, ranking_metrics, ranking_names
-from ziggurat.training.scored_samples import (
+from ziggurat.training.metrics import functions
+from ziggurat.training.metrics.calibration import curve_of, error_of
+from ziggurat.training.metrics.functions import accuracy as accuracy
+from ziggurat.training.metrics.functions import auc as auc
+from ziggurat.training.metrics.functions import calibration as calibration
+from ziggurat.training.metrics.functions import grouped_auc as grouped_auc
+from ziggurat.training.metrics.functions import log_loss as log_loss
+from ziggurat.training.metrics.functions import mae as mae
+from ziggurat.training.metrics.functions import normalised_entropy as normalised_entropy
+from ziggurat.training.metrics.functions import rmse as rmse
+from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K, ranking_metrics, ranking_names
+from ziggurat.training.metrics.scored_samples import (
     ScoredSamples,
     ScoreScale,
     as_array,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.metrics import MetricAccumulator
+from ziggurat.training.metrics.accumulator import MetricAccumulator
 
 CLICK = InputSpec(labels=(LabelSpec(name="click"),))
 FULL = InputSpec(

@@ -1,4 +1,4 @@
-"""Metrics of one label as functions of scores and labels. What each means: see metrics.py."""
+"""Metrics of one label as functions of scores and labels. What each means: see accumulator.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Task
-from ziggurat.training.scored_samples import FloatArray, ScoredSamples, ScoreScale, scored_samples
+from ziggurat.training.metrics.scored_samples import FloatArray, ScoredSamples, ScoreScale, scored_samples
 
 Values = Tensor | ArrayLike
 

@@ -23,7 +23,7 @@ from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.precision_choice import cpu_name
-from ziggurat.training.rank_report import kernel_report, rank_sections
+from ziggurat.training.report.ranks import kernel_report, rank_sections
 from ziggurat.training.step import TrainStep
 
 PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec")

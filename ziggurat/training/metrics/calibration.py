@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from ziggurat.training.scored_samples import FloatArray, ScoredSamples, scored_samples
+from ziggurat.training.metrics.scored_samples import FloatArray, ScoredSamples, scored_samples
 
 NUM_BINS = 20
 

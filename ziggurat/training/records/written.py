@@ -23,7 +23,7 @@ from typing import Any
 from ziggurat.data.encoded.ledger import read_ledger
 from ziggurat.errors import CheckpointError, MissingFileError
 from ziggurat.training.config import DamagedRecords
-from ziggurat.training.run_folder import RunFolder
+from ziggurat.training.records.run_folder import RunFolder
 
 _BLOCK_BYTES = 1 << 20
 

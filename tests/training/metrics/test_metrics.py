@@ -17,7 +17,7 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from ziggurat.errors import ConfigError, DataError, NumericsError
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
-from ziggurat.training.metrics import (
+from ziggurat.training.metrics.accumulator import (
     MetricAccumulator,
     accuracy,
     auc,

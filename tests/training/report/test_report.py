@@ -10,9 +10,9 @@ import pytest
 
 from ziggurat.config import to_json
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.training.report import best_step, changed_settings, dated, title_of, write_report
-from ziggurat.training.report_plots import axis_limits, training_figures
-from ziggurat.training.run_folder import CONFIG, EVALUATION, STARTUP, RunFolder
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, RunFolder
+from ziggurat.training.report.page import best_step, changed_settings, dated, title_of, write_report
+from ziggurat.training.report.plots import axis_limits, training_figures
 
 RECORDS: list[dict[str, Any]] = [
     {"kind": "train", "step": 50, "loss": 0.6, "lr": 0.001, "timing": {"samples_per_s": 1000.0}},

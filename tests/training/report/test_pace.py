@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ziggurat.training.pace import Pace
+from ziggurat.training.report.pace import Pace
 
 
 def test_rates_leave_out_the_first_step() -> None:

@@ -26,9 +26,9 @@ from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
-from ziggurat.training.records import read_records
-from ziggurat.training.report_plots import calibration_figure, training_figures
-from ziggurat.training.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
+from ziggurat.training.records.log import read_records
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
+from ziggurat.training.report.plots import calibration_figure, training_figures
 
 STYLE = """
 :root{color-scheme:light}

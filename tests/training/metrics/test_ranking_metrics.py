@@ -11,8 +11,8 @@ import torch
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.training.metrics import MetricAccumulator, higher_is_better, metric_names
-from ziggurat.training.ranking_metrics import ranking_metrics
+from ziggurat.training.metrics.accumulator import MetricAccumulator, higher_is_better, metric_names
+from ziggurat.training.metrics.ranking import ranking_metrics
 
 
 def by_definition(scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, k: int) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Reports: what a person reads before, during and after a run."""
