@@ -27,11 +27,11 @@ from ziggurat.models import Outputs, build_model
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.allocator import keep_freed_memory
 from ziggurat.parallel.dense import Reduction
-from ziggurat.parallel.exchange import BlockExchange
+from ziggurat.parallel.exchange.blocks import BlockExchange
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Towers
 from ziggurat.planning.placement import place_tables
 from ziggurat.training.config import Precision

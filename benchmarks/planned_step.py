@@ -21,12 +21,12 @@ from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpe
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement
-from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
-from ziggurat.parallel.optimizer import ShardedTableOptimizer
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireConfig
+from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
+from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Plan
 from ziggurat.planning.costs.probe_tables import DrawConfig, TableDraw, draw_pool
 

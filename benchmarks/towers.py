@@ -40,7 +40,7 @@ from benchmarks.towers_plot import cases_table, plot_steps, profile_table
 from benchmarks.towers_rounds import PEERS, QUICK, RoundsConfig, Timed, counted_bytes, measure_side_by_side
 from benchmarks.workload import ModelKind, Workload
 from ziggurat.parallel.dense import Reduction
-from ziggurat.parallel.wire import WireFormat
+from ziggurat.parallel.exchange.wire import WireFormat
 from ziggurat.training.config import Precision
 
 NUM_ROWS, NUM_BATCHES = 20_000, 8

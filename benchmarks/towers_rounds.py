@@ -211,7 +211,7 @@ class _Turns:
 
 
 def counted_bytes(timed: Timed, network: NetworkConfig) -> dict[str, float]:
-    """Bytes a step that cross between hosts, over all hosts, as `ziggurat.parallel.traffic` counted them.
+    """Bytes a step that cross between hosts, over all hosts, as `ziggurat.parallel.exchange.traffic` counted them.
 
     A reduction over all ranks is counted by its payload P; as a ring it sends 2·P·(G − 1)/G over every link of the
     ring, and one link a host crosses. Tower modules are reduced inside a tower group; with towers on one host nothing

@@ -34,9 +34,9 @@ from tests.training.tiny import tiny_dataset
 from ziggurat.models import build_model
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.parallel.dense import DenseParallelism, Reduction
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Placement
 from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.trainer import Trainer

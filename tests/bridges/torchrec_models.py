@@ -19,8 +19,8 @@ from torchrec.streamable import Pipelineable
 
 from ziggurat.bridges.torchrec import TowerEmbedding, TowerEmbeddingSharder, tower_plan
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Plan, Towers
 from ziggurat.testing.ranks import run_ranks
 

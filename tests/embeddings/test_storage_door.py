@@ -16,8 +16,8 @@ from ziggurat.embeddings.storage import MemoryStorage, TablePart
 from ziggurat.errors import BoundsError, ConfigError
 from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.parallel.shards import Shard
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
+from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Axis, RankGroup, Topology
 from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.paged_storage import PagedStorage

@@ -15,10 +15,10 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs, TowerModuleConfig, TowerModuleKind
 from ziggurat.models.losses import loss_sums
 from ziggurat.models.towers import build_tower_module
+from ziggurat.parallel.exchange.wire import Rounding, WireConfig, WireFormat
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import Rounding, WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks

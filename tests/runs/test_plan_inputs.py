@@ -11,7 +11,7 @@ import torch
 
 from ziggurat.data.preprocess.prepare import DataConfig, prepare
 from ziggurat.features.schema import Categorical, Label, MultiHot, Schema, Table
-from ziggurat.parallel.wire import WireFormat
+from ziggurat.parallel.exchange.wire import WireFormat
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.planning.simulator.step_simulator import MatmulFormat
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm, movielens_dlrm, recipe_named

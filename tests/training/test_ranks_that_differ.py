@@ -15,9 +15,9 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError, PlanError, ZigguratError
 from ziggurat.parallel.agreement import require_equal
 from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Placement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointConfig

@@ -27,10 +27,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ziggurat.errors import PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
-from ziggurat.parallel.collectives import CountedGather, CountedReduceScatter
+from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
+from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.replicated import Reduction, ReplicatedNetwork
 from ziggurat.parallel.topology import RankGroup, Topology
-from ziggurat.parallel.traffic import Traffic
 
 DenseForward = Callable[[Embedded], Outputs]
 
@@ -151,7 +151,7 @@ def parallel_dense(
 
 
 class ShardedNetwork:
-    """A network under FSDP2; what it sends is counted where it is sent (`collectives.py`).
+    """A network under FSDP2; what it sends is counted where it is sent (`exchange/collectives.py`).
 
     Args:
         network: after `fully_shard`.

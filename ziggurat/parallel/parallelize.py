@@ -20,14 +20,14 @@ from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
-from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
-from ziggurat.parallel.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.same_model import require_same_model
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
+from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import TowerTransform
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Placement, Plan
 from ziggurat.typed import checked
 

@@ -29,9 +29,9 @@ from torch import Tensor
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
 from ziggurat.parallel.dense import Reduction, unreduced
-from ziggurat.parallel.embeddings import ShardedEmbeddings
-from ziggurat.parallel.exchange import BlockExchange, Transfer
+from ziggurat.parallel.exchange.blocks import BlockExchange, Transfer
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.towers import TowerTransform
 
 

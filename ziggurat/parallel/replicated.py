@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import RankGroup
-from ziggurat.parallel.traffic import Traffic
 
 _FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first sum starts early
 _BUCKET_BYTES = 25 << 20

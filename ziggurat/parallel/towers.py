@@ -5,7 +5,7 @@ arXiv 2403.00877 (MLSys 2024): SPTT, the semantic-preserving tower transform, an
 G ranks, tower groups of S, T = G/S groups; rank r = t·S + s; B samples a rank, N numbers a feature:
 
     step                         group           tensor on rank (t, s)                           where
-    (a) ids to owners            world, G        rows of its tables for all G·B samples          ids.py
+    (a) ids to owners            world, G        rows of its tables for all G·B samples          tables/ids.py
     (b) lookup and pooling       –               [S, T, B, F_r·N]     samples in peer order      ShardedTables.lookup
     (c) peer permute             –               nothing to do: made on the ids                  Topology.peer_order
     (d) tower hop                tower, S        [S_dst, T·B, F_r·N] ─► S_src pieces             ShardedEmbeddings.hop
@@ -33,11 +33,11 @@ from torch import Tensor, nn
 
 from ziggurat.models.tower_modules import IdentityTower
 from ziggurat.models.towers import TowerLayer, pooled_towers
-from ziggurat.parallel.embeddings import Flow, ShardedEmbeddings
-from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireConfig
+from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 
 

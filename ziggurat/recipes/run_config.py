@@ -17,8 +17,8 @@ from ziggurat.models.build import check_config_class, check_towers, kind_of
 from ziggurat.parallel.agreement import PATIENCE_S
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.device import Device
+from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
-from ziggurat.parallel.wire import WireConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric

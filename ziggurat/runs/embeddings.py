@@ -18,7 +18,7 @@ import torch
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Encoding, table_of
-from ziggurat.parallel.tables import tables_of
+from ziggurat.parallel.tables.sharded_tables import tables_of
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run

@@ -28,7 +28,7 @@ from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
 from ziggurat.models import build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
-from ziggurat.parallel.tables import tables_of
+from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.plan import Plan
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json

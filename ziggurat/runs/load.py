@@ -27,7 +27,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
-from ziggurat.parallel.tables import tables_of
+from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.parallel.topology import job
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data

@@ -17,7 +17,7 @@ from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
 from ziggurat.parallel.dense import Reduction
-from ziggurat.parallel.wire import Wire, WireFormat
+from ziggurat.parallel.exchange.wire import Wire, WireFormat
 from ziggurat.plan import Placement, Towers
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.costs.learned import LearnedCostModel

@@ -27,7 +27,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.parallel.agreement import Agreement
-from ziggurat.parallel.link_meter import ExchangeMeter, MeterClock, message_ms
+from ziggurat.parallel.exchange.link_meter import ExchangeMeter, MeterClock, message_ms
 from ziggurat.parallel.topology import Topology, job
 from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.learned_training import MIN_GROUPS, LearningConfig, train_cost_model

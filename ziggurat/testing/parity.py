@@ -24,10 +24,10 @@ from torch.distributed.tensor import DTensor
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
-from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ziggurat.parallel.tables import tables_of
+from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.checkpoint import rng_state, set_rng_state
 from ziggurat.training.step import TrainStep
 

@@ -34,9 +34,9 @@ from ziggurat.models import Embedded, LossSums, Model, Outputs
 from ziggurat.ops.allocator import keep_freed_memory
 from ziggurat.parallel.dense import DenseForward, DenseParallelism, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
-from ziggurat.parallel.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
+from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.precision_choice import resolve_precision

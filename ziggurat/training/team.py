@@ -26,8 +26,8 @@ from ziggurat.embeddings import BatchShape
 from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
-from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.precision_choice import resolve_precision

@@ -7,8 +7,8 @@
     model = DistributedModelParallel(model, plan=plan, sharders=[sharder])
 
 Of TorchRec it uses the distribution of ids, the fused lookups, their optimizer and their state dicts; the two hops of
-the tower transform are ours (`ziggurat.parallel.exchange`), with our wire formats and our counts of bytes. Luo et al.,
-"Disaggregated Multi-Tower", arXiv 2403.00877.
+the tower transform are ours (`ziggurat.parallel.exchange.blocks`), with our wire formats and our counts of bytes. Luo
+et al., "Disaggregated Multi-Tower", arXiv 2403.00877.
 
 TorchRec has towers of its own (`EmbeddingTowerCollection`). These differ: the columns come out in the order of the
 towers wherever these are placed; `DistributedModelParallel.load_state_dict` loads what `state_dict` saves; a tower may

@@ -44,11 +44,11 @@ from ziggurat.bridges.torchrec.embedding import TowerEmbedding
 from ziggurat.bridges.torchrec.shardings import LookedUp, TablesInTowers
 from ziggurat.errors import DataError
 from ziggurat.models.towers import build_tower_module
-from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.topology import Topology
 from ziggurat.parallel.towers import OwnTowers
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireConfig
 
 
 class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):

@@ -28,9 +28,9 @@ from ziggurat.bridges.torchrec.embedding import TowerEmbedding
 from ziggurat.bridges.torchrec.sharded import ShardedTowerEmbedding
 from ziggurat.bridges.torchrec.shardings import SUPPORTED, TablesInTowers
 from ziggurat.errors import PlanError, TopologyError
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireConfig
 
 
 class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):

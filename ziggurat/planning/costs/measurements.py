@@ -43,7 +43,7 @@ class LookupMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeMeasurement:
-    """One exchange of embeddings among all ranks; see `ziggurat.parallel.link_meter`.
+    """One exchange of embeddings among all ranks; see `ziggurat.parallel.exchange.link_meter`.
 
     Args:
         columns: that each rank sends.

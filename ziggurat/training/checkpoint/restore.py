@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
 from ziggurat.errors import CheckpointError
-from ziggurat.parallel.table_shard import TableShard, as_shard
+from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
 from ziggurat.training.checkpoint.storage import CheckpointReader
 

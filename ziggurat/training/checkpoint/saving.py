@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
-from ziggurat.parallel.table_shard import as_shard
+from ziggurat.parallel.tables.table_shard import as_shard
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks

@@ -13,9 +13,9 @@ import torch
 from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.dense import DenseParallelism
-from ziggurat.parallel.embeddings import ShardedEmbeddings
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.towers import TowerTransform
 
 _DENSE = {

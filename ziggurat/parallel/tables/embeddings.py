@@ -10,7 +10,7 @@ The local tables are ordinary `EmbeddingTables` (every kernel, exact updates), l
 once; what a placement changes is described in `shards.py`.
 
 Gradients need no scaling here: the exchange sums what arrives, and the loss is divided by the size of the global
-batch (`exchange.py`).
+batch (`exchange/blocks.py`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.models.towers import pooled_towers
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.parallel.exchange import Block, BlockExchange, Transfer
-from ziggurat.parallel.host_sums import HostSums, SentPart, sent_parts
-from ziggurat.parallel.ids import IdExchange, LocalIds, PendingIds
-from ziggurat.parallel.sequences import SequenceExchange
-from ziggurat.parallel.shards import FieldShare, RankShare
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
+from ziggurat.parallel.tables.host_sums import HostSums, SentPart, sent_parts
+from ziggurat.parallel.tables.ids import IdExchange, LocalIds, PendingIds
+from ziggurat.parallel.tables.sequences import SequenceExchange
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
+from ziggurat.parallel.tables.shards import FieldShare, RankShare
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan
 
 

@@ -17,10 +17,10 @@ from enum import StrEnum
 import torch
 import torch.distributed as dist
 
-from ziggurat.parallel.exchange import Block, BlockExchange
+from ziggurat.parallel.exchange.blocks import Block, BlockExchange
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import WireFormat
 from ziggurat.parallel.topology import Topology, communication_device
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import WireFormat
 
 
 class MeterClock(StrEnum):

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.topology import RankGroup
-from ziggurat.parallel.traffic import Traffic
 
 
 class Pending:

@@ -24,9 +24,9 @@ from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.parallel.ids import LocalIds
-from ziggurat.parallel.shards import RankShare, Shard, cut_tables, share_of
-from ziggurat.parallel.table_shard import TableShard, table_shard
+from ziggurat.parallel.tables.ids import LocalIds
+from ziggurat.parallel.tables.shards import RankShare, Shard, cut_tables, share_of
+from ziggurat.parallel.tables.table_shard import TableShard, table_shard
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
 

@@ -13,12 +13,12 @@ from ziggurat.models import DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice
-from ziggurat.parallel import collectives
 from ziggurat.parallel.dense import DenseParallelism, Reduction
+from ziggurat.parallel.exchange import collectives
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Towers
 from ziggurat.planning.placement import place_tables
 from ziggurat.testing.batches import random_batch, small_inputs

@@ -23,12 +23,12 @@ from torch import Tensor
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
 from ziggurat.ops.lookup.cut_rows import PLAIN_STEP, CutRows, cut_rows, in_order, plain_gradient
-from ziggurat.parallel.collectives import all_to_all
-from ziggurat.parallel.copies import sum_over_ranks
-from ziggurat.parallel.embeddings import ShardedEmbeddings
-from ziggurat.parallel.shards import Shard
+from ziggurat.parallel.exchange.collectives import all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.tables.copies import sum_over_ranks
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
 
 
 @dataclass

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ziggurat.ops.lookup import SummedGradient
-from ziggurat.parallel.collectives import all_to_all
+from ziggurat.parallel.exchange.collectives import all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import RankGroup
-from ziggurat.parallel.traffic import Traffic
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
 

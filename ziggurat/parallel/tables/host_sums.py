@@ -25,11 +25,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.parallel.collectives import all_to_all
-from ziggurat.parallel.shards import FieldShare, RankShare, Shard
+from ziggurat.parallel.exchange.collectives import all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import Wire, WireFormat, decode_pieces, encode_pieces
+from ziggurat.parallel.tables.shards import FieldShare, RankShare, Shard
 from ziggurat.parallel.topology import RankGroup
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire, WireFormat, decode_pieces, encode_pieces
 from ziggurat.plan import Placement
 
 

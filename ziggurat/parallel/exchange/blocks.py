@@ -35,10 +35,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.parallel.collectives import Pending, all_to_all
+from ziggurat.parallel.exchange.collectives import Pending, all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat, decode_pieces, encode_pieces
 from ziggurat.parallel.topology import RankGroup
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Rounding, Wire, WireFormat, decode_pieces, encode_pieces
 
 
 @dataclass(frozen=True, slots=True)

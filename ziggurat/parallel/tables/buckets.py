@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from ziggurat.errors import BoundsError
-from ziggurat.parallel.shards import Shard
+from ziggurat.parallel.tables.shards import Shard
 
 
 @dataclass(frozen=True)

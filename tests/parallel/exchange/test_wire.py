@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziggurat.parallel.wire import Rounding, Wire, WireFormat
+from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat
 
 STEP = {WireFormat.BF16: 2.0**-8, WireFormat.FP16: 2.0**-11, WireFormat.INT8: 1 / 254, WireFormat.FP8: 2.0**-4}
 
@@ -70,7 +70,7 @@ def test_what_fp16_cannot_hold_is_not_hidden() -> None:
 
 # -------------------------------------------------------------------------------------- format × what is computed in
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "many-ranks.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "many-ranks.md"
 COMPUTED = {"FP64": torch.float64, "FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16}
 TRAVELS = {**COMPUTED, "bytes": torch.uint8}
 

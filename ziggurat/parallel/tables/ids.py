@@ -25,11 +25,11 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
-from ziggurat.parallel.buckets import Bucket, check_bounds, sort_into_buckets
-from ziggurat.parallel.collectives import Pending, all_to_all
-from ziggurat.parallel.shards import FieldShare, Lookup, RankShare, Shard, TableGroup
+from ziggurat.parallel.exchange.collectives import Pending, all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.tables.buckets import Bucket, check_bounds, sort_into_buckets
+from ziggurat.parallel.tables.shards import FieldShare, Lookup, RankShare, Shard, TableGroup
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
 
 
 @dataclass

@@ -26,13 +26,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.parallel.buckets import check_bounds, local_rows, owners
-from ziggurat.parallel.collectives import all_to_all
-from ziggurat.parallel.shards import Shard
-from ziggurat.parallel.tables import ShardedTables
+from ziggurat.parallel.exchange.collectives import all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import Wire, WireConfig
+from ziggurat.parallel.tables.buckets import check_bounds, local_rows, owners
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
+from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.traffic import Traffic
-from ziggurat.parallel.wire import Wire, WireConfig
 from ziggurat.plan import Placement
 
 

@@ -18,12 +18,12 @@ from tests.parallel.test_parity import TOWERS, build, inputs, placed
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import BoundsError, PlanError
 from ziggurat.features.batch import Batch, JaggedRows
-from ziggurat.parallel.buckets import sort_into_buckets
 from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
-from ziggurat.parallel.shards import Shard
+from ziggurat.parallel.tables.buckets import sort_into_buckets
+from ziggurat.parallel.tables.shards import Shard
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig, WireFormat
 from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
@@ -222,7 +222,7 @@ def test_buckets_hold_what_masks_would_select(num_rows: int, num_ranks: int, len
 
 def shards_of(entry: TablePlacement, num_rows: int) -> tuple[Shard, ...]:
     from ziggurat.features.inputs import InputSpec, TableSpec
-    from ziggurat.parallel.shards import cut_tables
+    from ziggurat.parallel.tables.shards import cut_tables
 
     plan = Plan(world_size=len(entry.ranks), tables=(entry,))
     return cut_tables(plan, InputSpec(tables=(TableSpec(name="t", num_rows=num_rows),)), dim=4)["t"]
