@@ -12,8 +12,8 @@ from ziggurat.planning.simulator.step_simulator import MatmulFormat, Overlap, St
 from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.plan_inputs import plan_inputs
-from ziggurat.runs.plan_run import neighbours
+from ziggurat.runs.planning.plan_inputs import plan_inputs
+from ziggurat.runs.planning.plan_run import neighbours
 
 README = "facebookresearch/dlrm, torchrec_dlrm README"
 HUGECTR_BATCH = 55_296  # global, recalled from its MLPerf configuration and not verified

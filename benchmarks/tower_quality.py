@@ -45,7 +45,7 @@ from ziggurat.plan import Towers
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
 from ziggurat.recipes.run_config import RanksConfig, RunConfig, load_config
 from ziggurat.runs.execute import train_run
-from ziggurat.runs.partition import partition_run
+from ziggurat.runs.planning.partition import partition_run
 from ziggurat.training.config import Precision
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import Progress, show_progress

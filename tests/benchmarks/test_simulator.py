@@ -12,7 +12,7 @@ from benchmarks.simulator_emulated import START, emulated_cases, emulated_cluste
 from benchmarks.simulator_published import mlperf_dcn_v2_single, published
 from ziggurat.planning.simulator.step_work import step_work
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm
-from ziggurat.runs.plan_inputs import plan_inputs
+from ziggurat.runs.planning.plan_inputs import plan_inputs
 
 
 @pytest.fixture(scope="module")

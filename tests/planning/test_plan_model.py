@@ -28,7 +28,7 @@ from ziggurat.planning.plan_model import (
 )
 from ziggurat.planning.plan_report import PlanReport
 from ziggurat.planning.problem import Assignment
-from ziggurat.runs.plan_run import PlannedRun
+from ziggurat.runs.planning.plan_run import PlannedRun
 
 NAMES = tuple("abcdefgh")
 TOWERS = Towers(towers=(("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")))

@@ -14,7 +14,7 @@ from ziggurat.cli.tables import print_line, print_table
 
 if TYPE_CHECKING:
     from ziggurat.recipes.run_config import RunConfig
-    from ziggurat.runs.plan_run import PlannedRun, PlanRequest
+    from ziggurat.runs.planning.plan_run import PlannedRun, PlanRequest
 
 PLAN_SUMMARY = "place a model's tables on a cluster, explain each place, and predict the step; needs no GPU, no ranks"
 PLAN_EPILOG = """The cluster is a name (h100x64: 64 devices, 8 a host; a100xN, v100xN, local) or a file;
@@ -74,7 +74,7 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     """Plan a run for a cluster, print the report, and save what was asked for."""
     from ziggurat.planning.cluster.catalogue import find_cluster
     from ziggurat.planning.plan_report import PlanReport
-    from ziggurat.runs.plan_run import plan_run
+    from ziggurat.runs.planning.plan_run import plan_run
 
     config = _config(options, rest)
     request = dataclasses.replace(_request(options), costs=options.costs)
@@ -108,9 +108,9 @@ def train_command(options: argparse.Namespace, rest: Sequence[str]) -> str:
 
 def simulate(options: argparse.Namespace, rest: list[str]) -> int:
     """Steps as the cluster grows, as a table and a plot."""
-    from ziggurat.runs.cluster_range import clusters_named
-    from ziggurat.runs.plan_run import simulate_run
-    from ziggurat.runs.simulation_report import plot_simulation, simulation_table
+    from ziggurat.runs.planning.cluster_range import clusters_named
+    from ziggurat.runs.planning.plan_run import simulate_run
+    from ziggurat.runs.planning.simulation_report import plot_simulation, simulation_table
 
     config = _config(options, rest, needs_towers=False)
     steps = list(simulate_run(config, clusters_named(options.cluster), request=_request(options)))
@@ -155,7 +155,7 @@ def _config(options: argparse.Namespace, rest: list[str], *, needs_towers: bool 
 
 
 def _request(options: argparse.Namespace) -> PlanRequest:
-    from ziggurat.runs.plan_run import PlanRequest
+    from ziggurat.runs.planning.plan_run import PlanRequest
 
     return PlanRequest(
         budget_s=options.budget_s,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ziggurat.planning.costs.learned import Accuracy
-    from ziggurat.runs.probe import ProbeResult
+    from ziggurat.runs.planning.probe import ProbeResult
 
 PROBE_SUMMARY = "measure this machine, or the job that torchrun started, and learn what plans cost on it"
 PROBE_EPILOG = """Writes FILE (measurements) and beside it NAME.cost.json and NAME.cost.safetensors (the cost model).
@@ -37,8 +37,8 @@ def probe(options: argparse.Namespace) -> int:
     import dataclasses
 
     from ziggurat.planning.costs.probe_tables import DrawConfig
-    from ziggurat.runs.probe import ProbeConfig
-    from ziggurat.runs.probe import probe as run_probe
+    from ziggurat.runs.planning.probe import ProbeConfig
+    from ziggurat.runs.planning.probe import probe as run_probe
     from ziggurat.training.report.progress import show_progress
 
     draw = dataclasses.replace(DrawConfig(), num_samples=options.samples)
@@ -51,7 +51,7 @@ def probe(options: argparse.Namespace) -> int:
 
 def _print(result: ProbeResult, out: str) -> None:
     from ziggurat.cli.tables import print_line, print_table
-    from ziggurat.runs.probe import cost_model_path
+    from ziggurat.runs.planning.probe import cost_model_path
 
     found = result.measurements
     measured = [("machine", f"{found.machine}; {found.ranks} ranks, {found.ranks_per_host} a host")]

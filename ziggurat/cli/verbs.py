@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
-    from ziggurat.runs.demo import run_demo
-    from ziggurat.runs.demo_towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
+    from ziggurat.runs.demo.models import run_demo
+    from ziggurat.runs.demo.towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
     from ziggurat.training.report.progress import show_progress
 
     result = run_demo(Path(options.out), progress=show_progress())
@@ -107,7 +107,7 @@ def towers(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.planning.towers.items import BalanceBy
     from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
     from ziggurat.planning.towers.plots import write_picture
-    from ziggurat.runs.partition import EmbeddingProbeConfig, partition_run
+    from ziggurat.runs.planning.partition import EmbeddingProbeConfig, partition_run
     from ziggurat.training.report.progress import show_progress
 
     config = TowerPartitionConfig(

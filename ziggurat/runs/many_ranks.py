@@ -26,7 +26,7 @@ from ziggurat.plan import Plan
 from ziggurat.planning.placement import place_tables
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.fingerprint import fingerprint
-from ziggurat.runs.tower_size import choose_tower_size, cluster_of_ranks
+from ziggurat.runs.planning.tower_size import choose_tower_size, cluster_of_ranks
 from ziggurat.training.records.run_folder import TRAFFIC, RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.ranks import traffic_report

@@ -28,7 +28,7 @@ from ziggurat.files import Format
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.load import load_run
-from ziggurat.runs.plan_inputs import prepared_data
+from ziggurat.runs.planning.plan_inputs import prepared_data
 from ziggurat.studies.compare_own import main_metric
 from ziggurat.studies.compare_report import p_text, shown
 from ziggurat.studies.compare_runs import label_index

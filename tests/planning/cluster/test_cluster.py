@@ -10,7 +10,7 @@ import pytest
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.planning.cluster.catalogue import KINDS, find_cluster, load_cluster, named_cluster
 from ziggurat.planning.cluster.cluster import Cluster, Origin, Port, Source
-from ziggurat.runs.cluster_range import clusters_named
+from ziggurat.runs.planning.cluster_range import clusters_named
 
 
 @pytest.mark.parametrize(("name", "hosts", "devices"), [("v100x4", 1, 4), ("a100x8", 1, 8), ("h100x64", 8, 8)])

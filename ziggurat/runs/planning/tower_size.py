@@ -26,8 +26,8 @@ from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.placement import place_tables
 from ziggurat.planning.simulator.step_simulator import StepSimulator
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.plan_inputs import PlanInputs, measured_lengths, prepared_data
-from ziggurat.runs.plan_run import model_to_place, step_settings
+from ziggurat.runs.planning.plan_inputs import PlanInputs, measured_lengths, prepared_data
+from ziggurat.runs.planning.plan_run import model_to_place, step_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.learned_training import LearningConfig
 from ziggurat.planning.costs.measurements import Measurements
 from ziggurat.planning.costs.probe_tables import DrawConfig
-from ziggurat.runs.probe import ProbeConfig, cost_model_path, probe
+from ziggurat.runs.planning.probe import ProbeConfig, cost_model_path, probe
 from ziggurat.testing.ranks import run_ranks
 
 DRAW = DrawConfig(num_samples=32, num_tables=10, max_rows=300, max_tables=4, group_mib=2)

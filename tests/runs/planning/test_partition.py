@@ -25,7 +25,13 @@ from ziggurat.recipes.catalogue import recipe_named, synthetic_dlrm
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
-from ziggurat.runs.partition import EmbeddingProbeConfig, comparable_fields, partition_run, probe_run, table_bytes
+from ziggurat.runs.planning.partition import (
+    EmbeddingProbeConfig,
+    comparable_fields,
+    partition_run,
+    probe_run,
+    table_bytes,
+)
 from ziggurat.testing.batches import random_batch
 
 TEACHER = SyntheticConfig(

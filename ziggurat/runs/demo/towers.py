@@ -20,7 +20,7 @@ from pathlib import Path
 from ziggurat.errors import DataError
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import movielens_dlrm
-from ziggurat.runs.partition import partition_run
+from ziggurat.runs.planning.partition import partition_run
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import EVALUATION, TRAFFIC, RunFolder
 from ziggurat.training.report.progress import Progress

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ziggurat.planning.simulator.timeline import Timeline
-from ziggurat.runs.plan_run import SimulatedStep
+from ziggurat.runs.planning.plan_run import SimulatedStep
 
 _KIND_OF_PART = {
     "lookup": "tables",

@@ -15,8 +15,8 @@ from ziggurat.plan import Towers
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.plan_inputs import plan_inputs
-from ziggurat.runs.tower_size import choose_tower_size
+from ziggurat.runs.planning.plan_inputs import plan_inputs
+from ziggurat.runs.planning.tower_size import choose_tower_size
 
 NAMES = tuple("abcdefgh")
 SCHEMA = Schema(features=(Dense(name="x"), *(Categorical(name=each) for each in NAMES)), labels=(Label(name="y"),))

@@ -25,7 +25,7 @@ from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSetting
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
 from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.plan_inputs import PlanInputs, plan_inputs
+from ziggurat.runs.planning.plan_inputs import PlanInputs, plan_inputs
 from ziggurat.training.config import Precision
 from ziggurat.training.precision_choice import MIN_BF16_SPEEDUP
 

@@ -15,8 +15,8 @@ from ziggurat.parallel.exchange.wire import WireFormat
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.planning.simulator.step_simulator import MatmulFormat
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm, movielens_dlrm, recipe_named
-from ziggurat.runs.plan_inputs import plan_inputs
-from ziggurat.runs.plan_run import matmul_format, neighbours, wire_bytes
+from ziggurat.runs.planning.plan_inputs import plan_inputs
+from ziggurat.runs.planning.plan_run import matmul_format, neighbours, wire_bytes
 from ziggurat.training.config import Precision
 
 
