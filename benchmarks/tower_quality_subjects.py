@@ -12,7 +12,7 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
 from ziggurat.embeddings import EmbeddingConfig, TableInit
 from ziggurat.models import DLRMConfig, Init, MLPConfig
-from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig

@@ -230,7 +230,7 @@ class _OwnNetwork(nn.Module):
                 child.double()
 
     def forward(self, pooled: State, sequences: dict[str, tuple[Tensor, Tensor]], batch: Any) -> tuple[Tensor, Tensor]:
-        from ziggurat.models.contract import Embedded, Unpooled
+        from ziggurat.models.contract.model import Embedded, Unpooled
 
         exact = batch.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
         fields = torch.cat(list(pooled.values()), dim=1)

@@ -37,7 +37,7 @@ from tests.bridges.torchrec_models import (
 )
 from ziggurat.bridges.torchrec import TowerEmbedding, TowerEmbeddingSharder, tower_plan
 from ziggurat.errors import ConfigError, DataError, PlanError
-from ziggurat.models.tower_modules import TowerModuleConfig
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Placement, Plan, TablePlacement

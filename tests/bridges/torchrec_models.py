@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.streamable import Pipelineable
 
 from ziggurat.bridges.torchrec import TowerEmbedding, TowerEmbeddingSharder, tower_plan
-from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan, Towers

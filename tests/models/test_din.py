@@ -30,9 +30,9 @@ from ziggurat.models import (
     Outputs,
     build_model,
 )
+from ziggurat.models.contract.losses import loss_of
 from ziggurat.models.cost import flops_per_sample
 from ziggurat.models.din import Dice, TargetAttention
-from ziggurat.models.losses import loss_of
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import check_dense
 from ziggurat.testing.batches import random_batch, small_inputs

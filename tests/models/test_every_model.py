@@ -57,7 +57,7 @@ from ziggurat.models import (
     flops_per_sample,
     num_parameters,
 )
-from ziggurat.models.losses import loss_of
+from ziggurat.models.contract.losses import loss_of
 from ziggurat.testing.batches import random_batch, small_inputs
 
 MLP = MLPConfig(hidden_dims=(8, 4))

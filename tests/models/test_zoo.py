@@ -40,7 +40,7 @@ from ziggurat.models import (
     num_parameters,
 )
 from ziggurat.models.blocks.extra_columns import ExtraColumns
-from ziggurat.models.losses import loss_of
+from ziggurat.models.contract.losses import loss_of
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch, small_inputs

@@ -13,8 +13,8 @@ from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs, TowerModuleConfig, TowerModuleKind
-from ziggurat.models.losses import loss_sums
-from ziggurat.models.towers import build_tower_module
+from ziggurat.models.contract.losses import loss_sums
+from ziggurat.models.towers.layer import build_tower_module
 from ziggurat.parallel.exchange.wire import Rounding, WireConfig, WireFormat
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
 from ziggurat.parallel.pipeline import Pipeline

@@ -12,7 +12,7 @@ from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpe
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DCNv2Config, DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
-from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig

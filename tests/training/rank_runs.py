@@ -15,7 +15,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.models import DLRMConfig, MLPConfig, RankingModel, build_model
-from ziggurat.models.tower_modules import TowerModuleConfig
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize

@@ -13,7 +13,7 @@ from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import DLRMConfig, MLPConfig, RankingModel, build_model
-from ziggurat.models.losses import loss_of
+from ziggurat.models.contract.losses import loss_of
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.evaluation import ordered_batches
 from ziggurat.training.step import TrainStep

@@ -29,8 +29,8 @@ from ziggurat.models.blocks.heads import HeadSharing, heads_if_hidden
 from ziggurat.models.blocks.interactions.self_attention import AttentionConfig, AutoIntLayer
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import Dim, checked
 
 

@@ -20,7 +20,7 @@ from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models.autoint import AutoIntConfig
-from ziggurat.models.contract import Model
+from ziggurat.models.contract.model import Model
 from ziggurat.models.dcn_v2 import DCNv2Config
 from ziggurat.models.deepfm import DeepFMConfig
 from ziggurat.models.dhen import DHENConfig
@@ -31,8 +31,8 @@ from ziggurat.models.finalmlp import FinalMLPConfig
 from ziggurat.models.finalnet import FinalNetConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
-from ziggurat.models.tower_modules import TowerModuleConfig
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
 from ziggurat.models.xdeepfm import XDeepFMConfig
 from ziggurat.plan import Towers

@@ -20,9 +20,9 @@ from torch import nn
 from ziggurat.models.blocks.cross import CrossNetMix, ExpertCores
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import CountsFlops
-from ziggurat.models.contract import Model
+from ziggurat.models.contract.model import Model
+from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.finalmlp import ContextGate
-from ziggurat.models.ranking_model import RankingModel
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,9 +31,9 @@ from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fields import FieldAlignment
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise, padding_columns
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.tower_modules import TowerModuleConfig
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
 
 

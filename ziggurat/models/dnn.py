@@ -21,9 +21,9 @@ from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.tower_modules import TowerModuleConfig
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Dim, checked
 
 

@@ -33,8 +33,8 @@ from ziggurat.models.blocks.extra_columns import ExtraColumns
 from ziggurat.models.blocks.flat_inputs import FlatInputs
 from ziggurat.models.blocks.interactions.bilinear import BilinearFusion
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, initialise
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import Dim, checked
 
 

@@ -49,10 +49,10 @@ from ziggurat.models.blocks.mlp import (
     normalise,
 )
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.contract import Embedded, Outputs
-from ziggurat.models.losses import LossSums, labelled_weights
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.losses import LossSums, labelled_weights
+from ziggurat.models.contract.model import Embedded, Outputs
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Dim, checked
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import Init, initialise
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.typed import checked
 
 

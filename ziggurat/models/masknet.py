@@ -31,8 +31,8 @@ from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Activation, Init, MLPConfig, Normalization, activate, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Dim, checked
 

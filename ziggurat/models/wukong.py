@@ -48,9 +48,9 @@ from ziggurat.models.blocks.interactions.factorization_machine import (
 )
 from ziggurat.models.blocks.mlp import Init, MLPConfig, Normalization, initialise
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.ranking_model import RankingModel
-from ziggurat.models.tower_modules import TowerModuleConfig
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.fm_norm import FMKernel
 from ziggurat.typed import Dim, checked

@@ -31,8 +31,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.models.tower_modules import IdentityTower
-from ziggurat.models.towers import TowerLayer, pooled_towers
+from ziggurat.models.towers.layer import TowerLayer, pooled_towers
+from ziggurat.models.towers.modules import IdentityTower
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig

@@ -23,7 +23,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
-from ziggurat.models.losses import scores_from_logits
+from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K

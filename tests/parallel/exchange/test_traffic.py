@@ -11,7 +11,7 @@ from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
-from ziggurat.models.tower_modules import TowerModuleConfig, TowerModuleKind
+from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.exchange import collectives

@@ -21,8 +21,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, TableSpec
-from ziggurat.models.tower_modules import TowerModuleConfig
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.plan import Towers
 
 

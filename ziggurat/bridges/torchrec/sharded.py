@@ -43,7 +43,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from ziggurat.bridges.torchrec.embedding import TowerEmbedding
 from ziggurat.bridges.torchrec.shardings import LookedUp, TablesInTowers
 from ziggurat.errors import DataError
-from ziggurat.models.towers import build_tower_module
+from ziggurat.models.towers.layer import build_tower_module
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig

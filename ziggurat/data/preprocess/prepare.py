@@ -83,7 +83,7 @@ class DataConfig:
         bad_row_budget: most rows to quarantine; 0 for no limit.
         rows_per_group: rows of a Parquet row group of the encoded data, the unit of reading and of coarse shuffling.
         negative_rate: share of the negatives that training keeps, by a hash of the row's number; validation and test
-            keep all. Scores are corrected for it; see `models/losses.py`. For one binary label.
+            keep all. Scores are corrected for it; see `models/contract/losses.py`. For one binary label.
     """
 
     train: tuple[str, ...] = ()

@@ -4,7 +4,7 @@
 
 For a flat model the hop joins all ranks, and the columns come out in the order of `inputs.fields`, whatever the
 placement. With towers it joins the ranks of a tower group; a rank then has the columns of its own towers, in the order
-of the towers, for the samples of all its peers, and `towers.py` goes on from there.
+of the towers, for the samples of all its peers, and `parallel/towers.py` goes on from there.
 
 The local tables are ordinary `EmbeddingTables` (every kernel, exact updates), looked up for the samples of all ranks at
 once; what a placement changes is described in `shards.py`.
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
-from ziggurat.models.towers import pooled_towers
+from ziggurat.models.towers.layer import pooled_towers
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.traffic import Traffic

@@ -113,7 +113,7 @@ def check_scores(scores: NDArray[np.floating], *, scale: ScoreScale, where: str)
             where=f"{where}, score {first}",
             ways_out=(
                 "if it is NaN, the weights are: go back to a checkpoint before, lower the learning rate or clip",
-                "if these are logits, apply the sigmoid first (ziggurat.models.losses.scores_from_logits)",
+                "if these are logits, apply the sigmoid first (ziggurat.models.contract.losses.scores_from_logits)",
             ),
         )
 

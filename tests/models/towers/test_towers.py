@@ -35,7 +35,7 @@ from ziggurat.models import (
     flops_per_sample,
     num_parameters,
 )
-from ziggurat.models.losses import loss_of
+from ziggurat.models.contract.losses import loss_of
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch, small_inputs
 

@@ -4,7 +4,7 @@
           ──► dense ───────────────────────────────────────────► (B, N) ────────┼──► interact ──► logits (B, L)
           ──► vectors ─────────────────────────────────────────► (B, dim) each ─┘
 
-What every model is to the layers above it stands in `contract.py`; `interact` is how most built-in models write their
+What every model is to the layers above it stands in `model.py`; `interact` is how most built-in models write their
 `forward_dense`, and nothing outside of a model calls it.
 """
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.contract import Embedded, Model, Outputs
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.towers.layer import TowerLayer
 
 
 class RankingModel(Model):

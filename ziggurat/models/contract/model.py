@@ -29,8 +29,8 @@ from ziggurat.embeddings import EmbeddingTables
 from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.models.losses import LossSums, labelled_weight, loss_sums
-from ziggurat.models.towers import TowerLayer
+from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
+from ziggurat.models.towers.layer import TowerLayer
 
 
 @dataclass(frozen=True, kw_only=True)

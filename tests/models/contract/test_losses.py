@@ -8,7 +8,7 @@ import torch
 
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Task
-from ziggurat.models.losses import labelled_weight, loss_of, loss_sums, scores_from_logits
+from ziggurat.models.contract.losses import labelled_weight, loss_of, loss_sums, scores_from_logits
 
 CLICK = InputSpec(labels=(LabelSpec(name="click"),))
 CLICK_AND_BUY = InputSpec(labels=(LabelSpec(name="click"), LabelSpec(name="buy")))

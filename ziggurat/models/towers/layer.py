@@ -11,7 +11,7 @@ features, never on how the others look: `build_tower_module` is the one place th
 
 With identity modules a tower model is the flat model with its fields in another order.
 
-Cost: that of the modules (see `tower_modules.py`), and one copy of the input where a tower's columns are not adjacent.
+Cost: that of the modules (see `modules.py`), and one copy of the input where a tower's columns are not adjacent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.blocks.mlp import initialise
-from ziggurat.models.tower_modules import (
+from ziggurat.models.towers.modules import (
     CrossTower,
     FactorizationMachineTower,
     FlattenedTower,

@@ -1,0 +1,1 @@
+"""Towers on one device: the layer that groups features, and the modules that make them smaller."""
