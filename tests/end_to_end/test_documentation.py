@@ -84,9 +84,9 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
     from benchmarks.main import NAMES, WITH_OPTIONS
     from ziggurat.cli.settings import settings_given
     from ziggurat.config import override
-    from ziggurat.recipes.catalogue import RECIPES, movielens_dlrm, recipe_named
+    from ziggurat.recipes.catalogue import RECIPES, recipe_named
 
-    by_name = {recipe.__name__ for recipe in RECIPES}
+    by_name, known_schema = {recipe.__name__ for recipe in RECIPES}, recipe_named("movielens_dlrm").table_schema
     for arguments in commands(document, "ziggurat"):
         try:
             options, rest = build_parser().parse_known_args(arguments)
@@ -105,7 +105,7 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
             override(recipe_named(recipe), settings_given(rest))
             continue
         if options.verb in ("compare", "scale"):
-            override(recipe_named("table_dnn", schema=movielens_dlrm().table_schema), settings_given(rest))
+            override(recipe_named("table_dnn", schema=known_schema), settings_given(rest))
             continue
         if options.verb != "train":
             assert not rest, arguments
@@ -113,7 +113,7 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
         assert options.recipe is None or options.resume or options.recipe in {*by_name, "RECIPE"}, arguments
         known = options.recipe in by_name
         override(
-            recipe_named(options.recipe, schema=movielens_dlrm().table_schema) if known else movielens_dlrm(),
+            recipe_named(options.recipe, schema=known_schema) if known else recipe_named("movielens_dlrm"),
             settings_given(rest),
         )
 
@@ -122,9 +122,9 @@ def test_every_command_parses_with_settings_that_exist(document: Path) -> None:
 def test_every_setting_that_is_named_exists(document: Path) -> None:
     """Spans like `--training.non-finite skip`; with a dot: a setting of a run (on a model.s page: its own)."""
     from ziggurat.config import override
-    from ziggurat.recipes.catalogue import RECIPES, movielens_dlrm, recipe_named
+    from ziggurat.recipes.catalogue import RECIPES, recipe_named
 
-    config, own = movielens_dlrm(), f"table_{document.stem}"
+    config, own = recipe_named("movielens_dlrm"), f"table_{document.stem}"
     if document.parent.name == "models" and own in {recipe.__name__ for recipe in RECIPES}:
         config = recipe_named(own, schema=config.table_schema)
     for found in re.finditer(r"`--(\w[\w-]*\.[\w.-]+) ([^`\s]+)`", prose(document)):

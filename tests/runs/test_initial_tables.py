@@ -12,7 +12,7 @@ import pytest
 from ziggurat.config import override
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
 from ziggurat.embeddings import weights
-from ziggurat.recipes.catalogue import synthetic_dlrm
+from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import DatasetConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
@@ -31,7 +31,7 @@ def test_tables_are_drawn_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(weights, "initial_rows", counted)
     config = dataclasses.replace(
-        synthetic_dlrm(),
+        recipe_named("synthetic_dlrm"),
         teacher=TEACHER,
         table_schema=SyntheticTeacher(TEACHER).schema(),
         dataset=DatasetConfig(name="synthetic", rows=400),

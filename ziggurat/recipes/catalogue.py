@@ -1,8 +1,9 @@
 """Recipes: complete runs as functions. Calling one returns a `RunConfig`; nothing runs until `train_run` is called.
 
-A variant is a function that changes another's result (`dataclasses.replace`), never a copy. `RECIPES` lists them for
-the command line: the first line of each docstring is what `ziggurat recipes` prints. `table_*` and `criteo_*` exist for
-every built-in model, made from `MODEL_CONFIGS`; `table_run` takes a model of your own.
+A data set has one function from a model to its run; `RECIPES` joins them with models and names the results
+`DATA_KIND`. `table_*` and `criteo_*` exist for every built-in model (`MODEL_CONFIGS`), the others for models whose
+sizes were tried there. `table_run` takes a model of your own. The first line of each docstring is what `ziggurat
+recipes` prints.
 
 `*_bars_*` follow the BARS/FuxiCTR protocol to the letter; the others train as large systems do (row-wise Adagrad on
 touched rows). `protocols.py` says what that means, and why the two are never compared with each other.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
@@ -30,130 +31,97 @@ from ziggurat.models import (
     DCNv2Config,
     DINConfig,
     DLRMConfig,
-    DNNConfig,
     Init,
-    Interaction,
     LogisticRegressionConfig,
     MLPConfig,
     ModelConfig,
-    Normalization,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
+from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
+
+Recipe = Callable[[], RunConfig]
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
 
 
-def movielens_dlrm() -> RunConfig:
-    """DLRM on MovieLens-1M, time split, like = rating of 4 or more."""
+def _recipe(data: str, model: ModelConfig, *, run: Callable[[ModelConfig], RunConfig], about: str) -> Recipe:
+    """The recipe `DATA_KIND` of a built-in model: `run` with this model; `about` is its docstring, {} the model."""
+    name = f"{data}_{model.kind}"
+
+    def recipe() -> RunConfig:
+        return replace(run(model), recipe=name)
+
+    recipe.__name__ = recipe.__qualname__ = name
+    recipe.__doc__ = about.format(type(model).__name__.removesuffix("Config"))
+    return recipe
+
+
+def _movielens(model: ModelConfig) -> RunConfig:
+    training = TrainingConfig(
+        epochs=5,
+        learning_rate=1e-3,
+        table_learning_rate=0.02,
+        early_stop=EarlyStopConfig(metric="auc", patience=1),
+        loader=LoaderConfig(batch_size=2048),
+    )
     return RunConfig(
-        recipe="movielens_dlrm",
         dataset=DatasetConfig(name="movielens-1m"),
         data=DataConfig(split=SplitConfig(by=SplitBy.TIME, valid_fraction=0.1, test_fraction=0.1)),
         table_schema=schema_for("movielens-1m"),
-        model=DLRMConfig(bottom=MLPConfig(hidden_dims=(64,)), top=MLPConfig(hidden_dims=(256, 128), dropout=0.2)),
-        training=TrainingConfig(
-            epochs=5,
-            learning_rate=1e-3,
-            table_learning_rate=0.02,
-            early_stop=EarlyStopConfig(metric="auc", patience=1),
-            loader=LoaderConfig(batch_size=2048),
-        ),
+        model=model,
+        training=_faster_tables_alone(training, model),
     )
 
 
-def movielens_dcn_v2() -> RunConfig:
-    """DCNv2 on MovieLens-1M, time split, like = rating of 4 or more."""
-    model = DCNv2Config(deep=MLPConfig(hidden_dims=(256, 128), dropout=0.2), cross=CrossConfig(num_layers=2))
-    return replace(movielens_dlrm(), recipe="movielens_dcn_v2", model=model)
-
-
-def movielens_logistic_regression() -> RunConfig:
-    """Logistic regression on MovieLens-1M: the floor."""
-    config = replace(movielens_dlrm(), recipe="movielens_logistic_regression", model=LogisticRegressionConfig())
-    return replace(config, training=replace(config.training, table_learning_rate=0.1))
-
-
-def frappe_bars_dcn_v2() -> RunConfig:
-    """DCNv2 on Frappe_x1 by the BARS protocol (published test AUC 0.98382 ± 0.00049). Needs --dataset.source FOLDER."""
+def _frappe(model: ModelConfig) -> RunConfig:
     return RunConfig(
-        recipe="frappe_bars_dcn_v2",
         dataset=DatasetConfig(name="frappe"),
         data=DataConfig(split=SplitConfig(by=SplitBy.FILES)),
         table_schema=schema_for("frappe"),
-        model=DCNv2Config(
-            embedding_dim=10,
-            cross=CrossConfig(num_layers=4),
-            deep=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.4),
-            init=Init.XAVIER_NORMAL,
-            embedding=bars_tables(),
+        model=model,
+        training=TrainingConfig(epochs=10, early_stop=EarlyStopConfig(metric="auc", patience=2)),
+    )
+
+
+def _frappe_bars(model: ModelConfig) -> RunConfig:
+    l2 = settings_named(model.kind, among=FRAPPE).embedding_l2
+    started = replace(cast(Any, model), init=Init.XAVIER_NORMAL, embedding=bars_tables())
+    return replace(_frappe(started), training=bars_training(embedding_l2=l2))
+
+
+def _synthetic(model: ModelConfig) -> RunConfig:
+    teacher = learnable()
+    return RunConfig(
+        dataset=DatasetConfig(name="synthetic", rows=2_000_000),
+        teacher=teacher,
+        data=DataConfig(split=SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.05, test_fraction=0.1)),
+        table_schema=SyntheticTeacher(teacher).schema(),
+        model=model,
+        training=TrainingConfig(epochs=2, schedule=ScheduleConfig(warmup_steps=200, decay=Decay.LINEAR)),
+    )
+
+
+def _criteo(model: ModelConfig) -> RunConfig:
+    split = SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.05, test_fraction=0.05)
+    return RunConfig(
+        data=DataConfig(format=FileFormat.CRITEO, split=split),
+        table_schema=schema_for("criteo-kaggle"),
+        model=model,
+        training=TrainingConfig(
+            epochs=1, schedule=ScheduleConfig(warmup_steps=500), checkpoint_every=2000, evaluate_every=5000
         ),
-        training=bars_training(embedding_l2=0.05),
     )
 
 
-def frappe_bars_dlrm() -> RunConfig:
-    """DLRM (concatenation) on Frappe_x1 by the BARS protocol. Needs --dataset.source FOLDER."""
-    model = DLRMConfig(
-        embedding_dim=10,
-        interaction=Interaction.CAT,
-        top=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.4),
-        init=Init.XAVIER_NORMAL,
-        embedding=bars_tables(),
-    )
-    training = bars_training(embedding_l2=0.1)
-    return replace(frappe_bars_dcn_v2(), recipe="frappe_bars_dlrm", model=model, training=training)
-
-
-def frappe_bars_dnn() -> RunConfig:
-    """DNN on Frappe_x1 by the BARS protocol (published test AUC 0.98404 ± 0.00057). Needs --dataset.source FOLDER."""
-    model = DNNConfig(
-        embedding_dim=10,
-        deep=MLPConfig(hidden_dims=(400, 400, 400), normalization=Normalization.BATCH, dropout=0.2),
-        init=Init.XAVIER_NORMAL,
-        embedding=bars_tables(),
-    )
-    return replace(frappe_bars_dcn_v2(), recipe="frappe_bars_dnn", model=model)
-
-
-def frappe_dlrm() -> RunConfig:
-    """DLRM on Frappe with row-wise Adagrad. Needs --dataset.source FOLDER."""
-    config = frappe_bars_dcn_v2()
-    training = TrainingConfig(epochs=10, early_stop=EarlyStopConfig(metric="auc", patience=2))
-    return replace(config, recipe="frappe_dlrm", model=DATA_DLRM, training=training)
-
-
-def frappe_dcn_v2() -> RunConfig:
-    """DCNv2 on Frappe with row-wise Adagrad. Needs --dataset.source FOLDER."""
-    return replace(frappe_dlrm(), recipe="frappe_dcn_v2", model=DATA_DCN_V2)
-
-
-def _criteo_recipe(cls: type[Any]) -> Callable[[], RunConfig]:
-    """The recipe `criteo_KIND` of a built-in model."""
-
-    def recipe() -> RunConfig:
-        return RunConfig(
-            recipe=f"criteo_{kind_of(cls)}",
-            data=DataConfig(
-                format=FileFormat.CRITEO,
-                split=SplitConfig(by=SplitBy.TIME_ORDER, valid_fraction=0.05, test_fraction=0.05),
-            ),
-            table_schema=schema_for("criteo-kaggle"),
-            model=table_model(cls),
-            training=TrainingConfig(
-                epochs=1, schedule=ScheduleConfig(warmup_steps=500), checkpoint_every=2000, evaluate_every=5000
-            ),
-        )
-
-    recipe.__name__ = recipe.__qualname__ = f"criteo_{kind_of(cls)}"
-    name = cls.__name__.removesuffix("Config")
-    recipe.__doc__ = f"{name} on a Criteo Kaggle or 1TB file of yours: --data.train train.txt. One pass, with warm-up."
-    return recipe
+def _faster_tables_alone(training: TrainingConfig, model: ModelConfig) -> TrainingConfig:
+    """Logistic regression learns by its tables alone, and they take larger steps."""
+    return replace(training, table_learning_rate=0.1) if isinstance(model, LogisticRegressionConfig) else training
 
 
 def mlperf_dlrm() -> RunConfig:
@@ -190,25 +158,6 @@ def mlperf_dcn_v2() -> RunConfig:
     )
 
 
-def synthetic_dlrm() -> RunConfig:
-    """DLRM on a synthetic teacher whose best reachable AUC is known."""
-    teacher = learnable()
-    return RunConfig(
-        recipe="synthetic_dlrm",
-        dataset=DatasetConfig(name="synthetic", rows=2_000_000),
-        teacher=teacher,
-        data=DataConfig(split=SplitConfig(by=SplitBy.RANDOM, valid_fraction=0.05, test_fraction=0.1)),
-        table_schema=SyntheticTeacher(teacher).schema(),
-        model=DATA_DLRM,
-        training=TrainingConfig(epochs=2, schedule=ScheduleConfig(warmup_steps=200, decay=Decay.LINEAR)),
-    )
-
-
-def synthetic_dcn_v2() -> RunConfig:
-    """DCNv2 on a synthetic teacher whose best reachable AUC is known."""
-    return replace(synthetic_dlrm(), recipe="synthetic_dcn_v2", model=DATA_DCN_V2)
-
-
 def table_model(cls: type[Any]) -> ModelConfig:
     """Sizes of a built-in model on a table of unknown size."""
     return next((each for each in (DATA_DLRM, DATA_DCN_V2) if type(each) is cls), None) or cls()
@@ -224,14 +173,12 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
     """
     split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
     training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1))
-    if isinstance(model, LogisticRegressionConfig):
-        training = replace(training, table_learning_rate=0.1)
     return RunConfig(
         recipe=recipe or f"table_{model.kind}",
         data=DataConfig(split=split),
         table_schema=schema,
         model=model,
-        training=training,
+        training=_faster_tables_alone(training, model),
     )
 
 
@@ -247,20 +194,41 @@ def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
     return recipe
 
 
+_MOVIELENS = "{} on MovieLens-1M, time split, like = rating of 4 or more."
+_BARS = "{} on Frappe_x1 by the BARS protocol%s. Needs --dataset.source FOLDER."
+_FRAPPE = "{} on Frappe with row-wise Adagrad. Needs --dataset.source FOLDER."
+_SYNTHETIC = "{} on a synthetic teacher whose best reachable AUC is known."
+_CRITEO = "{} on a Criteo Kaggle or 1TB file of yours: --data.train train.txt. One pass, with warm-up."
+
+MOVIELENS_MODELS = (
+    (
+        DLRMConfig(bottom=MLPConfig(hidden_dims=(64,)), top=MLPConfig(hidden_dims=(256, 128), dropout=0.2)),
+        _MOVIELENS,
+    ),
+    (DCNv2Config(deep=MLPConfig(hidden_dims=(256, 128), dropout=0.2), cross=CrossConfig(num_layers=2)), _MOVIELENS),
+    (LogisticRegressionConfig(), "Logistic regression on MovieLens-1M: the floor."),
+)
+BARS_MODELS = (
+    ("dcn_v2", _BARS % " (published test AUC 0.98382 ± 0.00049)"),
+    ("dlrm", _BARS.replace("{}", "{} (concatenation)") % ""),
+    ("dnn", _BARS % " (published test AUC 0.98404 ± 0.00057)"),
+)
+
 RECIPES: tuple[Callable[..., RunConfig], ...] = (
-    movielens_dlrm,
-    movielens_dcn_v2,
-    movielens_logistic_regression,
-    frappe_bars_dcn_v2,
-    frappe_bars_dlrm,
-    frappe_bars_dnn,
-    frappe_dlrm,
-    frappe_dcn_v2,
-    *(_criteo_recipe(cls) for cls in MODEL_CONFIGS if cls is not DINConfig),  # which needs a sequence
+    *(_recipe("movielens", model, run=_movielens, about=about) for model, about in MOVIELENS_MODELS),
+    *(
+        _recipe("frappe_bars", settings_named(kind, among=FRAPPE).model, run=_frappe_bars, about=about)
+        for kind, about in BARS_MODELS
+    ),
+    *(_recipe("frappe", model, run=_frappe, about=_FRAPPE) for model in (DATA_DLRM, DATA_DCN_V2)),
+    *(
+        _recipe("criteo", table_model(cls), run=_criteo, about=_CRITEO)
+        for cls in MODEL_CONFIGS
+        if cls is not DINConfig  # which needs a sequence
+    ),
     mlperf_dlrm,
     mlperf_dcn_v2,
-    synthetic_dlrm,
-    synthetic_dcn_v2,
+    *(_recipe("synthetic", model, run=_synthetic, about=_SYNTHETIC) for model in (DATA_DLRM, DATA_DCN_V2)),
     *(_table_recipe(cls) for cls in MODEL_CONFIGS),
 )
 

@@ -21,7 +21,7 @@ from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Towers
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
-from ziggurat.recipes.catalogue import recipe_named, synthetic_dlrm
+from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
@@ -82,7 +82,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def planted(place: Path) -> Path:
     """A DLRM that learned data with two planted groups."""
     config = dataclasses.replace(
-        synthetic_dlrm(),
+        recipe_named("synthetic_dlrm"),
         teacher=TEACHER,
         table_schema=SyntheticTeacher(TEACHER).schema(),
         dataset=DatasetConfig(name="synthetic", rows=30_000),

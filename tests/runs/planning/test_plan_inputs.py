@@ -14,7 +14,7 @@ from ziggurat.features.schema import Categorical, Label, MultiHot, Schema, Table
 from ziggurat.parallel.exchange.wire import WireFormat
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.planning.simulator.step_simulator import MatmulFormat
-from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm, movielens_dlrm, recipe_named
+from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm, recipe_named
 from ziggurat.runs.planning.plan_inputs import plan_inputs
 from ziggurat.runs.planning.plan_run import matmul_format, neighbours, wire_bytes
 from ziggurat.training.config import Precision
@@ -34,11 +34,11 @@ def test_mlperf_has_its_published_size() -> None:
 
 
 def test_published_sizes_are_used_and_said() -> None:
-    found = plan_inputs(movielens_dlrm())
+    found = plan_inputs(recipe_named("movielens_dlrm"))
     assert found.inputs.table("movie_id").num_rows == 3_706 + 3
     assert any("published" in note for note in found.notes)
     assert found.list_lengths == {"genres": 10.0}
-    given = plan_inputs(movielens_dlrm(), rows={"movie_id": 10}, list_lengths={"genres": 2.0})
+    given = plan_inputs(recipe_named("movielens_dlrm"), rows={"movie_id": 10}, list_lengths={"genres": 2.0})
     assert given.inputs.table("movie_id").num_rows == 13
     assert given.list_lengths == {"genres": 2.0}
 

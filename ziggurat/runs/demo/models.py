@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.models import num_parameters
-from ziggurat.recipes.catalogue import movielens_dcn_v2, movielens_dlrm, movielens_logistic_regression
+from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.baselines import Popularity
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
@@ -28,7 +28,7 @@ def run_demo(folder: Path, *, progress: Progress) -> DemoResult:
 
     A model that was trained in `folder` before is resumed (a finished one only evaluated again).
     """
-    prepared = prepare_run(movielens_dlrm(), progress=progress)
+    prepared = prepare_run(recipe_named("movielens_dlrm"), progress=progress)
     assert prepared.test is not None
     train = ordered_batches(prepared.train, batch_size=65_536).batches(epoch=0)
     popularity = Popularity.fit(train, inputs=prepared.inputs, feature="movie_id")
@@ -36,13 +36,13 @@ def run_demo(folder: Path, *, progress: Progress) -> DemoResult:
     rows = [("popularity of the movie", f"{baseline:.4f}", "–", "–", "–", "–")]
     reports: dict[str, Path] = {}
     for name, recipe in {
-        "logistic regression": movielens_logistic_regression,
-        "DLRM": movielens_dlrm,
-        "DCNv2": movielens_dcn_v2,
+        "logistic regression": "movielens_logistic_regression",
+        "DLRM": "movielens_dlrm",
+        "DCNv2": "movielens_dcn_v2",
     }.items():
         progress.say(f"\n{name}")
-        run = folder / recipe.__name__
-        result = train_run(recipe(), folder=run, resume=(run / "config.json").exists(), progress=progress)
+        run = folder / recipe
+        result = train_run(recipe_named(recipe), folder=run, resume=(run / "config.json").exists(), progress=progress)
         metrics = result.evaluations["test"].metrics
         weights = num_parameters(load_run(run).model).total
         rate = f"{result.fit.samples_per_s:,.0f}" if result.fit.samples_per_s else "–"

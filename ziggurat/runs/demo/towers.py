@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ziggurat.errors import DataError
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
-from ziggurat.recipes.catalogue import movielens_dlrm
+from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.runs.planning.partition import partition_run
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import EVALUATION, TRAFFIC, RunFolder
@@ -75,7 +75,7 @@ def _train(name: str, folder: Path, flags: list[str], progress: Progress) -> Ran
     """Train one model on all ranks, or take a finished run."""
     run = RunFolder(folder)
     num_ranks = NUM_HOSTS * RANKS_PER_HOST
-    global_batch = movielens_dlrm().training.loader.batch_size
+    global_batch = recipe_named("movielens_dlrm").training.loader.batch_size
     if not run.evaluation("test").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         log = folder.with_suffix(".log")
