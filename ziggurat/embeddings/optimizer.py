@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.room import TableUse
 from ziggurat.embeddings.storage.part import StoredRows, reader, table_tensor
 from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.embeddings.tables import EmbeddingTables
@@ -37,7 +38,7 @@ class TableOptimizer:
         config: constants of the rule; the tables' own config unless given. The kind must be the tables' own.
 
     Raises:
-        ConfigError: the tables have dense gradients, or the kinds differ.
+        ConfigError: the tables have dense gradients, the kinds differ, or the memory does not hold the state.
     """
 
     def __init__(self, tables: EmbeddingTables, config: EmbeddingConfig | None = None) -> None:
@@ -55,6 +56,7 @@ class TableOptimizer:
         self._is_replaced = False
         self._num_summed: list[int] = []
         self._num_steps = 0
+        tables.tables.check_room(TableUse.STATE)
         for index in range(tables.tables.num_storages):
             tables.tables.storage(index).add_state(self.config.optimizer, initial_sum=self.config.initial_sum)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.initial_rows import initial_rows
+from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage
 from ziggurat.embeddings.storage.part import reader, table_tensor
 from ziggurat.errors import ConfigError
@@ -88,6 +89,7 @@ class TableWeights(nn.Module):
             num_rows = sum(place.num_rows for place in self.places.values() if place.storage == index)
             self._storages.append(make_storage(num_rows, dim))
         self.is_open = True
+        self._has_room = False
         self._tie_parameters()
         if seed is not None:
             self.draw(seed)
@@ -107,11 +109,41 @@ class TableWeights(nn.Module):
         return self._storages[index]
 
     def rows(self, name: str, *, key: str = WEIGHT) -> StoredRows:
-        """The rows of one table, to read and write in chunks."""
+        """The rows of one table, to read and write in chunks.
+
+        Raises:
+            ConfigError: at the first call: the memory does not hold the tables.
+        """
+        if not self._has_room:
+            self.check_room(TableUse.SCORING)
+            self._has_room = True
         place = self.places[name]
         return StoredRows(
             storage=self.storage(place.storage), first_row=place.first_row, num_rows=place.num_rows, key=key
         )
+
+    @property
+    def sizes(self) -> dict[str, TableSize]:
+        """Rows and columns of the tables that lie in the memory of their device."""
+        found = dict[str, TableSize]()
+        for name, place in self.places.items():
+            storage = self._storages[place.storage]
+            if isinstance(storage, MemoryStorage):
+                found[name] = TableSize(
+                    num_rows=place.num_rows,
+                    dim=place.dim,
+                    optimizer=self.config.optimizer,
+                    element_bytes=storage.dtype.itemsize,
+                )
+        return found
+
+    def check_room(self, use: TableUse) -> None:
+        """Refuse tables that are larger than the memory, before it is taken.
+
+        Raises:
+            ConfigError: with the largest tables, their bytes and the memory that is free.
+        """
+        check_room(self.sizes, use=use, device=self.device, where="embedding tables, before memory is taken for them")
 
     def view(self, name: str) -> Float[Tensor, "rows D"]:
         """The rows of one table: sharing memory with a storage in memory, else a copy."""

@@ -11,9 +11,11 @@ Torch's global random state is left as it was.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, SchemaError
@@ -35,6 +37,7 @@ from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
 from ziggurat.models.xdeepfm import XDeepFMConfig
+from ziggurat.ops.machine_memory import host_memory, size_text
 from ziggurat.plan import Towers
 
 
@@ -158,15 +161,16 @@ def build_model(
 
     Raises:
         SchemaError: no label, or no feature.
-        ConfigError: settings that contradict each other or the inputs; towers below a model that has no place for them.
+        ConfigError: settings that contradict each other or the inputs; towers below a model that has no place for them;
+            tables or a dense network that the memory does not hold.
         PlanError: the towers do not fit the features.
     """
     _check_inputs(inputs)
     check_towers(config, towers)
     inputs = _unpool(config, inputs)
     embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None)
-    layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
-    with torch.random.fork_rng(devices=[]):
+    with _DenseRoom(config.kind), torch.random.fork_rng(devices=[]):
+        layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
         torch.manual_seed(seed)
         return config.build(inputs, embeddings=embeddings, towers=layer)
 
@@ -248,3 +252,35 @@ def _check_inputs(inputs: InputSpec) -> None:
             where="the inputs of the model",
             ways_out="add features to the schema; `ziggurat data inspect` guesses them",
         )
+
+
+class _DenseRoom(TorchFunctionMode):
+    """Adds up the weights that a model makes of its network, and refuses those that the memory does not hold.
+
+    Args:
+        kind: of the model, for the error.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind, self._taken, self._memory = kind, 0, host_memory()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Look at the size of what is about to be made."""
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            shape = kwargs.get("size", args[0] if len(args) == 1 and not isinstance(args[0], int) else args)
+            self._taken += 4 * math.prod(shape)
+            if self._taken > self._memory.free_bytes:
+                raise ConfigError(
+                    expected=f"a dense network that fits {self._memory.text()}",
+                    found=f"more than {size_text(self._taken)} of weights; the last layer has "
+                    f"{' × '.join(f'{size:,}' for size in shape)}",
+                    where=f"settings of model {self._kind!r}, before memory is taken for it",
+                    ways_out=(
+                        "narrower layers: hidden-dims of the MLPs",
+                        "fewer columns for each table: --model.embedding-dim",
+                        "fewer features",
+                    ),
+                )
+        return func(*args, **kwargs)

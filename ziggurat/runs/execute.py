@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,11 @@ from ziggurat.data.preprocess.prepare import DataConfig, PreparedData, prepare
 from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
+from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.errors import ConfigError
-from ziggurat.models import build_model
+from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
+from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.models import MODEL_CONFIGS, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.parallel.topology import job
@@ -165,6 +169,7 @@ def train_run(
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
     config.check(metrics=metrics or ())
+    _check_known_tables(config)
     run = RunFolder(Path(folder))
     with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
@@ -213,6 +218,32 @@ def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tupl
     return with_absolute_paths(dataclasses.replace(config, data=data)), None
 
 
+def _check_known_tables(config: RunConfig) -> None:
+    """Compare tables whose rows the schema names with the memory before any data is read; vocabularies wait for it.
+
+    On many ranks `parallelize` does it, since the plan says what each of them holds.
+    """
+    if type(config.model) not in MODEL_CONFIGS or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
+    known = tuple(
+        TableSpec(name=table.name, num_rows=table.num_rows + NUM_RESERVED_ROWS, embedding_dim=table.embedding_dim)
+        for table in config.table_schema.tables
+        if table.num_rows
+    )
+    labels = tuple(LabelSpec(name=label.name) for label in config.table_schema.labels)
+    columns = config.model.table_columns(InputSpec(tables=known, labels=labels))
+    optimizer = config.model.embedding.optimizer
+    check_room(
+        {
+            table.name: TableSize(num_rows=table.num_rows, dim=columns[table.name], optimizer=optimizer)
+            for table in known
+        },
+        use=TableUse.TRAINING,
+        device=choose_device(config.device).device,
+        where="tables whose num_rows the schema names, before data is read",
+    )
+
+
 def _check_folder(run: RunFolder, *, resume: bool) -> None:
     if not resume:
         run.refuse_old_run()
@@ -235,6 +266,8 @@ def _trainer(
     ).to(device)
     facts = ModelFacts.of(model)
     parallel = ranks.parallelize(model, run=run, resume=resume)
+    if parallel is None:
+        model.embeddings.tables.check_room(TableUse.TRAINING)
     if not (resume and ranks.on_first(lambda: complete_steps(run.checkpoints))):
         for tables in tables_of(model):
             tables.draw(config.training.seed)

@@ -165,6 +165,37 @@ def test_what_is_no_manifest_is_refused(crafted: Path, text: str) -> None:
         CheckpointStore(crafted.parent).load(1)
 
 
+TB = 10**12
+
+
+def _claim_a_terabyte(crafted: Path, *, shape: list[int], start: int) -> None:
+    """Let one file be a terabyte of nothing, and the manifest say that tensor 'a' begins at byte `start` of it."""
+    manifest = json.loads((crafted / "manifest.json").read_text())
+    os.truncate(crafted / FILE, TB)
+    manifest["files"][FILE]["size_bytes"] = TB
+    chunk = [[0, 0], shape, FILE, start, 4 * shape[0] * shape[1]]
+    manifest["tensors"] = {"a": {"dtype": "F32", "shape": shape, "chunks": [chunk]}}
+    write_manifest_text(crafted, json.dumps(manifest))
+
+
+def test_a_terabyte_behind_small_tensors_is_refused(crafted: Path) -> None:
+    _claim_a_terabyte(crafted, shape=[4, 3], start=64)
+    with pytest.raises(DamagedCheckpointError, match=r"bytes of rank-00000\.safetensors are in no chunk"):
+        CheckpointStore(crafted.parent).load(1, into={"a": torch.zeros(4, 3)})
+
+
+def test_a_terabyte_of_holes_is_not_read(crafted: Path) -> None:
+    rows = (TB - 2**10) // 8
+    _claim_a_terabyte(crafted, shape=[rows, 2], start=TB - 8 * rows)
+    store = CheckpointStore(crafted.parent)
+    with pytest.raises(DamagedCheckpointError, match="the rest are holes"):
+        store.verify(1)
+    with pytest.raises(CheckpointError, match="shape"):
+        store.load(1, into={"a": torch.zeros(4, 3)})  # compared before a byte is read
+    with pytest.raises(CheckpointError, match=r"tensors that fit .* free of"):
+        store.load(1)
+
+
 @pytest.mark.parametrize("text", ["[1]", '"text"', "{", "[" * 100_000])
 def test_a_crafted_state_is_refused(crafted: Path, text: str) -> None:
     data = text.encode()

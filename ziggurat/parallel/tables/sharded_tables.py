@@ -25,6 +25,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.tables.ids import LocalIds
+from ziggurat.parallel.tables.room import check_room_of_ranks
 from ziggurat.parallel.tables.shards import RankShare, Shard, cut_tables, share_of
 from ziggurat.parallel.tables.table_shard import TableShard, table_shard
 from ziggurat.parallel.topology import Topology
@@ -42,6 +43,10 @@ class ShardedTables(nn.Module):
         seed: of the initial weights, which are those that one device would draw; None leaves them open.
         make_storage: makes what holds the rows of one dim.
         device: where the tables are made.
+
+    Raises:
+        PlanError: a table has dense gradients, or cannot be cut as the plan says.
+        ConfigError: the parts of a machine's ranks are larger than its memory; on every rank.
 
     Attributes:
         shares: what every rank looks up, by rank.
@@ -75,6 +80,8 @@ class ShardedTables(nn.Module):
         self.shards = cut_tables(plan, inputs, dim=config.dim)
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
+        if make_storage is MemoryStorage:
+            check_room_of_ranks(self.shares, config=config, topology=topology, device=torch.device(device))
         # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
         self.local = tuple(
             EmbeddingTables(group.inputs, config, seed=None, make_storage=make_storage).to(device)

@@ -18,6 +18,7 @@ from typing import Any
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import check_version, read_toml
+from ziggurat.ops.machine_memory import host_memory
 from ziggurat.planning.cluster.cluster import Cluster, Device, Launch, Link, Origin, Port, Source, expect
 from ziggurat.typed import Reader
 
@@ -91,13 +92,13 @@ KINDS: dict[str, Cluster] = {
 
 
 def local_cluster(ranks: int) -> Cluster:
-    """This machine, its cores shared by so many ranks: memory as the system says it, rates assumed.
+    """This machine, its cores shared by so many ranks: memory as the system or its container limits it, rates assumed.
 
     `ziggurat cluster probe` measures the rates.
     """
     cores = os.cpu_count() or 1
     share = min(1.0, cores / ranks)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory().total_bytes
     rates = "a core of a server CPU of 2020; `ziggurat cluster probe` measures yours"
     assumed = {key: rates for key in _ASSUMED if key.startswith("device.")} | {
         "device.memory_bytes_per_s": rates,
@@ -116,7 +117,7 @@ def local_cluster(ranks: int) -> Cluster:
     measured = {
         "hosts": "this one",
         "devices_per_host": f"as asked for; the machine has {cores} cores",
-        "device.memory_bytes": f"the system's, divided by {ranks} ranks",
+        "device.memory_bytes": f"the system's or its container's, divided by {ranks} ranks",
     }
     return Cluster(
         name=f"localx{ranks}",

@@ -13,19 +13,13 @@ import numpy as np
 from jaxtyping import Float32
 
 from ziggurat.errors import PlanError
+from ziggurat.ops.machine_memory import size_text
 from ziggurat.plan import Placement
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 from ziggurat.planning.search.greedy import starting_plan
 from ziggurat.planning.search.space import SearchSpace
 
 _GIB = 2**30
-
-
-def size(num_bytes: float) -> str:
-    """Write a number of bytes for people: 512 MiB, 2.30 GiB."""
-    if abs(num_bytes) < 2**20:
-        return f"{num_bytes / 2**10:.0f} KiB"
-    return f"{num_bytes / 2**20:.0f} MiB" if abs(num_bytes) < _GIB else f"{num_bytes / _GIB:.2f} GiB"
 
 
 def check_room(problem: PlanningProblem) -> None:
@@ -82,22 +76,22 @@ def not_fitting(
     memory = problem.memory_bytes[device if len(problem.memory_bytes) > 1 else 0]
     state = whole - profile.num_rows * profile.dim * profile.element_bytes
     found = (
-        f"table {profile.name!r} has {size(whole)} ({profile.num_rows:,} rows × {profile.dim} columns"
-        f"{f', {size(state)} of them optimizer state' if state else ''}); "
+        f"table {profile.name!r} has {size_text(whole)} ({profile.num_rows:,} rows × {profile.dim} columns"
+        f"{f', {size_text(state)} of them optimizer state' if state else ''}); "
     )
     if total:
-        found += f"all {len(problem.tables)} tables have {size(total)}, and {problem.num_devices} devices have "
-        found += f"{size(room.sum())} for them"
+        found += f"all {len(problem.tables)} tables have {size_text(total)}, and {problem.num_devices} devices have "
+        found += f"{size_text(room.sum())} for them"
     elif room[device] <= 0:
-        found += f"rank {device} has no memory for tables: the reserve is {size(-room[device])} larger"
+        found += f"rank {device} has no memory for tables: the reserve is {size_text(-room[device])} larger"
     else:
-        found += f"rank {device} has {size(max(free, 0.0))} free of {size(room[device])}"
+        found += f"rank {device} has {size_text(max(free, 0.0))} free of {size_text(room[device])}"
         found += ", more than any other" if free >= (room - held)[list(devices)].max() else ""
     return PlanError(
         expected="tables and their optimizer state inside the memory of every device",
         found=found,
-        where=f"table {profile.name!r}, rank {device}: {size(memory)} of memory less {size(problem.reserve_bytes)} "
-        f"of reserve",
+        where=f"table {profile.name!r}, rank {device}: {size_text(memory)} of memory less "
+        f"{size_text(problem.reserve_bytes)} of reserve",
         ways_out=_ways_out(problem, table, held=held, device=device, total=total),
     )
 
@@ -109,7 +103,7 @@ def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device:
     part = least if least > room.max() else _whole(profile)
     missing = max((need - room.sum()) / problem.num_devices, 1.0 if total else part - (room - held)[device], 1.0)
     more = _least_memory(problem, missing)
-    ways = [f"{size(more)} more memory a device (or as much less reserve)"]
+    ways = [f"{size_text(more)} more memory a device (or as much less reserve)"]
     devices = _least_devices(problem, need)
     if devices:
         ways.append(f"{devices} devices of this size instead of {problem.num_devices}")
@@ -122,8 +116,8 @@ def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device:
         half = profile.element_bytes // 2
         enough = _fits(_with_table(problem, table, element_bytes=half))
         saved = profile.num_rows * profile.dim * (profile.element_bytes - half)
-        verdict = "enough" if enough else f"not enough alone: {size(smaller)} are missing"
-        ways.append(f"weights of half the bytes in this table save {size(saved)} ({verdict})")
+        verdict = "enough" if enough else f"not enough alone: {size_text(smaller)} are missing"
+        ways.append(f"weights of half the bytes in this table save {size_text(saved)} ({verdict})")
     return ways
 
 
@@ -198,12 +192,12 @@ def _cuts(problem: PlanningProblem, table: int, *, free: np.ndarray) -> list[str
         for parts in able.column_parts(table)[1:]:
             part = profile.bytes_of(num_rows=profile.num_rows, dim=profile.dim // parts)
             if (free[devices] >= part).sum() >= parts:
-                ways.append(f"allow column_wise: {parts} parts of {size(part)}")
+                ways.append(f"allow column_wise: {parts} parts of {size_text(part)}")
                 break
     if Placement.ROW_WISE not in problem.placements and len(devices) > 1:
         part = profile.bytes_of(num_rows=-(-profile.num_rows // len(devices)), dim=profile.dim)
         if (free[devices] >= part).all():
-            ways.append(f"allow row_wise: {len(devices)} parts of {size(part)}")
+            ways.append(f"allow row_wise: {len(devices)} parts of {size_text(part)}")
     return ways
 
 

@@ -34,6 +34,9 @@ from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint.errors import damaged, reading, writing
 
 BLOCK_BYTES = 8 << 20
+_LARGE_BYTES = 1 << 30  # a file that takes a second to read
+_LEAST_SHARE = 1000  # a thousandth of it must be there
+_MOST_PIECES = 10_000
 
 DTYPE_CODES = {
     torch.float64: "F64",
@@ -153,6 +156,7 @@ def verify_file(path: Path, record: FileRecord) -> None:
     """Read the whole file and compare size and SHA-256; raises `DamagedCheckpointError` naming it."""
     with open_regular(path) as descriptor:
         check_size(path, descriptor, record)
+        _refuse_holes(path, descriptor, record)
         digest = hashlib.sha256()
         block = memoryview(bytearray(min(BLOCK_BYTES, max(record.size_bytes, 1))))
         while count := os.readv(descriptor, [block]):
@@ -166,6 +170,29 @@ def check_size(path: Path, descriptor: int, record: FileRecord) -> None:
     size_bytes = os.fstat(descriptor).st_size
     if size_bytes != record.size_bytes:
         raise damaged(path, expected=f"{record.size_bytes} bytes", found=f"{size_bytes} bytes")
+
+
+def _refuse_holes(path: Path, descriptor: int, record: FileRecord) -> None:
+    """Refuse a large file of which the disk has nearly nothing, before an hour is spent on reading zeros.
+
+    An interrupted copy, or `truncate`, leaves such files. Weights are no zeros; a file system that packs the zeros of
+    an optimizer's state away still has the weights.
+    """
+    if record.size_bytes < _LARGE_BYTES:
+        return
+    there, position = 0, 0
+    with suppress(OSError):  # ENXIO: no data after `position`
+        for _ in range(_MOST_PIECES):
+            first = os.lseek(descriptor, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, first, os.SEEK_HOLE)
+            there += position - first
+            if there * _LEAST_SHARE >= record.size_bytes:
+                break
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    if there * _LEAST_SHARE < record.size_bytes:
+        raise damaged(
+            path, expected=f"{record.size_bytes} bytes on the disk", found=f"{there} bytes; the rest are holes"
+        )
 
 
 def read_small_file(path: Path, *, max_bytes: int) -> bytearray:

@@ -48,6 +48,7 @@ MANIFEST_NAME = "manifest.json"
 SUMS_NAME = "SHA256SUMS"
 STATE_NAME = "state.json"
 MAX_MANIFEST_BYTES = 256 << 20
+MAX_STATE_BYTES = 256 << 20
 MAX_DIMENSIONS = 64
 _FILE_NAME = re.compile(r"state\.json|rank-[0-9]{5}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -250,7 +251,7 @@ def _from_json(data: Any, path: Path) -> Manifest:
         tensors={name: _tensor(name, tensor, files) for name, tensor in _dict(data["tensors"]).items()},
         planner_data=None if data["planner"] is None else _planner_data(data["planner"]),
     )
-    _require_bytes_apart(manifest.tensors)
+    _require_bytes_used(manifest.tensors, files)
     return manifest
 
 
@@ -301,16 +302,27 @@ def _overlap(chunks: Sequence[StoredChunk], shape: tuple[int, ...]) -> bool:
     return False
 
 
-def _require_bytes_apart(tensors: Mapping[str, StoredTensor]) -> None:
-    """No byte of a file may belong to two chunks, so that a small file cannot claim to hold a huge tensor."""
+def _require_bytes_used(tensors: Mapping[str, StoredTensor], files: Mapping[str, FileRecord]) -> None:
+    """Every byte of a file after its header belongs to exactly one chunk.
+
+    So a small file cannot claim to hold a huge tensor, nor a huge file hide behind small tensors: how much a load reads
+    follows from the shapes, which are compared with what is to be filled before the first file is opened.
+    """
+    _require(files[STATE_NAME].size_bytes <= MAX_STATE_BYTES, f"{STATE_NAME} has more than {MAX_STATE_BYTES} bytes")
     ranges: dict[str, list[tuple[int, int]]] = {}
     for tensor in tensors.values():
         for chunk in tensor.chunks:
             if chunk.num_bytes:
                 ranges.setdefault(chunk.file, []).append((chunk.start, chunk.start + chunk.num_bytes))
-    for file, spans in ranges.items():
-        spans.sort()
+    for file, record in files.items():
+        if file == STATE_NAME:
+            continue
+        spans = sorted(ranges.get(file, []))
         _require(all(before[1] <= after[0] for before, after in pairwise(spans)), f"chunks in {file} share bytes")
+        _require(all(before[1] == after[0] for before, after in pairwise(spans)), f"bytes of {file} are in no chunk")
+        header, end = (spans[0][0], spans[-1][1]) if spans else (record.size_bytes, record.size_bytes)
+        _require(header <= MAX_MANIFEST_BYTES, f"{file} begins with a header of {header} bytes")
+        _require(end == record.size_bytes, f"{record.size_bytes - end} bytes of {file} are in no chunk")
 
 
 def _planner_data(data: Any) -> dict[str, tuple[str | int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
+from math import prod
 from pathlib import Path
 
 import torch
@@ -13,8 +14,10 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
 from ziggurat.errors import CheckpointError
+from ziggurat.ops.machine_memory import host_memory, size_text
 from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
+from ziggurat.training.checkpoint.rank_group import CheckpointRanks
 from ziggurat.training.checkpoint.storage import CheckpointReader
 
 _MAX_NAMES = 8
@@ -81,6 +84,53 @@ def check_into(
             raise _misfit(
                 f"{name!r} with memory to fill", "a tensor on the meta device", folder, "call to_empty() first"
             )
+
+
+def check_fit(
+    reader: CheckpointReader,
+    *,
+    into: Mapping[str, Tensor] | None,
+    match: Match,
+    optional: str,
+    ranks: CheckpointRanks,
+) -> None:
+    """Compare what the manifest says with what is to be filled on each rank, before any file is read. Collective.
+
+    Args:
+        reader: of the checkpoint.
+        into: what this rank wants to fill; None for new tensors, which must fit the host's memory.
+        match: see `check_into`.
+        optional: see `check_into`.
+        ranks: that load together.
+
+    Raises:
+        CheckpointError: they do not fit, on every rank.
+    """
+    stored, folder = reader.manifest.tensors, reader.folder
+    if into is None:
+        ranks.agree(lambda: _check_memory(stored, folder))
+        return
+    names = ranks.agree(lambda: list(into))
+    everywhere = {name for some in names for name in some}
+    ranks.agree(
+        lambda: check_into(stored, into=into, everywhere=everywhere, match=match, optional=optional, folder=folder)
+    )
+
+
+def _check_memory(stored: Mapping[str, StoredTensor], folder: Path) -> None:
+    sizes = {name: prod(tensor.shape) * tensor.dtype.itemsize for name, tensor in stored.items()}
+    need, memory = sum(sizes.values()), host_memory()
+    if need > memory.free_bytes:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise CheckpointError(
+            expected=f"tensors that fit {memory.text()}",
+            found=f"{size_text(need)} in {len(sizes)} tensors, of which {largest!r} has {size_text(sizes[largest])}",
+            where=str(folder),
+            ways_out=(
+                "load it into a model that is spread over ranks: ziggurat with torchrun",
+                "load some tensors: load(into=…, match=Match.SUBSET)",
+            ),
+        )
 
 
 class _LoadPlanner(DefaultLoadPlanner):

@@ -32,7 +32,7 @@ from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.errors import DamagedCheckpointError
 from ziggurat.training.checkpoint.rank_group import TIMEOUT_S, CheckpointRanks
-from ziggurat.training.checkpoint.restore import Match, check_into, fresh_tensors, read_tensors
+from ziggurat.training.checkpoint.restore import Match, check_fit, fresh_tensors, read_tensors
 from ziggurat.training.checkpoint.saving import Saving
 from ziggurat.training.checkpoint.storage import CheckpointReader
 from ziggurat.typed import checked
@@ -185,7 +185,8 @@ class CheckpointStore:
     ) -> Checkpoint:
         """Load a checkpoint, after verifying every file. Collective.
 
-        Nothing in `into` is changed before all files were verified, and all names, types and shapes compared.
+        Names, types and shapes are compared first, so that no file is read that would not fit; nothing in `into` is
+        changed before all files were verified.
 
         Args:
             step: which one; None takes the newest that is intact, and reports damaged newer ones in `skipped`.
@@ -207,7 +208,9 @@ class CheckpointStore:
             skipped.append(self._absent(prefer, candidates))
         for candidate in candidates:
             try:
-                reader = self._verified_reader(candidate)
+                reader = self._reader(candidate)
+                check_fit(reader, into=into, match=match, optional=optional, ranks=self._ranks)
+                self._verify(reader)
                 state = self._ranks.agree_on_coordinator(reader.state)
             except DamagedCheckpointError as error:
                 if step is not None:
@@ -221,19 +224,6 @@ class CheckpointStore:
                 tensors: Mapping[str, Tensor] = fresh_tensors(stored)
             else:
                 tensors = into if not optional else {name: into[name] for name in into if name in stored}
-                names = self._ranks.agree(lambda: list(into))
-                everywhere = {name for some in names for name in some}
-                self._ranks.agree(
-                    partial(
-                        check_into,
-                        stored,
-                        into=into,
-                        everywhere=everywhere,
-                        match=match,
-                        optional=optional,
-                        folder=reader.folder,
-                    )
-                )
             self._ranks.agree(partial(read_tensors, reader, tensors))
             self._replaceable.add(candidate)
             return Checkpoint(step=candidate, tensors=tensors, state=state, skipped=tuple(skipped))
@@ -250,7 +240,7 @@ class CheckpointStore:
         """Check every byte of a checkpoint; raises `CheckpointError` naming the first wrong file. Collective."""
         self.wait()
         (candidate,) = self._candidates(step)
-        self._verified_reader(candidate)
+        self._verify(self._reader(candidate))
 
     def pin(self, step: int) -> None:
         """Never prune this checkpoint."""
@@ -376,9 +366,14 @@ class CheckpointStore:
             ways_out=("load without naming a step to get the newest", "check the folder"),
         )
 
-    def _verified_reader(self, step: int) -> CheckpointReader:
-        """A reader whose files were all verified, each by one rank."""
+    def _reader(self, step: int) -> CheckpointReader:
+        """A reader with a manifest that is intact on every rank."""
         reader = CheckpointReader(retention.step_folder(self.folder, step), step=step)
+        self._ranks.agree(lambda: reader.manifest.step)
+        return reader
+
+    def _verify(self, reader: CheckpointReader) -> None:
+        """Verify all files, each by one rank."""
 
         def verify() -> JSON:
             names = list(reader.manifest.files)
@@ -387,4 +382,3 @@ class CheckpointStore:
 
         self._ranks.agree(verify)
         reader.trust(reader.manifest.files)
-        return reader

@@ -21,6 +21,7 @@ from ziggurat.models.blocks.fieldwise import FieldMix
 from ziggurat.models.cost import ParameterCount
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
+from ziggurat.ops.machine_memory import host_memory
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.precision_choice import cpu_name
 from ziggurat.training.report.ranks import kernel_report, rank_sections
@@ -47,7 +48,7 @@ class StartupReport:
 
 def machine_lines() -> dict[str, str]:
     """What this machine is, in words."""
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory_gib = host_memory().total_bytes / 2**30
     lines = {
         "machine": f"{cpu_name()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.system()}",
         "python": platform.python_version(),

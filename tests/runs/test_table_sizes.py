@@ -1,0 +1,27 @@
+"""A run whose tables no memory holds ends before its data is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Categorical, Encoding, Label, Schema, Table
+from ziggurat.models import DLRMConfig
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.execute import train_run
+
+
+def test_rows_that_the_schema_names_are_compared_with_memory_first(tmp_path: Path) -> None:
+    schema = Schema(
+        labels=(Label(name="click"),),
+        tables=(Table(name="user", encoding=Encoding.HASHING, num_rows=10**12),),
+        features=(Categorical(name="user", table="user"),),
+    )
+    data = DataConfig(train=(str(tmp_path / "absent.parquet"),))
+    with pytest.raises(ConfigError, match="before data is read") as caught:
+        train_run(RunConfig(data=data, table_schema=schema, model=DLRMConfig()), folder=tmp_path / "run")
+    assert "'user': 1,000,000,000,003 rows" in caught.value.found
+    assert not (tmp_path / "run").exists()
