@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.worker import serve
 from benchmarks.workload import Workload
 from ziggurat.data.datasets.criteo import criteo_schema
-from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.source import FileFormat
 

@@ -67,7 +67,7 @@ def test_overrides_of_every_type() -> None:
     [
         ({"colur": "red"}, "did you mean 'colour'"),
         ({"colour": "green"}, "red, blue"),
-        ({"shape.radius": "wide"}, "float"),
+        ({"shape.radius": "wide"}, "a number"),
         ({"shape": "circle"}, "group"),
         ({"visible": "perhaps"}, "true or false"),
         ({"colour.deep": "1"}, "no dot"),

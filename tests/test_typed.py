@@ -12,7 +12,7 @@ import pytest
 import ziggurat
 from ziggurat.config import from_json, override
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import CheckpointError, ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec

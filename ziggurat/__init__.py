@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ziggurat.data.encoded.loader import Loader as Loader
     from ziggurat.data.encoded.loader import LoaderConfig as LoaderConfig
     from ziggurat.data.inspect.inspect_file import inspect_file as inspect_file
-    from ziggurat.data.preprocess.prepare import DataConfig as DataConfig
+    from ziggurat.data.preprocess.data_config import DataConfig as DataConfig
     from ziggurat.data.preprocess.prepare import prepare as prepare
     from ziggurat.data.preprocess.splits import SplitBy as SplitBy
     from ziggurat.data.preprocess.splits import SplitConfig as SplitConfig

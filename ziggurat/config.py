@@ -68,18 +68,22 @@ def from_json(
     return Reader(where=where, error=error, ways_out=ways_out, kinds=tuple(kinds)).read(cls, data)
 
 
-def override(config: C, changes: Mapping[str, str], *, where: str = "command line") -> C:
+def override(
+    config: C, changes: Mapping[str, str], *, where: str = "command line", also: Mapping[str, str] | None = None
+) -> C:
     """A copy of `config` with some values replaced by text, as the command line gives it.
 
     Args:
         config: a frozen dataclass.
         changes: dotted path (dashes or underscores) to text. Tuples are comma separated, `none` is None.
         where: names the origin in errors.
+        also: what else a path is called, for errors: "training.epochs" → "--epochs".
 
     Raises:
         ConfigError: unknown path or text that is not of the field's type.
     """
-    return _override(config, {path: (path, text) for path, text in changes.items()}, where=where)
+    names = {path: f"{path} ({also[path]})" if also and path in also else path for path in changes}
+    return _override(config, {path: (names[path], text) for path, text in changes.items()}, where=where)
 
 
 def settings(config: Any, *, prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -175,7 +179,7 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
         try:
             return hint(text.replace("_", ""))
         except ValueError:
-            raise _wrong(path, _type_name(hint), text, where) from None
+            raise _wrong(path, "a whole number" if hint is int else "a number", text, where) from None
     if hint is str:
         return text
     raise _wrong(path, f"a dotted path to a single value ({_type_name(hint)} is a group)", text, where)

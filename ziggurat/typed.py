@@ -40,11 +40,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Range:
-    """Bounds of a number, both included; `reason` says where the upper one comes from."""
+    """Bounds of a number, both included unless `open` names one; `reason` says where the upper one comes from."""
 
     least: float
     most: float
     reason: str = ""
+    open: Literal["", "least", "most"] = ""
+
+    def holds(self, value: float) -> bool:
+        """Whether a number lies within."""
+        above = value > self.least if self.open == "least" else value >= self.least
+        return above and (value < self.most if self.open == "most" else value <= self.most)
+
+    def expected(self, value: float) -> tuple[str, str]:
+        """What a number should have been that lies outside, and the way out."""
+        least, most = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (self.least, self.most))
+        is_low = value <= self.least
+        low, high = ("above " if self.open == "least" else "from "), ("below " if self.open == "most" else "")
+        if is_low and self.most >= _ENDLESS:
+            return f"a number {low}{least}" + ("" if self.open == "least" else " on"), _way_out(low, least, "or more")
+        reason = "" if is_low or not self.reason else f" ({self.reason})"
+        text = f"a number {low}{least} to {high}{most}{reason}"
+        return text, _way_out(low, least, "or more") if is_low else _way_out(high, most, "or less")
+
+
+def _way_out(side: str, bound: str, direction: str) -> str:
+    return f"set it to a number {side}{bound}" if side in ("above ", "below ") else f"set it to {bound} {direction}"
+
+
+_ENDLESS = 1 << 40  # nobody looks for a bound up there
 
 
 # One list of what is sensible, from data, from memory and from sense.
@@ -59,6 +83,10 @@ Ranks = Annotated[int, Range(1, 1 << 17, "the largest jobs have 100,000 ranks")]
 Rank = Annotated[int, Range(0, (1 << 17) - 1, "the largest jobs have 100,000 ranks")]
 _64_BITS = Range(-(1 << 63), (1 << 64) - 1, "64 bits")
 _FLOAT32_MOST = 3.4028234663852886e38
+PositiveFloat = Annotated[float, Range(0, math.inf, open="least")]
+FloatOrZero = Annotated[float, Range(0, math.inf)]
+Fraction = Annotated[float, Range(0, 1, open="most")]
+Share = Annotated[float, Range(0, 1, open="least")]
 Float32 = Annotated[float, Range(-_FLOAT32_MOST, _FLOAT32_MOST, "what a float32 holds")]
 
 
@@ -181,15 +209,9 @@ class Reader:
         )
 
     def _check_range(self, value: Any, bounds: Range, path: str) -> None:
-        if not bounds.least <= value <= bounds.most:
-            reason = f" ({bounds.reason})" if value > bounds.most and bounds.reason else ""
-            least, most = (f"{end:,}" if isinstance(end, int) else f"{end:g}" for end in (bounds.least, bounds.most))
-            raise self.error(
-                expected=f"a number from {least} to {most}{reason}",
-                found=quoted(value),
-                where=self.place(path),
-                ways_out="correct the number",
-            )
+        if not bounds.holds(value):
+            expected, way_out = bounds.expected(value)
+            raise self.error(expected=expected, found=quoted(value), where=self.place(path), ways_out=way_out)
 
     def _plain(self, hint: type, data: Any, path: str) -> Any:
         words = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}

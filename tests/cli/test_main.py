@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
+import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ziggurat.cli.main import build_parser, main
+from ziggurat.cli.main import _split_settings, build_parser, main
 from ziggurat.cli.settings import SHORT, arguments_of, described
 from ziggurat.cli.verbs import _any_schema
 from ziggurat.config import override, to_json
@@ -94,6 +97,24 @@ def test_help_is_fast_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ziggurat train movielens_dlrm" in capsys.readouterr().out
 
 
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    children = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for action in children:
+        for child in action.choices.values():
+            yield from leaves(child)
+    yield parser
+
+
+@pytest.mark.parametrize("parser", list(leaves(build_parser())), ids=lambda parser: parser.prog)
+def test_every_verb_has_examples_that_parse(parser: argparse.ArgumentParser) -> None:
+    assert parser.description
+    examples = re.findall(rf"^ +{parser.prog}\b(.*?)(?:   .*)?$", parser.epilog or "", flags=re.MULTILINE)
+    assert examples, f"{parser.prog} --help shows no example"
+    for example in examples:
+        known, _ = _split_settings(shlex.split(example.strip()))
+        parser.parse_known_args(known)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -106,7 +127,7 @@ def test_help_is_fast_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "movielens_dlrm", "--dropout", "0.1"], "did you mean --model.bottom.dropout?"),
         (["train", "movielens_dlrm", "--batchsize", "64"], "did you mean --training.loader.batch-size?"),
         (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, bf16"),
-        (["train", "movielens_dlrm", "--training.epochs", "many"], "int"),
+        (["train", "movielens_dlrm", "--training.epochs", "many"], "a whole number"),
         (["train", "movielens_dlrm", "--training.epochs"], "a value after --training.epochs"),
         (["train", "movielens_dlrm", "epochs=2"], "begins with --"),
         (["train", "nowhere", "--resume"], "config.json"),
@@ -115,6 +136,17 @@ def test_help_is_fast_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
         (["towers", "partition", "nowhere", "--towers", "2"], "config.json"),
         (["towers", "partition", "nowhere", "--towers", "0"], "num_towers"),
         (["doctor", "--colour"], "--colour"),
+        (["trian", "movielens_dlrm"], "did you mean 'train'?"),
+        (["data", "inspekt", "a.csv"], "did you mean 'inspect'?"),
+        (["predict", "runs/a"], "for example: ziggurat predict runs/first today.parquet"),
+        (["predict", "runs/a", "b.csv", "--out", "c.csv", "--kepe", "user"], "did you mean --keep?"),
+        (["evaluate", "runs/a", "b.csv", "--step", "last"], "a whole number after --step"),
+        (["evaluate", "runs/a", "b.csv", "--json"], "a value after --json"),
+        (["train", "movielens_dlrm", "--epochs", "0"], "a number from 1 on"),
+        (["train", "movielens_dlrm", "--lr", "0"], "setting 'training.learning-rate (--lr)'"),
+        (["train", "movielens_dlrm", "--data.split.valid-fraction", "2"], "a number from 0 to below 1"),
+        (["train", "movielens_dlrm", "--model.top.hidden-dims", "8,0"], "hidden-dims[1]"),
+        (["train", "movielens_dlrm", "--tower-size", "-1"], "setting 'parallel.tower-size (--tower-size)'"),
     ],
 )
 def test_errors_have_four_parts(

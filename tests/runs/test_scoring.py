@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ import pytest
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
+from ziggurat.data.raw.source import FileFormat
+from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.data_record import DataRecord, known_files
 from ziggurat.runs.load import load_run
+from ziggurat.runs.scoring import FileReading
 from ziggurat.studies.compare_finished import compare_finished
 from ziggurat.training.records.run_folder import RunFolder
 
@@ -282,3 +286,42 @@ def test_runs_that_are_compared_say_what_they_were_computed_with(trained: Path) 
     assert f"training.precision differs ({one}, {other})" in said
     shutil.copytree("runs/a", "runs/same")
     assert "differ (" not in "\n".join(compare_finished([Path("runs/a"), Path("runs/same")]).notes)
+
+
+def test_files_are_read_as_those_of_the_run_or_as_the_command_line_says(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = today(50).drop("tags")
+    frame.write_csv("plain.csv")
+    commas = frame.with_columns(price=pl.col("price").cast(pl.String).str.replace(".", ",", literal=True))
+    commas.write_csv("office.dat", separator=";")
+    predict = ["predict", "runs/a", "--out", "read.parquet"]
+    told = ["--data.separator", "semicolon", "--data.decimal", "comma", "--data.format", "csv"]
+    assert main([*predict, "plain.csv"]) == 0
+    expected = pl.read_parquet("read.parquet")
+    assert main([*predict, "office.dat", *told]) == 0
+    assert pl.read_parquet("read.parquet").equals(expected)
+    assert main(["evaluate", "runs/a", "office.dat", *told]) == 0
+    run = load_run("runs/a")
+    reading = FileReading(separator=";", decimal=DecimalMark.COMMA, format=FileFormat.CSV)
+    assert dataclasses.replace(run, reading=reading).predict(["office.dat"]).equals(expected)
+    capsys.readouterr()
+    for arguments, words in (
+        ([*predict, "office.dat"], "--data.format csv"),
+        ([*predict, "office.dat", "--data.format", "csv"], "--data.separator semicolon"),
+        ([*predict, "office.dat", *told[:2], "--data.format", "csv"], "--data.decimal comma"),
+        ([*predict, "plain.csv", "--data.seperator", ";"], "did you mean --data.separator?"),
+        ([*predict, "plain.csv", "--data.bad-rows", "quarantine"], "--bad-rows quarantine"),
+        (["evaluate", "runs/a", "--split", "test", *told[:2]], "leave out --data.separator"),
+    ):
+        assert main(arguments) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_run_reads_other_files_as_its_own(trained: Path) -> None:
+    frame = events(600).drop("tags")
+    frame.write_csv("own.csv", separator=";")
+    train = ["train", "table_dlrm", "--data.train", "own.csv", "--schema", "my.toml", "--out", "runs/semicolons"]
+    assert main([*train, "--data.separator", "semicolon", *SMALL, *TINY]) == 0
+    frame.head(20).write_csv("new.csv", separator=";")
+    assert main(["predict", "runs/semicolons", "new.csv", "--out", "new.parquet"]) == 0

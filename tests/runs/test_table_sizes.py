@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Categorical, Encoding, Label, Schema, Table
 from ziggurat.models import DLRMConfig

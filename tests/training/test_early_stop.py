@@ -2,7 +2,7 @@
 
 import pytest
 
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Categorical, Label, Schema, Task

@@ -93,5 +93,5 @@ def test_what_cannot_be_averaged_is_refused() -> None:
     fused = replace(MODEL, embedding=EmbeddingConfig())
     with pytest.raises(ConfigError, match="fused tables"):
         TrainStep(build_model(fused, train.inputs, seed=0), CONFIG)
-    with pytest.raises(ConfigError, match="weight_average < 1"):
+    with pytest.raises(ConfigError, match="from 0 to below 1"):
         TrainingConfig(weight_average=1.0)

@@ -8,6 +8,11 @@ from ziggurat.cli.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_argu
 
 CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where each comes from"
 
+CLUSTER_EPILOG = """examples:
+  ziggurat cluster show h100x64
+  ziggurat cluster probe --minutes 10
+"""
+
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """The actions of `ziggurat cluster`."""
@@ -18,17 +23,12 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help=summary,
         description=summary,
         epilog="Names: v100xN, a100xN, h100xN (N devices, 8 a host), local (this machine), or a file cluster.toml.\n"
-        'A file may begin with like = "h100x64" and hold only what differs.',
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        'A file may begin with like = "h100x64" and hold only what differs.\n'
+        "examples:\n  ziggurat cluster show h100x64\n  ziggurat cluster show h100x64 --out cluster.toml",
     )
     show.add_argument("name", help="h100x64, local, cluster.toml …")
     show.add_argument("--out", metavar="FILE", help="write it there as TOML, to be edited")
-    raw = argparse.RawDescriptionHelpFormatter
-    add_probe_arguments(
-        actions.add_parser(
-            "probe", help=PROBE_SUMMARY, description=PROBE_SUMMARY, epilog=PROBE_EPILOG, formatter_class=raw
-        )
-    )
+    add_probe_arguments(actions.add_parser("probe", help=PROBE_SUMMARY, description=PROBE_SUMMARY, epilog=PROBE_EPILOG))
 
 
 def cluster(options: argparse.Namespace, rest: list[str]) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ziggurat import __version__
-from ziggurat.cli.cluster_verbs import CLUSTER_SUMMARY, add_cluster_arguments
+from ziggurat.cli.cluster_verbs import CLUSTER_EPILOG, CLUSTER_SUMMARY, add_cluster_arguments
 from ziggurat.cli.compare_verbs import (
     COMPARE_EPILOG,
     COMPARE_SUMMARY,
@@ -17,6 +17,7 @@ from ziggurat.cli.compare_verbs import (
     add_scale_arguments,
 )
 from ziggurat.cli.own_models import add_model_argument
+from ziggurat.cli.parser import VerbParser
 from ziggurat.cli.plan_verbs import (
     PLAN_EPILOG,
     PLAN_SUMMARY,
@@ -37,7 +38,7 @@ from ziggurat.cli.scoring_verbs import (
     add_predict_arguments,
 )
 from ziggurat.cli.settings import add_short_forms
-from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.errors import ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
 EXAMPLES = """examples:
@@ -54,18 +55,42 @@ EXAMPLES = """examples:
 """
 
 
-def build_parser() -> argparse.ArgumentParser:
+DATA_EPILOG = """examples:
+  ziggurat data inspect ratings.parquet --write-schema my.toml
+  ziggurat data fetch movielens-1m
+"""
+INSPECT_EPILOG = """Guesses what each column becomes (label, time, group, feature), how text is written (separator,
+decimal comma, order of day and month, texts that mean no value), and what gives the label away. Read the schema and
+correct it: each guess stands there with its reason.
+examples:
+  ziggurat data inspect ratings.parquet --write-schema my.toml
+  ziggurat data inspect office.csv --label Bought --separator semicolon
+"""
+FETCH_EPILOG = """Into the folder ZIGGURAT_CACHE, by default ~/.cache/ziggurat. Where a set must be asked for, the
+error says where.
+examples:
+  ziggurat data fetch movielens-1m
+  ziggurat data fetch frappe --source downloads/Mobile_Frappe.zip
+"""
+TOWERS_EPILOG = """example:
+  ziggurat towers partition runs/first --towers 4
+"""
+
+
+def build_parser() -> VerbParser:
     """The whole command line. Its flags are frozen by a test: settings of runs belong into configs."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="ziggurat", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw)
+    parser = VerbParser(prog="ziggurat", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"ziggurat {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
 
-    def verb(name: str, summary: str, epilog: str = "") -> argparse.ArgumentParser:
-        return verbs.add_parser(name, help=summary, description=summary, epilog=epilog, formatter_class=raw)
+    def verb(name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=summary, description=summary, epilog=epilog)
 
     demo = verb(
-        "demo", "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots"
+        "demo",
+        "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots",
+        "Needs no data of yours; the ranks run on this machine.\n"
+        "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo",
     )
     demo.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
     demo.add_argument("--no-ranks", action="store_true", help="leave out the towers on two emulated hosts")
@@ -74,7 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
         "train",
         "train a recipe, repeat a config, or resume a run",
         "Every setting of a run can be given as --group.name VALUE; `ziggurat train RECIPE --settings` lists them\n"
-        "with their defaults. Examples:\n"
+        "with their defaults.\nexamples:\n"
+        "  ziggurat train movielens_dlrm --epochs 2 --dim 32\n"
+        "  ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml\n"
+        "  ziggurat train runs/movielens_dlrm --resume\n"
         "  ziggurat train movielens_dcn_v2 --training.seed 1 --out runs/dcn_v2_seed1\n"
         "  ziggurat train --config runs/demo/dlrm/config.json --out runs/again",
     )
@@ -110,22 +138,43 @@ def build_parser() -> argparse.ArgumentParser:
     add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
     add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
 
-    _data_verb(verb("data", "look at files, write schemas, fetch public data sets"))
-    _towers_verb(verb("towers", "group the features of a trained model into towers"))
+    _data_verb(verb("data", "look at files, write schemas, fetch public data sets", DATA_EPILOG))
+    _towers_verb(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
 
     add_plan_arguments(verb("plan", PLAN_SUMMARY, PLAN_EPILOG))
     add_simulate_arguments(verb("simulate", SIMULATE_SUMMARY, SIMULATE_EPILOG))
-    add_cluster_arguments(verb("cluster", CLUSTER_SUMMARY))
+    add_cluster_arguments(verb("cluster", CLUSTER_SUMMARY, CLUSTER_EPILOG))
     add_compare_arguments(verb("compare", COMPARE_SUMMARY, COMPARE_EPILOG))
     add_scale_arguments(verb("scale", SCALE_SUMMARY, SCALE_EPILOG))
-    verb("recipes", "list the recipes with one line each")
-    report = verb("report", "write report.html of a run again")
+    verb(
+        "recipes",
+        "list the recipes with one line each",
+        "A recipe is a complete run: data, model, training. table_* are for data of yours.\n"
+        "examples:\n  ziggurat recipes\n  ziggurat train movielens_dcn_v2",
+    )
+    report = verb(
+        "report",
+        "write report.html of a run again",
+        "It reads what the run has logged.\nexample:\n  ziggurat report runs/first",
+    )
     report.add_argument("run", help="folder of a run")
-    verify = verb("verify", "check every checkpoint of a run, and that each row was trained exactly once per epoch")
+    verify = verb(
+        "verify",
+        "check every checkpoint of a run, and that each row was trained exactly once per epoch",
+        "Ends with status 1 if something is damaged or missing, and says what.\nexample:\n  ziggurat verify runs/first",
+    )
     verify.add_argument("run", help="folder of a run")
     add_model_argument(verify)
-    verb("doctor", "what this machine and installation can do, and what is missing and why")
-    bench = verb("bench", "speed and quality against the peers; needs a checkout of the repository")
+    verb(
+        "doctor",
+        "what this machine and installation can do, and what is missing and why",
+        "Says which kernels look up embeddings and why not a faster one.\nexample:\n  ziggurat doctor",
+    )
+    bench = verb(
+        "bench",
+        "speed and quality against the peers; needs a checkout of the repository",
+        "examples:\n  ziggurat bench list\n  ziggurat bench towers --quick --json towers.json",
+    )
     bench.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
     bench.add_argument("--json", metavar="FILE", help="write machine, versions, commit and cases there")
     bench.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works, not to be quoted")
@@ -134,14 +183,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _data_verb(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
-    inspect = actions.add_parser("inspect", help="guess the schema of a file, and explain each guess")
+    summary = "guess the schema of a file, and explain each guess"
+    inspect = actions.add_parser("inspect", help=summary, description=summary, epilog=INSPECT_EPILOG)
     inspect.add_argument("file", help="Parquet, CSV or TSV (also .gz)")
     inspect.add_argument("--label", metavar="COLUMN", default="", help="the column to predict (default: guessed)")
     inspect.add_argument(
         "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
     )
     inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
-    fetch = actions.add_parser("fetch", help="get a public data set into the cache, checked by checksum")
+    summary = "get a public data set into the cache, checked by checksum"
+    fetch = actions.add_parser("fetch", help=summary, description=summary, epilog=FETCH_EPILOG)
     fetch.add_argument("name", help="movielens-1m, frappe, criteo-kaggle, criteo-1tb, criteo-x4")
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
@@ -156,10 +207,9 @@ def _towers_verb(parser: argparse.ArgumentParser) -> None:
         epilog="Reads a sample of the run's training data with its best weights (seconds). Features that share a\n"
         "table stay together. Writes FILE, which `ziggurat train RECIPE --towers FILE` takes and which can be\n"
         "edited by hand, and beside it a picture (FILE with .svg): features in the plane, and the interactions.\n"
-        "Examples:\n"
+        "examples:\n"
         "  ziggurat towers partition runs/first --towers 4\n"
         "  ziggurat towers partition runs/first --towers 4 --balance bytes --memory-limit-bytes 40000000000",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     partition.add_argument("run", help="folder of a trained run, flat, best a DLRM")
     partition.add_argument("--towers", metavar="T", type=int, required=True, help="number of towers")
@@ -191,20 +241,20 @@ def _towers_verb(parser: argparse.ArgumentParser) -> None:
     add_model_argument(partition)
 
 
+_WITH_SETTINGS = ("train", "bench", "plan", "simulate", "compare", "scale", "evaluate", "predict")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status: 0 done, 1 a check failed, 2 an error, 130 interrupted."""
     parser = build_parser()
     known, settings = _split_settings(sys.argv[1:] if arguments is None else arguments)
-    options, rest = parser.parse_known_args(known)
-    rest += settings
     try:
-        if rest and options.verb not in ("train", "bench", "plan", "simulate", "compare", "scale"):
-            raise ConfigError(
-                expected=f"arguments of `ziggurat {options.verb}`",
-                found=" ".join(rest),
-                where="command line",
-                ways_out=f"see `ziggurat {options.verb} --help`",
-            )
+        options, rest = parser.parse_known_args(known)
+        if rest and options.verb in ("evaluate", "predict"):
+            raise options.parser.unknown(rest)  # settings of reading have a dot
+        rest += settings
+        if rest and options.verb not in _WITH_SETTINGS:
+            raise options.parser.unknown(rest)
         return _handler(options.verb)(options, rest)
     except ZigguratError as error:
         sys.stderr.write(f"{type(error).__name__}\n{error}\n")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 import math
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.settings import settings_given
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.config import override
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,14 +19,18 @@ if TYPE_CHECKING:
     from ziggurat.training.evaluation import Evaluation
 
 EVALUATE_SUMMARY = "exact metrics of a trained run on raw files (same columns as its training data), or on its own rows"
-EVALUATE_EPILOG = """Says so where a file is one that the run was trained on: its own test rows are --split test.
+_READING = """Text files are read as those that the run was trained on; for files that are written in another way say
+--data.separator semicolon, --data.decimal comma or --data.format csv.
+"""
+EVALUATE_EPILOG = f"""{_READING}Says so where a file is one that the run was trained on: its own test rows are
+--split test.
 Tables too large for one device: torchrun --nproc-per-node N -m ziggurat evaluate ...
 examples:
   ziggurat evaluate runs/first tomorrow.parquet --json tomorrow.json
   ziggurat evaluate runs/first --split test"""
 
 PREDICT_SUMMARY = "score raw files with a trained run; labels need not be in them"
-PREDICT_EPILOG = """Says how many ids of each feature training never saw.
+PREDICT_EPILOG = f"""{_READING}Says how many ids of each feature training never saw.
 Tables too large for one device: torchrun --nproc-per-node N -m ziggurat predict ...
 example:
   ziggurat predict runs/first today.parquet --out scores.csv --keep user_id,movie_id"""
@@ -116,8 +124,9 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.report.page import write_report
     from ziggurat.training.report.progress import show_progress
 
-    _files_or_split(options)
+    _files_or_split(options, rest)
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
+        run = _reading_as_told(run, rest)
         progress = run.team.progress(show_progress())
         progress.begin("evaluate", total=None)
         if options.split:
@@ -160,7 +169,34 @@ def _shown(value: float) -> str:
     return f"{value:.5f}" if math.isfinite(value) else "–"
 
 
-def _files_or_split(options: argparse.Namespace) -> None:
+def _reading_as_told(run: Run, rest: list[str]) -> Run:
+    """The run, which reads files as the command line says where it differs from the run's own files."""
+    from ziggurat.runs.scoring import FileReading
+
+    known = {f"data.{entry.name}": entry.name for entry in dataclasses.fields(FileReading)}
+    changes = settings_given(rest)
+    for path in changes:
+        if path not in known:
+            near = difflib.get_close_matches(path, known, n=1)
+            at_hand = ["for bad rows: --bad-rows quarantine"] if path.replace("_", "-") == "data.bad-rows" else []
+            raise ConfigError(
+                expected="a setting that says how files are read: " + ", ".join(f"--{each}" for each in known),
+                found=f"--{path}",
+                where="command line: a trained run keeps all other settings",
+                ways_out=[*at_hand, *(f"did you mean --{each}?" for each in near), "leave it out"],
+            )
+    told = override(run.reading, {known[path]: text for path, text in changes.items()})
+    return dataclasses.replace(run, reading=told)
+
+
+def _files_or_split(options: argparse.Namespace, rest: list[str]) -> None:
+    if options.split and rest:
+        raise ConfigError(
+            expected="settings of reading with files: a split of the run is prepared as the run was",
+            found=f"--split {options.split} {' '.join(rest)}",
+            where="command line",
+            ways_out=("name a file", f"leave out {rest[0]}"),
+        )
     if options.split and options.slices:
         raise ConfigError(
             expected="--slices with files: a split of the run is encoded, and holds no values any more",
@@ -188,6 +224,7 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
 
     keep = tuple(name.strip() for name in options.keep.split(",") if name.strip())
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
+        run = _reading_as_told(run, rest)
         progress = run.team.progress(show_progress())
         progress.begin("predict", total=None)
         rows = run.predict(

@@ -34,6 +34,7 @@ SHORT: dict[str, tuple[tuple[str, ...], str]] = {
     "threads": (("training.threads",), "CPU threads; 0: torch's own choice"),
     "patience": (("training.early-stop.patience",), "evaluations without improvement before it stops; 0: never"),
 }
+FLAGS = {"parallel.dense": "--dense", "parallel.wire.between-towers": "--wire", "parallel.tower-size": "--tower-size"}
 RENAMED = {"parallel.ranks-a-host": "parallel.ranks-per-host"}
 _HIDDEN = "table-schema"  # the schema's own file describes it
 
@@ -116,7 +117,8 @@ def apply_settings(config: Any, changes: Mapping[str, str]) -> Any:
         ConfigError: an unknown name, or a value that the setting cannot have.
     """
     refuse_unknown(changes, known=[path for path, _, _ in settings(config)])
-    return override(config, changes)
+    short = {path: f"--{name}" for name, (paths, _) in SHORT.items() for path in paths}
+    return override(config, changes, also=short | FLAGS)
 
 
 def refuse_unknown(changes: Iterable[str], *, known: Sequence[str]) -> None:

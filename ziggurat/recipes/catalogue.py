@@ -19,7 +19,7 @@ from typing import Any, cast
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.source import FileFormat
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
@@ -23,7 +23,7 @@ from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.records.run_folder import CONFIG
-from ziggurat.typed import Kinds, checked
+from ziggurat.typed import Count, CountOrNone, Kinds, PositiveFloat, checked
 
 _CLASS = "class"  # a keyword of Python, so no setting is called this
 
@@ -69,23 +69,12 @@ class RanksConfig:
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
-    num_parts: int = 1
-    tower_size: int = 0
+    num_parts: Count = 1
+    tower_size: CountOrNone = 0
     cluster: str = ""
-    ranks_per_host: int = 0
-    timeout_s: float = 300.0
-    prepare_timeout_s: float = PATIENCE_S
-
-    def __post_init__(self) -> None:
-        positive = {name: getattr(self, name) for name in ("timeout_s", "prepare_timeout_s", "num_parts")}
-        zero_or_more = {name: getattr(self, name) for name in ("tower_size", "ranks_per_host")}
-        if any(value <= 0 for value in positive.values()) or any(value < 0 for value in zero_or_more.values()):
-            raise ConfigError(
-                expected=f"{', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",
-                found=", ".join(f"{name} = {value}" for name, value in (positive | zero_or_more).items()),
-                where="settings of ranks",
-                ways_out="correct the number",
-            )
+    ranks_per_host: CountOrNone = 0
+    timeout_s: PositiveFloat = 300.0
+    prepare_timeout_s: PositiveFloat = PATIENCE_S
 
     @property
     def parallel(self) -> ParallelConfig:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.preprocess.prepare import DataConfig, PreparedData
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.source import RawSource

@@ -22,7 +22,9 @@ import torch
 from ziggurat.cache import cache_folder
 from ziggurat.config import to_json
 from ziggurat.data.datasets import fetch
-from ziggurat.data.preprocess.prepare import DataConfig, PreparedData, prepare
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape

@@ -21,7 +21,7 @@ from ziggurat.config import from_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
+from ziggurat.data.raw.source import RawChunk, RawSource
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -36,6 +36,7 @@ from ziggurat.runs.embeddings import embeddings_of
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.scoring import (
+    FileReading,
     as_polars,
     check_data,
     check_output,
@@ -72,6 +73,7 @@ class Run:
         model: with the best weights, in evaluation mode.
         step: the step that the weights come from.
         team: the ranks that hold the model; the methods are collective over them.
+        reading: how files are read; as the run's own, unless `dataclasses.replace(run, reading=…)` says otherwise.
     """
 
     folder: Path
@@ -80,6 +82,7 @@ class Run:
     model: Model
     step: int
     team: Team
+    reading: FileReading
 
     def evaluate(
         self,
@@ -224,15 +227,10 @@ class Run:
     def _warn_of_known(self, data: Any, progress: Progress | None) -> None:
         if is_frame(data) or not self.team.is_first:
             return
-        paths = RawSource(data, format=self.file_format).paths
+        paths = RawSource(data, format=self.reading.format).paths
         for known in known_files(DataRecord.load(RunFolder(self.folder).data), paths):
             say = _log.warning if progress is None else progress.say
             say(f"warning: {known.warning(self.folder)}" if progress else known.warning(self.folder))
-
-    @property
-    def file_format(self) -> FileFormat:
-        """Format of the run's own raw files; known data sets are cached as Parquet."""
-        return FileFormat.AUTO if self.config.dataset.name else self.config.data.format
 
 
 @contextlib.contextmanager
@@ -293,7 +291,15 @@ def load_run(
     for tables in tables_of(model):
         tables.mark_filled()
     model.eval()
-    return Run(folder=run.path, config=config, preprocessing=preprocessing, model=model, step=loaded.step, team=team)
+    return Run(
+        folder=run.path,
+        config=config,
+        preprocessing=preprocessing,
+        model=model,
+        step=loaded.step,
+        team=team,
+        reading=FileReading.of(config),
+    )
 
 
 def best_step(store: CheckpointStore) -> int:

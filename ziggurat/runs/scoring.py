@@ -2,6 +2,7 @@
 
     run.predict(["day.parquet"], out="scores.csv", keep=("user_id",))     files in, file out, in bounded memory
     run.predict(frame, keep=("user_id",))                                 polars, pandas, Arrow, dict in; the same out
+    replace(run, reading=FileReading(separator=";")).predict(files)       files that are written in another way
 
     row │ user_id │ click          `row` is the position in the data: bad rows that were put aside keep their numbers
     ────┼─────────┼──────
@@ -33,21 +34,57 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import nearest_names
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
+from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
 from ziggurat.training.evaluation import gathered_scores_of
 from ziggurat.training.report.progress import Progress
+from ziggurat.typed import checked
 
 if TYPE_CHECKING:
+    from ziggurat.recipes.run_config import RunConfig
     from ziggurat.runs.load import Run
 
 CHUNK_ROWS = 65_536
 ROW = "row"
 _TEXT = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class FileReading:
+    """How files to score are read: as those that the run was trained on, unless somebody says otherwise.
+
+    Which texts mean no value is said by the schema, and goes with the run.
+
+    Args:
+        format: of the files.
+        separator: what divides the fields of text files, as in `DataConfig`.
+        decimal: what stands before the fraction of numbers in text files.
+    """
+
+    format: FileFormat = FileFormat.AUTO
+    separator: str = ""
+    decimal: DecimalMark = DecimalMark.POINT
+
+    def __post_init__(self) -> None:
+        self.text  # noqa: B018  refuses an impossible separator
+
+    @staticmethod
+    def of(config: RunConfig) -> FileReading:
+        """How the run's own files are read; known data sets are cached as Parquet, so other files may be anything."""
+        data = config.data
+        form = FileFormat.AUTO if config.dataset.name else data.format
+        return FileReading(format=form, separator=data.separator, decimal=data.decimal)
+
+    @property
+    def text(self) -> TextOptions:
+        """How text files are read."""
+        return TextOptions(delimiter=self.separator, decimal=self.decimal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +193,7 @@ def encoded_chunks(
         if is_frame(data):
             chunks = _chunks_of(as_polars(data))
         else:
-            source = RawSource(data, format=run.file_format, bad_rows=collector, text=run.config.data.text)
+            source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
             chunks = source.frames(columns=columns, numbers=sorted(numbers), chunk_rows=CHUNK_ROWS)
         for chunk in chunks:
@@ -198,7 +235,7 @@ def output_schema(run: Run, data: Any, *, keep: Sequence[str]) -> pl.Schema:
     if is_frame(data):
         path, types = Path("frame"), dict(as_polars(data).schema)
     else:
-        source = RawSource(data, format=run.file_format, text=run.config.data.text)
+        source = RawSource(data, format=run.reading.format, text=run.reading.text)
         path, types = source.paths[0], source.columns()
     for name in keep:
         if name not in types:

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.data.preprocess.prepare import PreparedData
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.recipes.protocols import (
     Protocol,

@@ -20,7 +20,7 @@ import polars as pl
 
 from ziggurat.cache import cache_folder
 from ziggurat.data.datasets import fetch, schema_for
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
 from ziggurat.files import replacing

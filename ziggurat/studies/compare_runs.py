@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ziggurat.config import to_json
-from ziggurat.data.preprocess.prepare import PreparedData
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.embeddings import BatchShape
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec

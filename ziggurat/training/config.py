@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ziggurat.data.encoded.loader import LoaderConfig
-from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig
-from ziggurat.typed import checked
+from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, checked
 
 AUTO_METRIC = "auto"
 
@@ -79,11 +78,11 @@ class ScheduleConfig:
         minimum: plateau never goes below this learning rate.
     """
 
-    warmup_steps: int = 0
+    warmup_steps: CountOrNone = 0
     decay: Decay = Decay.CONSTANT
-    final_factor: float = 0.0
-    plateau_factor: float = 0.1
-    minimum: float = 1e-6
+    final_factor: FloatOrZero = 0.0
+    plateau_factor: FloatOrZero = 0.1
+    minimum: FloatOrZero = 1e-6
 
 
 class Better(StrEnum):
@@ -109,8 +108,8 @@ class EarlyStopConfig:
     """
 
     metric: str = AUTO_METRIC
-    patience: int = 0
-    min_delta: float = 1e-6
+    patience: CountOrNone = 0
+    min_delta: FloatOrZero = 1e-6
     better: Better = Better.AUTO
 
 
@@ -142,48 +141,26 @@ class TrainingConfig:
         damaged_records: see `DamagedRecords`.
     """
 
-    epochs: int = 1
-    max_steps: int = 0
-    learning_rate: float = 1e-3
-    table_learning_rate: float = 0.02
+    epochs: Count = 1
+    max_steps: CountOrNone = 0
+    learning_rate: PositiveFloat = 1e-3
+    table_learning_rate: FloatOrZero = 0.02
     optimizer: DenseOptimizer = DenseOptimizer.ADAM
-    weight_decay: float = 0.0
-    embedding_l2: float = 0.0
-    clip_norm: float = 0.0
-    weight_average: float = 0.0
+    weight_decay: FloatOrZero = 0.0
+    embedding_l2: FloatOrZero = 0.0
+    clip_norm: FloatOrZero = 0.0
+    weight_average: Fraction = 0.0
     precision: Precision = Precision.AUTO
     compile: Compile = Compile.OFF
     non_finite: NonFinite = NonFinite.STOP
-    evaluate_every: int = 0
-    checkpoint_every: int = 0
-    log_every: int = 50
-    threads: int = 0
-    evaluation_batch_size: int = 0
+    evaluate_every: CountOrNone = 0
+    checkpoint_every: CountOrNone = 0
+    log_every: Count = 50
+    threads: CountOrNone = 0
+    evaluation_batch_size: CountOrNone = 0
     seed: int = 0
     damaged_records: DamagedRecords = DamagedRecords.STOP
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-
-    def __post_init__(self) -> None:
-        positive = {"epochs": self.epochs, "log_every": self.log_every, "learning_rate": self.learning_rate}
-        zero_or_more = {
-            "max_steps": self.max_steps,
-            "clip_norm": self.clip_norm,
-            "embedding_l2": self.embedding_l2,
-            "evaluate_every": self.evaluate_every,
-            "checkpoint_every": self.checkpoint_every,
-            "threads": self.threads,
-        }
-        bad = {name: value for name, value in positive.items() if value <= 0}
-        bad |= {name: value for name, value in zero_or_more.items() if value < 0}
-        if not 0.0 <= self.weight_average < 1.0:
-            bad["weight_average"] = self.weight_average
-        if bad:
-            raise ConfigError(
-                expected=f"0 <= weight_average < 1, {', '.join(positive)} > 0 and {', '.join(zero_or_more)} >= 0",
-                found=", ".join(f"{name} = {value}" for name, value in bad.items()),
-                where="training settings",
-                ways_out="correct the number",
-            )

@@ -232,6 +232,10 @@ def test_without_label_a_warning_says_so(tmp_path: Path):
         ("timestamp", np.arange(ROWS) % 100, "time"),
         ("date", [f"2024-01-{n % 28 + 1:02d}" for n in range(ROWS)], "time"),
         ("created", [f"2024-01-02T03:04:{n % 60:02d}Z" for n in range(ROWS)], "time"),
+        ("when", [f"{n % 28 + 1:02d}.03.2024 03:{n % 60:02d}" for n in range(ROWS)], "time"),
+        ("when", [f"3/{n % 28 + 1}/2024 3:{n % 60:02d} PM" for n in range(ROWS)], "time"),
+        ("when", [f"2024-03-01T03:35:{n % 60:02d}.250+01:00" for n in range(ROWS)], "time"),
+        ("version", [f"{n % 9}.1.20" for n in range(ROWS)], "categorical"),
         ("amount", 1_700_000_000 + RNG.integers(0, 99, ROWS), "dense"),
     ],
 )
@@ -239,6 +243,17 @@ def test_time(tmp_path: Path, name: str, values: object, becomes: str):
     found = _inspect(tmp_path, **{name: values})
     assert _becomes(found, name) == becomes
     assert found.schema.time == (name if becomes == "time" else "")
+
+
+def test_order_of_day_and_month_is_said_and_never_guessed_in_silence(tmp_path: Path):
+    shown = _inspect(tmp_path, when=[f"3/{n % 28 + 1}/2024" for n in range(ROWS)])
+    assert "month first, as they show" in next(each.reason for each in shown.columns if each.column == "when")
+    assert shown.settings() == ()
+    unclear = _inspect(tmp_path, when=[f"0{n % 9 + 1}/03/2024 10:00" for n in range(ROWS)])
+    assert any("whether the day or the month stands first" in warning for warning in unclear.warnings)
+    assert unclear.settings() == ("--data.split.date-order", "day_first")
+    points = _inspect(tmp_path, when=[f"0{n % 9 + 1}.03.2024 10:00" for n in range(ROWS)])
+    assert not any("stands first" in warning for warning in points.warnings)
 
 
 def test_leaks_by_value_by_order_and_by_absence(tmp_path: Path):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from tests.data.preprocess.preprocessing_reference import Reference, Row
 from tests.data.preprocess.test_preprocessing import EVERYTHING, TEXT_ROWS
 from ziggurat.data.encoded.dataset import EncodedDataset
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.draft import DraftWriter
 from ziggurat.data.preprocess.fitter import Fitter
 from ziggurat.data.preprocess.parsing import parse_chunk
-from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRows

@@ -6,7 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import SchemaError
 from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Task

@@ -20,8 +20,9 @@ import pytest
 
 from ziggurat.config import from_json, override, to_json
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
-from ziggurat.data.preprocess import prepare as prepare_module
-from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess import build as build_module
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRowPolicy
@@ -296,7 +297,7 @@ def test_full_disk_leaves_nothing(tmp_path, raw, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(prepare_module, "publish", full)
+    monkeypatch.setattr(build_module, "publish", full)
     with pytest.raises(CheckpointError, match="No space left"):
         prepare(time_split(raw), schema=SCHEMA, folder=tmp_path / "cache")
     assert entries(tmp_path / "cache") == []
@@ -313,7 +314,9 @@ def test_config_survives_json_and_the_command_line():
 CHILD = """
 import json, sys, time
 from ziggurat.config import from_json
-from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.features.schema import Schema
 config, schema, cache, slow_s = json.loads(sys.argv[1])

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ziggurat.data.preprocess import splits
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig, Splitter, fit_splitter
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.source import RawChunk
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.schema import Categorical, Schema
@@ -231,3 +232,41 @@ def test_a_date_that_no_calendar_has_is_a_bad_row(kind: pl.DataType) -> None:
         by_time(values)
     assert "row 40" in caught.value.where
     assert "'time'" in caught.value.where
+
+
+EUROPEAN = ["01.03.2024 03:35", "01.03.2024 17:00:05", "02.03.2024", "1.4.2024 08:00", "31.12.2024 23:59"]
+DAY_FIRST = ["01/03/2024 03:35", "01/03/2024 05:00 PM", "2/3/2024", "01-04-2024T08:00", "31/12/2024"]
+MONTH_FIRST = ["03/01/2024 03:35", "03/01/2024 05:00pm", "3/2/2024", "04-01-2024T08:00", "12/31/2024"]
+ZONED = ["2024-03-01T03:35Z", "2024-03-01 18:00:05+01:00", "2024-03-02 00:00:00 UTC", "2024/4/1 08:00", "2024.12.31"]
+
+
+@pytest.mark.parametrize("values", [EUROPEAN, DAY_FIRST, MONTH_FIRST, ZONED], ids=lambda values: values[0])
+def test_dates_are_read_as_people_write_them(values):
+    order = [3, 0, 4, 2, 1]
+    assert by_time([values[at] for at in order], valid=0.2, test=0.2).tolist() == [1, 0, 2, 0, 0]
+
+
+def test_what_decides_the_order_of_day_and_month_is_described():
+    config = SplitConfig(by=SplitBy.TIME, valid_fraction=0.0, test_fraction=0.2)
+    splitter = fit_splitter(config, chunks_of(MONTH_FIRST), schema=SCHEMA)
+    assert splitter.describe() == "by time column 'time' (dates with the month first): test from 2024-12-31 00:00:00"
+    assert "first" not in fit_splitter(config, chunks_of(EUROPEAN), schema=SCHEMA).describe()
+
+
+def test_dates_that_show_no_order_are_an_error_until_somebody_says_it():
+    unclear = ["01/03/2024", "01/02/2024", "02/01/2024", "04/04/2024"]
+    with pytest.raises(ConfigError, match=r"'01/03/2024', and none that shows it") as caught:
+        by_time(unclear)
+    assert "row 0" in caught.value.where
+    assert "--data.split.date-order month_first" in str(caught.value)
+    shares = {"by": SplitBy.TIME, "valid_fraction": 0.0, "test_fraction": 0.5}
+    for order, codes in ((DateOrder.DAY_FIRST, [2, 0, 0, 2]), (DateOrder.MONTH_FIRST, [0, 0, 2, 2])):
+        splitter = fit_splitter(SplitConfig(**shares, date_order=order), chunks_of(unclear), schema=SCHEMA)
+        assert assigned(splitter, chunks_of(unclear)).tolist() == codes
+
+
+def test_date_that_the_order_of_the_others_forbids_is_a_bad_row():
+    with pytest.raises(DataError, match=r"'12/31/2024'\nwhere:\s+raw\.csv, row 6"):
+        by_time([*DAY_FIRST, "30/11/2024", "12/31/2024"])
+    with pytest.raises(DataError, match="01-03-24"):
+        by_time(["2024-03-01", "01-03-24", "2024-03-02"])

@@ -13,7 +13,7 @@ import torch
 from tests.end_to_end.test_main_job import events
 from ziggurat.cli.main import main
 from ziggurat.config import override
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
 from ziggurat.errors import ConfigError, DataError

@@ -9,7 +9,8 @@ import polars as pl
 import pytest
 import torch
 
-from ziggurat.data.preprocess.prepare import DataConfig, prepare
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.features.schema import Categorical, Label, MultiHot, Schema, Table
 from ziggurat.parallel.exchange.wire import WireFormat
 from ziggurat.planning.cluster.catalogue import named_cluster

@@ -46,7 +46,7 @@ from ziggurat.data.encoded.records import (
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.typed import Count, checked
+from ziggurat.typed import Count, CountOrNone, checked
 
 __all__ = ["Dataset", "Loader", "LoaderConfig", "Shuffle"]
 
@@ -99,20 +99,9 @@ class LoaderConfig:
 
     batch_size: Count = 2048
     shuffle: Shuffle = Shuffle.BUFFER
-    shuffle_buffer_rows: int = 1_000_000
+    shuffle_buffer_rows: Count = 1_000_000
     seed: int = 0
-    prefetch: int = 4
-
-    def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("shuffle_buffer_rows", 1), ("prefetch", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise ConfigError(
-                    expected=f"{name} >= {least}",
-                    found=f"{name} = {value}",
-                    where="LoaderConfig",
-                    ways_out=f"set {name.replace('_', '-')} to {least} or more",
-                )
+    prefetch: CountOrNone = 4
 
 
 class Loader:

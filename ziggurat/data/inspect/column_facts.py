@@ -8,19 +8,17 @@ zeros stay text. In Parquet the writer's choice of text is respected.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 import polars as pl
-from polars.exceptions import PolarsError
 
+from ziggurat.data.raw.dates import DateOrder, find_order, look_like_dates, parse_dates
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.features.schema import MISSING_TEXTS
 
 NULL_MARKERS = ("null", "na", "n/a", "none", "nan", "\\n", "nil", "?", "-", "#n/a", "unknown", "missing", "")
-_ISO_DATE = re.compile(r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:?\d{2})?)?$")
 _COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
 _POINT_NUMBER = r"^[+-]?\d*(\.\d+)?$"
 _LEADING_ZERO = r"^[+-]?0\d"
@@ -54,6 +52,7 @@ class ColumnFacts:
         null_share: share of nulls.
         num_rows: rows of the whole file; estimated for text files.
         missing_texts: texts of the sample that mean that there is no value ("NULL"); they count as nulls.
+        date_order: what stands first in its dates like 01/03/2024; AUTO if there are none, None if nothing shows it.
     """
 
     name: str
@@ -65,6 +64,7 @@ class ColumnFacts:
     null_share: float
     num_rows: int
     missing_texts: tuple[str, ...] = ()
+    date_order: DateOrder | None = DateOrder.AUTO
 
     @property
     def num_sampled(self) -> int:
@@ -165,11 +165,12 @@ def measure(
         written = tuple(series.filter(marks).unique().sort().to_list())
         series = series.set(marks, None) if written else series
         exact = None if written else exact  # it counted them as values
-    if from_text:
+    dates, order = _as_dates(series) if series.dtype == pl.String else (None, DateOrder.AUTO)
+    if dates is not None:
+        series = dates
+    elif from_text:
         series, more = _typed(series, decimal=decimal)
         written = (*written, *more)
-    elif series.dtype == pl.String and _is_dates(series):
-        series = _to_dates(series)
     kind, series = _kind(series)
     nulls = series.null_count() + (int(series.is_nan().sum()) if series.dtype.is_float() else 0)
     distinct = 0
@@ -190,6 +191,7 @@ def measure(
         null_share=nulls / max(rows, 1),
         num_rows=num_rows,
         missing_texts=written,
+        date_order=order,
     )
 
 
@@ -236,15 +238,13 @@ def _kind(series: pl.Series) -> tuple[Values, pl.Series]:
 
 
 def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple[str, ...]]:
-    """Text as numbers, truth values or dates if (nearly) every cell reads as such; and marks of nothing among them."""
+    """Text as numbers or truth values if (nearly) every cell reads as such; and marks of nothing among them."""
     present = series.drop_nulls()
     if present.is_empty():
         return series, ()
     lowered = present.head(1000).str.to_lowercase()
     if lowered.is_in(["true", "false"]).all() and present.str.to_lowercase().is_in(["true", "false"]).all():
         return series.str.to_lowercase() == "true", ()
-    if _is_dates(series):
-        return _to_dates(series), ()
     if present.str.contains(_LEADING_ZERO).any() and not present.str.contains(r"[.eE]").any():
         return series, ()
     original = series
@@ -259,19 +259,10 @@ def _typed(series: pl.Series, *, decimal: DecimalMark) -> tuple[pl.Series, tuple
     return original, ()
 
 
-def _is_dates(series: pl.Series) -> bool:
-    head = series.drop_nulls().head(50).to_list()
-    if not head or not all(_ISO_DATE.match(text) for text in head):
-        return False
-    return _to_dates(series).null_count() == series.null_count()
-
-
-def _to_dates(series: pl.Series) -> pl.Series:
-    try:
-        return series.str.to_datetime(time_unit="us", strict=False, time_zone=None)
-    except PolarsError:  # zones
-        try:
-            zoned = series.str.to_datetime(time_unit="us", strict=False, time_zone="UTC")
-            return zoned.dt.replace_time_zone(None)
-        except PolarsError:
-            return pl.Series(series.name, [None] * len(series), dtype=pl.Datetime("us"))
+def _as_dates(series: pl.Series) -> tuple[pl.Series | None, DateOrder | None]:
+    """Text as dates if every cell reads as one, with what they show about the order of day and month; else None."""
+    if not look_like_dates(series.drop_nulls().head(50)):
+        return None, DateOrder.AUTO
+    order = find_order(series)
+    dates = parse_dates(series, order=order or DateOrder.DAY_FIRST)
+    return (dates, order) if dates.null_count() == series.null_count() else (None, DateOrder.AUTO)

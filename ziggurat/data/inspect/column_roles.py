@@ -3,7 +3,8 @@
 - *label*: a column named like an outcome (label, click, conversion …) with two values; failing that a rating with
   few values (liked from three quarters of the scale on); failing that the only column of 0/1 or yes/no, where
   those called is_… or has_… count last.
-- *time*: dates, or numbers within the range of epoch seconds (to nanoseconds) of 1990 to 2100, named like a time.
+- *time*: dates (in text, too: `raw/dates.py`), or numbers within the range of epoch seconds (to nanoseconds) of 1990 to
+  2100, named like a time.
 - *group*: the user, by name; GAUC is computed within it. *session*, *weight*: by name alone.
 - *leaks*: a column whose values alone order the label almost perfectly was probably written after the fact. Measured by
   AUC on the sample: of the number itself, and of the mean label of each value in the other half of the rows (so that a
@@ -20,6 +21,7 @@ import polars as pl
 
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, number
 from ziggurat.data.inspect.column_rules import MIN_ROWS_FOR_ROW_IDS, words
+from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.synthetic.best_metrics import pair_share
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Label, Task
@@ -184,17 +186,34 @@ def find_time(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
         named = bool(set(words(facts.name)) & _TIME_WORDS)
         unit = _epoch_unit(facts)
         if facts.kind is Values.DATES and facts.null_share == 0:
-            score, why = 2 + named, "dates"
+            score, why = 2 + named, _dates_in_words(facts)
         elif unit and named:
             score, why = 3, f"whole numbers in the range of {unit} since 1970, and the name says so"
         elif named and facts.kind is Values.WHOLE and facts.null_share == 0 and words(facts.name)[-1] != "at":
             score, why = 1, "whole numbers, by the name"
         else:
             continue
-        guess = RoleGuess(facts.name, f"no feature: {why}")
+        guess = RoleGuess(facts.name, f"no feature: {why}", warning=_warning_of_order(facts))
         if best is None or (score, -position) > best[:2]:
             best = (score, -position, guess)
     return best[2] if best else None
+
+
+def _dates_in_words(facts: ColumnFacts) -> str:
+    if facts.date_order is DateOrder.AUTO:
+        return "dates"
+    order = facts.date_order or DateOrder.DAY_FIRST
+    return f"dates with the {order.value.replace('_', ' ')}, " + ("as they show" if facts.date_order else "perhaps")
+
+
+def _warning_of_order(facts: ColumnFacts) -> str:
+    """What must be said where 01/03/2024 may be 1 March or 3 January."""
+    if facts.date_order is not None:
+        return ""
+    return (
+        f"{facts.name!r}: no date shows whether the day or the month stands first; day_first is taken, say "
+        "--data.split.date-order month_first where that is wrong"
+    )
 
 
 def _epoch_unit(facts: ColumnFacts) -> str:

@@ -41,6 +41,7 @@ from ziggurat.data.inspect.column_roles import (
     single_column_auc,
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature, words
+from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column, name_of_separator
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
@@ -85,6 +86,7 @@ class Inspection:
         num_sampled: rows that were read.
         separator: what divides the fields of a text file, if it is not the one that its name says; else "".
         decimal: what stands before the fraction of its numbers.
+        date_order: what stands first in the dates of its time column, where nothing in the file shows it.
     """
 
     schema: Schema
@@ -95,12 +97,14 @@ class Inspection:
     num_sampled: int
     separator: str = ""
     decimal: DecimalMark = DecimalMark.POINT
+    date_order: DateOrder = DateOrder.AUTO
 
     def settings(self) -> tuple[str, ...]:
         """What must be given on a command line, besides the schema, to read the file."""
         separator = ("--data.separator", name_of_separator(self.separator)) if self.separator else ()
         decimal = ("--data.decimal", self.decimal.value) if self.decimal is not DecimalMark.POINT else ()
-        return (*separator, *decimal)
+        order = ("--data.split.date-order", self.date_order.value) if self.date_order is not DateOrder.AUTO else ()
+        return (*separator, *decimal, *order)
 
     def table(self) -> list[tuple[str, ...]]:
         """Header and lines of text, one line a column, for printing."""
@@ -234,6 +238,7 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
     outcomes = {label.column for label in labels}
     guesses = {facts.name: guess_feature(facts) for facts in rest if facts.name not in outcomes}
     warnings = [guess.warning for guess in labels if guess.warning]
+    warnings += [role.warning for role in roles.values() if role.warning]
     warnings += [] if labels else ["no label found: name it with --label COLUMN, or add a [[label]] block"]
     warnings += _refuse_leaks(guesses, by_name, labels)
     warnings += [warning for guess in guesses.values() for warning in guess.warnings]
@@ -258,7 +263,9 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
     )
     explanations = {"": " ".join([head, *(f"Note: {warning}." for warning in warnings)])}
     explanations |= {line.column: line.explanation for line in lines}
-    return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled)
+    is_unclear = schema.time != "" and by_name[schema.time].date_order is None
+    order = DateOrder.DAY_FIRST if is_unclear else DateOrder.AUTO
+    return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled, date_order=order)
 
 
 def _find_roles(columns: Sequence[ColumnFacts]) -> dict[str, RoleGuess]:

@@ -27,24 +27,15 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.mixing import derive_seed, splitmix64
-from ziggurat.data.preprocess.cells import Faults
-from ziggurat.data.raw.bad_rows import BadReason, BadRows
+from ziggurat.data.preprocess.times import is_date_column, order_of_dates, report_unreadable, time_keys
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.source import RawChunk
-from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
-from ziggurat.typed import checked
+from ziggurat.typed import Fraction, checked
 
 _MAX_DISTINCT = 1 << 22
-_TIME_FORMATS = (
-    "%Y-%m-%d %H:%M:%S%.f",
-    "%Y-%m-%dT%H:%M:%S%.f",
-    "%Y-%m-%d %H:%M",
-    "%Y-%m-%dT%H:%M",
-    "%Y-%m-%d",
-    "%Y/%m/%d %H:%M:%S",
-    "%Y/%m/%d",
-)
-_ZONED_FORMATS = ("%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z")
 
 
 class Split(StrEnum):
@@ -81,19 +72,21 @@ class SplitConfig:
         test_fraction: share of the rows for the test; 0 for none. Not used by COLUMN and FILES.
         seed: for RANDOM.
         column: for COLUMN, and for TIME where it is not the schema's `time`.
+        date_order: for TIME, what stands first in dates like 01/03/2024; auto: as the dates of the column show.
     """
 
     by: SplitBy = SplitBy.AUTO
-    valid_fraction: float = 0.1
-    test_fraction: float = 0.1
+    valid_fraction: Fraction = 0.1
+    test_fraction: Fraction = 0.1
     seed: int = 0
     column: str = ""
+    date_order: DateOrder = DateOrder.AUTO
 
     def __post_init__(self) -> None:
         fractions = (self.valid_fraction, self.test_fraction)
-        if not all(0 <= fraction < 1 for fraction in fractions) or not sum(fractions) < 1:
+        if not sum(fractions) < 1:
             raise ConfigError(
-                expected="fractions from 0 on that leave something to train on",
+                expected="fractions that leave something to train on",
                 found=f"valid_fraction = {self.valid_fraction}, test_fraction = {self.test_fraction}",
                 where="split settings",
                 ways_out="use 0.1 and 0.1",
@@ -125,6 +118,7 @@ class Splitter:
             training; infinite if there are none.
         test_from: from here on they are test.
         is_date: whether times are dates.
+        date_order: of dates like 01/03/2024; AUTO if there are none.
     """
 
     config: SplitConfig
@@ -132,6 +126,7 @@ class Splitter:
     valid_from: float = np.inf
     test_from: float = np.inf
     is_date: bool = False
+    date_order: DateOrder = DateOrder.AUTO
 
     def assign(self, chunk: RawChunk, *, bad_rows: BadRows) -> np.ndarray:
         """The split of each row: (n,) int8 indices into `SPLITS`, or -1 for a bad row that was quarantined.
@@ -146,7 +141,7 @@ class Splitter:
         if by is SplitBy.TIME_ORDER:
             keys = chunk.global_rows
         elif by is SplitBy.TIME:
-            keys = time_keys(chunk, self.column, bad_rows=bad_rows, is_date=self.is_date)
+            keys = time_keys(chunk, self.column, bad_rows=bad_rows, is_date=self.is_date, order=self.date_order)
         else:
             assert by is SplitBy.COLUMN
             return self._assign_by_name(chunk, bad_rows)
@@ -164,7 +159,7 @@ class Splitter:
         names = series.cast(pl.String).str.strip_chars().str.to_lowercase()
         codes = names.replace_strict(_NAMES, default=-1, return_dtype=pl.Int8).fill_null(-1).to_numpy()
         expected = f"one of {', '.join(_NAMES)}"
-        _report(chunk, np.flatnonzero(codes < 0), column=self.column, expected=expected, bad_rows=bad_rows)
+        report_unreadable(chunk, np.flatnonzero(codes < 0), column=self.column, expected=expected, bad_rows=bad_rows)
         return codes
 
     def describe(self) -> str:
@@ -177,6 +172,8 @@ class Splitter:
         if by is SplitBy.FILES:
             return "by files"
         name = f"time column {self.column!r}" if by is SplitBy.TIME else "row number"
+        if self.date_order is not DateOrder.AUTO:
+            name += f" (dates with the {self.date_order.value.replace('_', ' ')})"
         parts = [f"{split} from {self._shown(cut)}" for split, cut in self._cuts() if np.isfinite(cut)]
         return f"by {name}: {', '.join(parts) or 'everything trains'}"
 
@@ -202,7 +199,7 @@ def fit_splitter(
         bad_rows: where rows without a time go; by default the first one is an error.
 
     Raises:
-        ConfigError: no time column is named, or there are too few distinct times.
+        ConfigError: no time column is named, there are too few distinct times, or dates whose order nothing shows.
         DataError: a row has no time (policy ERROR), or there is no row at all.
         SchemaError: the column cannot be a time.
     """
@@ -244,10 +241,13 @@ def split_column(config: SplitConfig, schema: Schema) -> str:
 def _fit_time(config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_rows: BadRows) -> Splitter:
     counts = _DistinctCounts()
     is_date: bool | None = None
+    order = config.date_order
     for chunk in chunks:
         if is_date is None:
-            is_date = _is_date(chunk.frame[column])
-        keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date))
+            is_date = is_date_column(chunk.frame[column])
+        if is_date and order is DateOrder.AUTO:
+            order = order_of_dates(chunk, column)
+        keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date), order=order)
         counts.add(keys[~np.isnan(keys)])
     values, numbers = counts.finish()
     _refuse_empty(len(values))
@@ -274,6 +274,7 @@ def _fit_time(config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_
         valid_from=float(cuts[valid]),
         test_from=float(cuts[test]),
         is_date=bool(is_date),
+        date_order=order if is_date else DateOrder.AUTO,
     )
 
 
@@ -323,95 +324,3 @@ class _DistinctCounts:
     def finish(self) -> tuple[np.ndarray, np.ndarray]:
         self._merge()
         return self.values, self.counts
-
-
-def time_keys(chunk: RawChunk, column: str, *, bad_rows: BadRows, is_date: bool) -> np.ndarray:
-    """Times as numbers that order the same way: (n,) float64, NaN where a bad row was quarantined.
-
-    Numbers are taken as they are (times closer than 2^-53 of their size count as equal); dates become microseconds
-    since 1970. Text holds numbers, or dates in ISO form.
-
-    Raises:
-        DataError: a time is missing or cannot be read (policy ERROR).
-        SchemaError: the column has an impossible type, or dates here and numbers in the chunks before.
-    """
-    series = chunk.frame[column]
-    if _is_date(series) not in (is_date, None):
-        raise SchemaError(
-            expected="dates (or numbers) in all of the time column",
-            found=f"{'numbers' if is_date else 'dates'} after {'dates' if is_date else 'numbers'}",
-            where=chunk.where(0, column=column),
-            ways_out="convert the files to one type",
-        )
-    dates = is_date and _is_date(series) is not None
-    times = _dates(series).dt.timestamp("us").cast(pl.Float64) if dates else _numbers(series)
-    keys = times.fill_null(np.nan).to_numpy()
-    bad = np.flatnonzero(~np.isfinite(keys))
-    if len(bad):
-        keys = keys.copy()
-        keys[bad] = np.nan
-        expected = "a date like 2024-05-31 12:00:00" if is_date else "a number"
-        _report(chunk, bad, column=column, expected=f"{expected} in the time column", bad_rows=bad_rows)
-    return keys
-
-
-def _is_date(series: pl.Series) -> bool | None:
-    """Whether a time column holds dates; False for numbers, None where every cell is empty."""
-    kind = series.dtype
-    if kind.is_numeric():
-        return False
-    if isinstance(kind, pl.Date | pl.Datetime):
-        return True
-    if kind == pl.Null or (kind == pl.String and series.null_count() == len(series)):
-        return None
-    if kind == pl.String:
-        return bool(_numbers(series.drop_nulls().head(100)).is_null().all())
-    raise SchemaError(
-        expected="numbers, dates or times, or text with one of them",
-        found=f"type {kind}",
-        where=f"time column {series.name!r}",
-        ways_out=("name another column as time", "set the split by = random"),
-    )
-
-
-def _numbers(series: pl.Series) -> pl.Series:
-    text = series.str.strip_chars() if series.dtype == pl.String else series
-    return text.cast(pl.Float64, strict=False)
-
-
-def _dates(series: pl.Series) -> pl.Series:
-    """Dates as Datetime in microseconds, null where the text is none."""
-    if series.dtype != pl.String:
-        plain = _in_calendar(series)
-        return (plain.cast(pl.Datetime("us")) if plain.dtype == pl.Date else plain).dt.cast_time_unit("us")
-    text = series.str.strip_chars()
-    found = pl.Series([None], dtype=pl.Datetime("us")).extend_constant(None, len(text))[: len(text)]
-    for template in _TIME_FORMATS:
-        if found.null_count() == text.null_count():
-            break
-        found = found.zip_with(found.is_not_null(), text.str.to_datetime(template, strict=False, time_unit="us"))
-    for template in _ZONED_FORMATS:
-        if found.null_count() > text.null_count():
-            zoned = text.str.to_datetime(template, strict=False, time_unit="us", time_zone="UTC")
-            found = found.zip_with(found.is_not_null(), zoned.dt.replace_time_zone(None))
-    return found
-
-
-def _in_calendar(series: pl.Series) -> pl.Series:
-    """The same with null for dates outside of the years 1 to 9999: converting or showing them panics in polars."""
-    unit = getattr(series.dtype, "time_unit", None)
-    a_day = {None: 1, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[unit]
-    first, last = -719_162 * a_day, min(2_932_897 * a_day, 1 << 63) - 1
-    count = series.to_physical().cast(pl.Int64)
-    inside = count.is_between(max(first, -(1 << 63)), last)
-    return (
-        series if inside.all() else count.to_frame("t").select(pl.when(inside).then("t")).to_series().cast(series.dtype)
-    )
-
-
-def _report(chunk: RawChunk, bad: np.ndarray, *, column: str, expected: str, bad_rows: BadRows) -> None:
-    faults = Faults(chunk=chunk)
-    for index in bad.tolist():
-        found = chunk.frame[column].to_physical()[index]  # a date out of range cannot be shown
-        faults.add(index, column=column, reason=BadReason.UNPARSABLE, expected=expected, found=found)
-    faults.report(bad_rows)

@@ -31,9 +31,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.errors import ConfigError
 from ziggurat.ops.dropout import dropout, relu_dropout_
-from ziggurat.typed import checked
+from ziggurat.typed import Dim, Fraction, checked
 
 _PADDED_TO, _MIN_PADDED = 8, 128
 
@@ -75,19 +74,10 @@ class MLPConfig:
         dropout: probability of zeroing a hidden unit, after the activation.
     """
 
-    hidden_dims: tuple[int, ...] = (512, 256)
+    hidden_dims: tuple[Dim, ...] = (512, 256)
     activation: Activation = Activation.RELU
     normalization: Normalization = Normalization.NONE
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.hidden_dims) or not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(
-                expected="hidden_dims of 1 or more each, and 0 <= dropout < 1",
-                found=f"hidden_dims = {self.hidden_dims}, dropout = {self.dropout}",
-                where="MLP settings",
-                ways_out="correct the number",
-            )
+    dropout: Fraction = 0.0
 
 
 class MLP(nn.Module):

@@ -18,7 +18,9 @@ from pathlib import Path
 from ziggurat.cache import cache_folder
 from ziggurat.config import from_json
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
-from ziggurat.data.preprocess.prepare import DataConfig, PreparedData, find_prepared
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import find_prepared
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing import inputs_of_schema
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec

@@ -20,7 +20,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from ziggurat.config import flattened
-from ziggurat.data.preprocess.prepare import DataConfig
+from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
