@@ -91,15 +91,18 @@ def _attempt(word: str, *, is_odd: bool, folder: str) -> Callable[[], Any]:
 def attack_differing(draw: random.Random, *, count: int) -> list[tuple[str, str, str]]:
     """(what, outcome, detail) of `count` differences, in one start of ranks."""
     world_size = draw.choice([2, 3, 4])
-    draws = [(draw.choice(WORDS), draw.randrange(world_size)) for _ in range(count)]
+    return try_differing([(draw.choice(WORDS), draw.randrange(world_size)) for _ in range(count)], world_size)
+
+
+def try_differing(draws: list[tuple[str, int]], world_size: int) -> list[tuple[str, str, str]]:
+    """(what, outcome, detail) of each (word of WORDS, rank that differs); one by one where all together fail."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             answers = run_ranks(differing, world_size, draws, folder, timeout_s=LIMIT_S)
         except RankFailure as failure:
-            if count > 1:  # one by one, so that the guilty one is named
-                again = [random.Random(f"{draw.random()}") for _ in range(count)]
-                return [each for one in again for each in attack_differing(one, count=1)]
-            outcome = "hung" if "no answer" in str(failure) or "timeout" in str(failure).lower() else "crashed"
+            if len(draws) > 1:
+                return [each for one in draws for each in try_differing([one], world_size)]
+            outcome = "hung" if "did not return in time" in str(failure) else "crashed"
             return [(f"{draws[0]} of {world_size}", outcome, str(failure)[-1500:])]
         written = any(Path(folder).iterdir())
     found = []

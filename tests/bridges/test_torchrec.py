@@ -36,7 +36,7 @@ from tests.bridges.torchrec_models import (
     table_configs,
 )
 from ziggurat.bridges.torchrec import TowerEmbedding, TowerEmbeddingSharder, tower_plan
-from ziggurat.errors import ConfigError, DataError, PlanError
+from ziggurat.errors import ConfigError, DataError, PlanError, TopologyError
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.topology import Topology
@@ -290,6 +290,20 @@ def _refused(rank: int) -> None:
 
 def test_what_cannot_work_is_refused_before_the_first_step() -> None:
     on_ranks(_refused, 2)
+
+
+def _permuted(rank: int, given: dict[str, list[int]]) -> None:
+    del rank
+    module, topology = SmallModel(LINEAR).embeddings, Topology.create(tower_size=1, **given)
+    for make in (lambda: tower_plan(module, topology), lambda: TowerEmbeddingSharder(topology)):
+        with pytest.raises(TopologyError, match="launcher's order") as refused:
+            make()
+        assert "host 0: 0, 2" in str(refused.value)
+
+
+def test_permuted_ranks_are_refused() -> None:
+    on_ranks(_permuted, 4, {"order": [0, 2, 1, 3], "hosts": [0, 1, 0, 1]})
+    on_ranks(_permuted, 4, {"hosts": [0, 1, 0, 1]})  # as hosts report themselves under a cyclic numbering
 
 
 def test_one_device_is_refused_what_does_not_fit() -> None:

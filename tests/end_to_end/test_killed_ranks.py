@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tests.training.rank_runs import Case, die_at_step, stored, trainer_of
 from ziggurat.errors import CheckpointError, TopologyError
+from ziggurat.parallel.job import leave_job
 from ziggurat.plan import Placement
 from ziggurat.testing.ranks import run_ranks
 
@@ -36,11 +37,10 @@ def life(rank: int, world_size: int, folder: str, attempt: int, victim: int, ste
         trainer = trainer_of(case, f"{folder}/run", world_size=world_size, checkpoint_every=3)
         die_at_step(trainer, step, dies=rank == victim)
         trainer.fit(resume=True)
+        leave_job()
     except (TopologyError, CheckpointError) as error:
         Path(f"{folder}/error{attempt}_{rank}").write_text(str(error))
         os._exit(SAW_IT)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def nothing(rank: int) -> int:

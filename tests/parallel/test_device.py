@@ -33,7 +33,7 @@ from ziggurat.models import (
     build_model,
 )
 from ziggurat.parallel.device import Device, choose_device, usable_kernel
-from ziggurat.parallel.topology import join_job
+from ziggurat.parallel.job import join_job
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode

@@ -150,7 +150,7 @@ def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: t
         ranks: dict[str | None, list[int]] = {}
         for rank, (_, values) in enumerate(replies):
             ranks.setdefault(values.get(name, first.get(name)), []).append(rank)
-        shown = [f"{'absent' if value is None else value} on {_ranks(those)}" for value, those in ranks.items()]
+        shown = [f"{'absent' if value is None else value} on {ranks_text(those)}" for value, those in ranks.items()]
         lines.append(f"{name}: {'; '.join(shown)}")
     most = max(number for number, _ in replies)
     if most > len(lines):
@@ -159,7 +159,7 @@ def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: t
     return kind(
         expected="the same settings, inputs, data and versions on every rank",
         found="\n          ".join(lines) or "values that differ after their first characters",
-        where=f"{_ranks(odd)} of {len(replies)}, unlike rank 0: {where}",
+        where=f"{ranks_text(odd)} of {len(replies)}, unlike rank 0: {where}",
         ways_out=(
             "start every rank with the same command, on the same files",
             "install the same versions on every host",
@@ -167,7 +167,8 @@ def _differing(first: dict[str, str], replies: list[Any], *, where: str, kind: t
     )
 
 
-def _ranks(ranks: list[int]) -> str:
+def ranks_text(ranks: list[int]) -> str:
+    """Ranks by number for a message, the first eight."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {shown}"
 

@@ -30,20 +30,18 @@ Without torch.distributed the topology is one rank on one host, and every exchan
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 
 import torch
 import torch.distributed as dist
 
-from ziggurat.errors import TopologyError, ZigguratError
-from ziggurat.parallel.lost_ranks import communicating, end_process_if_uncaught, is_lost_rank
+from ziggurat.errors import TopologyError
+from ziggurat.parallel.lost_ranks import communicating
 
 
 @dataclass(frozen=True)
@@ -247,74 +245,6 @@ def communication_device(group: dist.ProcessGroup | None = None) -> torch.device
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def join_job(*, backend: str = "", timeout_s: float = 300.0) -> bool:
-    """Enter the job that torchrun started; True if there is one.
-
-    Args:
-        backend: of torch.distributed (`ChosenDevice.backend`); "" takes gloo, and NCCL beside it where there are GPUs.
-        timeout_s: how long a rank waits for the others in any exchange before it gives up with an error.
-
-    Raises:
-        TopologyError: the ranks did not all come within `timeout_s`.
-    """
-    if dist.is_initialized():
-        return True
-    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return False
-    chosen = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        if not is_lost_rank(error):
-            raise
-        rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-        raise TopologyError(
-            expected=f"all {world_size} ranks to join the job within {timeout_s:g} s",
-            found=(str(error).splitlines() or [type(error).__name__])[0],
-            where=f"rank {rank}, joining the job at {os.environ.get('MASTER_ADDR', '')}",
-            ways_out=(
-                "look in the log of the rank that ended first: it says why",
-                "start the job again; on slow hosts with more time: --parallel.timeout-s 900",
-                "check that every host reaches MASTER_ADDR and MASTER_PORT",
-            ),
-        ) from error
-    return True
-
-
-def leave_job() -> None:
-    """Leave the job; no rank leaves while another still communicates."""
-    if dist.is_initialized():
-        with communicating("end of the job"):
-            dist.barrier()
-        dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def job(*, backend: str = "", timeout_s: float = 300.0) -> Iterator[None]:
-    """Take part in the job that torchrun started, if there is one; leave it at the end, unless it was joined before.
-
-    After an error it is not left: the others may have gone, and this process is about to end. It then ends for certain
-    (`lost_ranks.py`): the error is marked (`left_job`), and if nobody catches it the process ends once it was shown.
-
-    Args:
-        backend: see `join_job`.
-        timeout_s: see `join_job`.
-    """
-    was_in_it = dist.is_available() and dist.is_initialized()
-    joined = join_job(backend=backend, timeout_s=timeout_s)
-    if was_in_it or not joined:
-        yield
-        return
-    try:
-        yield
-        leave_job()
-    except BaseException as error:
-        if isinstance(error, ZigguratError):
-            error.left_job = True
-        end_process_if_uncaught()
-        raise
 
 
 def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...]) -> RankGroup:

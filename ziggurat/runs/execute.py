@@ -34,8 +34,8 @@ from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models import MODEL_CONFIGS, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
+from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
-from ziggurat.parallel.topology import job
 from ziggurat.plan import Plan
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
@@ -173,7 +173,7 @@ def train_run(
     config.check(metrics=metrics or ())
     _check_known_tables(config)
     run = RunFolder(Path(folder))
-    with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
+    with job(device=config.device, timeout_s=config.parallel.timeout_s):
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
         config, changes = _start_or_resume(run, config, resume=resume)

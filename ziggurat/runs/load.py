@@ -27,8 +27,8 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
+from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
-from ziggurat.parallel.topology import job
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data
 from ziggurat.runs.display import html_of, text_of
@@ -239,7 +239,7 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
     config = load_config(Path(folder), models=models)
     any_size = replace(config, parallel=replace(config.parallel, tower_size=0))  # scores do not depend on it
     given = {"run": Path(folder).absolute(), "step": step}
-    with job(backend=choose_device(config.device).backend, timeout_s=config.parallel.timeout_s):
+    with job(device=config.device, timeout_s=config.parallel.timeout_s):
         yield load_run(folder, step=step, models=models, ranks=Ranks(any_size, plan=None, given=given))
 
 

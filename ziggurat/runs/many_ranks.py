@@ -20,6 +20,7 @@ from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement, require_equal
+from ziggurat.parallel.device import choose_device
 from ziggurat.parallel.parallelize import Parallel, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Plan
@@ -57,6 +58,9 @@ class Ranks:
             cluster_of_ranks(config.parallel.cluster, world_size=self.world_size, ranks_per_host=ranks_per_host)
         if self.are_many:
             stated = {f"--{name}": str(value) for name, value in (given or {}).items()}
+            # `job` has compared devices, unless the process group was made by somebody else.
+            kinds = self._agreement.everywhere(lambda: choose_device(config.device).device.type)
+            stated["--device, as chosen"] = kinds[self._agreement.rank]
             settled = fingerprint(config) | ({} if plan is None else flattened(plan, prefix="plan"))
             require_equal(settled | stated, where="settings, before anything is read")
         if plan is not None and not self.are_many:

@@ -47,7 +47,9 @@ def tower_plan(
 
     Raises:
         PlanError: the towers do not fit the ranks, or `plan` does not fit the module.
+        TopologyError: the topology has ranks in another order than the launcher.
     """
+    sharder = TowerEmbeddingSharder(topology)
     if plan is None:
         plan = place_tables(
             module.inputs,
@@ -58,7 +60,6 @@ def tower_plan(
         )
     names = [table.name for table in module.inputs.tables]
     plan.check(tables=module.tables, world_size=topology.world_size, names=names)
-    sharder = TowerEmbeddingSharder(topology)
     weights = sharder.shardable_parameters(module)
     placements = {entry.table: entry for entry in plan.tables}
     shardings = EmbeddingModuleShardingPlan()

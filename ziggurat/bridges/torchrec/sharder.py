@@ -5,7 +5,7 @@ own planner knows nothing of, and which are checked here, on every rank, before 
 
     the tables of a tower lie in one tower group         its module needs all their columns
     the type is one of table_wise, column_wise, table_row_wise, the last over all ranks of its group
-    the process group is the world that the topology has grouped
+    the process group is the world that the topology has grouped, in the launcher's order
 
 `tower_plan` makes such a plan. Which group a tower is in is free, and changes no number.
 """
@@ -43,12 +43,16 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
 
     Attributes:
         traffic: bytes and messages of the hops of all modules that were sharded, by kind of link.
+
+    Raises:
+        TopologyError: the topology has ranks in another order than the launcher, which TorchRec cannot follow.
     """
 
     def __init__(
         self, topology: Topology, *, fused_params: dict[str, Any] | None = None, wire: WireConfig | None = None
     ) -> None:
         super().__init__(fused_params=fused_params)
+        _refuse_permuted(topology)
         self.topology = topology
         self.wire = wire or WireConfig()
         self.traffic = Traffic(topology)
@@ -154,6 +158,22 @@ class TowerEmbeddingSharder(BaseEmbeddingSharder[TowerEmbedding]):
                     where,
                 )
         return tuple(found[module.tables[names[0]]] for names in module.towers.towers)
+
+
+def _refuse_permuted(topology: Topology) -> None:
+    """TorchRec numbers ranks and devices as the launcher does, in exchanges that are not ours."""
+    if topology.order == tuple(range(topology.world_size)):
+        return
+    raise TopologyError(
+        expected="ranks in the launcher's order, host after host: TorchRec's exchanges and plans know no other",
+        found=topology.describe(),
+        where="topology of TowerEmbeddingSharder and tower_plan",
+        ways_out=(
+            "number the ranks host after host, as torchrun does (Slurm: --distribution=block)",
+            "leave `order` and `hosts` out of Topology.create if ranks are numbered so",
+            "train with ziggurat itself: parallelize follows any order",
+        ),
+    )
 
 
 def _plan_error(expected: str, found: object, where: str) -> PlanError:

@@ -28,7 +28,8 @@ from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.parallel.agreement import Agreement
 from ziggurat.parallel.exchange.link_meter import ExchangeMeter, MeterClock, message_ms
-from ziggurat.parallel.topology import Topology, job
+from ziggurat.parallel.job import job
+from ziggurat.parallel.topology import Topology
 from ziggurat.planning.costs.learned import LearnedCostModel
 from ziggurat.planning.costs.learned_training import MIN_GROUPS, LearningConfig, train_cost_model
 from ziggurat.planning.costs.lookup_meter import LookupMeter
