@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.files import Case, run_attack
+from tests.attacks.files import DEFECTS, Case, run_attack
 from tests.end_to_end import test_killed_ranks as killed
 from tests.end_to_end import test_stopped_ranks as stopped
 from tests.training.rank_runs import model_of, plan_of, training_config
