@@ -11,7 +11,8 @@ weight and every table row, each rank its own. A case ends as
     refused     with an error of four parts, on all ranks
     crashed     with anything else, or without an answer
 
-BF16 has no exact answer: its error may be twice that of the same model on one device, under BF16, at most.
+BF16 has no exact answer: its error may be twice that of the same model on one device, under BF16, and a tenth of the
+update more. (A ReLU that another order of rounding flips, in one of 13 samples, is 0.09; wrong gradients are 0.4 to 1.)
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ KINDS = tuple(config().kind for config in MODEL_CONFIGS)
 TOWER_KINDS = ("dlrm", "dcn_v2", "dnn", "wukong", "dhen")
 RATES = (0.05, 0.05)
 LIMIT = 2e-3  # of the length of an update; Adam turns the noise of tiny gradients into steps of full size
+BF16_NOISE = 0.1  # of the length of an update
 CHUNK = 10  # cases in one start of ranks
 
 
@@ -165,7 +167,7 @@ def run_case(case: Case) -> dict[str, float]:
             alone(batch)
         whole = _whole_weights(one)
         plain = _errors({name: (whole[name][place], place) for name, (_, place) in held.items()}, reference)
-        return {name: max(0.0, error - 2 * plain.get(name, 0.01) - 0.02) for name, error in errors.items()}
+        return {name: max(0.0, error - 2 * plain.get(name, 0.01) - BF16_NOISE) for name, error in errors.items()}
     return errors
 
 
