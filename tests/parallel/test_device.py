@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizer
 from ziggurat.errors import ConfigError
@@ -126,7 +127,11 @@ def test_every_rank_takes_its_gpu_and_nccl(monkeypatch: pytest.MonkeyPatch) -> N
         assert choose_device(Device.CPU).backend == "gloo"
         monkeypatch.setenv("RANK", "2")
         monkeypatch.setenv("WORLD_SIZE", "4")
-        with mock.patch("torch.distributed.init_process_group") as joined:
+        met = iter([(dist.HashStore(), 2, 4)])
+        with (
+            mock.patch("torch.distributed.rendezvous", return_value=met),
+            mock.patch("torch.distributed.init_process_group") as joined,
+        ):
             assert join_job(backend=chosen.backend)
         assert joined.call_args.args == ("cpu:gloo,cuda:nccl",)
     with gpus(2):  # fewer than ranks

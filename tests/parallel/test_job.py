@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch.distributed as dist
 
 from tests.end_to_end.test_stopped_ranks import free_port
 from tests.parallel.test_device import gpus
 from ziggurat import recipe_named
-from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.errors import ConfigError, TopologyError, ZigguratError
 from ziggurat.parallel.device import Device
-from ziggurat.parallel.job import job, same_device
+from ziggurat.parallel.job import job, join_job, same_device
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.testing.ranks import run_ranks
 
@@ -96,3 +97,13 @@ def test_a_job_is_not_joined_and_a_group_that_is_there_is_not_used(tmp_path: Pat
             assert was_made is joined
             assert "--device" in text
             assert "rank 1 of 2, unlike rank 0" in text
+
+
+@pytest.mark.parametrize("changed", [{"MASTER_ADDR": ""}, {"WORLD_SIZE": "two"}])
+def test_half_an_environment_is_named(monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]) -> None:
+    for name, value in (
+        {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | changed
+    ).items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(TopologyError, match="what torchrun sets"):
+        join_job(timeout_s=1.0)

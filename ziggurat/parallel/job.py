@@ -41,15 +41,14 @@ def join_job(*, backend: str = "", device: Device | None = None, timeout_s: floa
 
     Raises:
         ConfigError: ranks have chosen different kinds of device, or one has none; on every rank.
-        TopologyError: the ranks did not all come within `timeout_s`.
+        TopologyError: the ranks did not all come within `timeout_s`, or the environment says half of what it must.
     """
     if dist.is_initialized():
         return True
-    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if "RANK" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         return False
     try:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-        store.set_timeout(timedelta(seconds=timeout_s))
+        store, rank, world_size = _met(timeout_s=timeout_s)
         if device is not None:
             chosen = same_device(device, store=store, rank=rank, world_size=world_size)
             backend = backend or chosen.backend
@@ -61,6 +60,21 @@ def join_job(*, backend: str = "", device: Device | None = None, timeout_s: floa
             raise
         raise _not_joined(error, timeout_s=timeout_s) from error
     return True
+
+
+def _met(*, timeout_s: float) -> tuple[dist.Store, int, int]:
+    """The store where all ranks meet, this one's rank, and their number."""
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    except ValueError as error:
+        raise TopologyError(
+            expected="what torchrun sets: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            found=str(error),
+            where="environment, joining the job",
+            ways_out=("start the job with torchrun", "unset RANK and WORLD_SIZE to run on one device"),
+        ) from error
+    store.set_timeout(timedelta(seconds=timeout_s))
+    return store, rank, world_size
 
 
 def same_device(wanted: Device, *, store: dist.Store, rank: int, world_size: int) -> ChosenDevice:
@@ -85,20 +99,25 @@ def same_device(wanted: Device, *, store: dist.Store, rank: int, world_size: int
     replies = [json.loads(text) for text in place.multi_get([str(each) for each in range(world_size)])]
     if chosen is not None and all(kind == chosen.device.type for kind, _ in replies):
         return chosen
-    _wait_for_readers(place, world_size=world_size)
+    _wait_for_readers(place, rank=rank, world_size=world_size)
     if failure is not None and all(kind == _NO_DEVICE for kind, _ in replies):
         raise failure
     raise _other_devices(replies)
 
 
-def _wait_for_readers(place: dist.Store, *, world_size: int) -> None:
-    """Give the others a moment to read the same, since the store goes with its host, and torchrun ends all with one."""
+def _wait_for_readers(place: dist.Store, *, rank: int, world_size: int) -> None:
+    """Give the others a moment to read the same: torchrun ends all with the first, and the store goes with rank 0."""
     deadline = time.monotonic() + _FAREWELL_S
-    with contextlib.suppress(dist.DistError):  # the host of the store saw that all have read, and went first
+    with contextlib.suppress(dist.DistError):  # one was too slow, or has gone
         read = place.add("read", 1)
+        if rank:
+            place.wait(["all have read"], timedelta(seconds=_FAREWELL_S))
+            return
         while read < world_size and time.monotonic() < deadline:
             time.sleep(0.01)
             read = place.add("read", 0)
+        place.set("all have read", "")
+        time.sleep(0.1)  # the answers are on their way
 
 
 def _other_devices(replies: list[list[str]]) -> ConfigError:
