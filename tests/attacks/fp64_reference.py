@@ -1,7 +1,8 @@
 """Training steps in FP64, from the equations: no lookup, pooling, loss or optimizer of the package runs here.
 
     pooled_f = Σ T[r]  (mean: / length)         row 0 of a table is padding: zeros, never updated
-    loss     = Σ_b w_b · BCE(logit_b, y_b) / Σ_b w_b
+    loss     = Σ_b w_b · BCE(logit_b, y_b) / Σ_b w_b          w_b times the positive weight where y_b = 1
+    clip     all gradients times min(1, clip_norm / (their norm + 1e-6))
     tables   SGD, row-wise Adagrad, sparse Adam: once for each distinct row that the batch reads
     dense    SGD, Adam, Adagrad
 
@@ -29,13 +30,21 @@ class Reference:
         kind: of its config.
         rates: learning rates of the dense network and of the tables.
         rules: names of the dense optimizer and of the tables'.
+        clip_norm: of all gradients together; 0: off.
         written_out: whether the network is to be the one below instead of the model's own.
     """
 
     def __init__(
-        self, model: Any, *, kind: str, rates: tuple[float, float], rules: tuple[str, str], written_out: bool
+        self,
+        model: Any,
+        *,
+        kind: str,
+        rates: tuple[float, float],
+        rules: tuple[str, str],
+        clip_norm: float,
+        written_out: bool,
     ) -> None:
-        self.inputs, self.rates, self.rules = model.inputs, rates, rules
+        self.inputs, self.rates, self.rules, self.clip_norm = model.inputs, rates, rules, clip_norm
         self.tables: State = {
             table.name: model.embeddings.tables.view(table.name).detach().double().clone()
             for table in model.inputs.tables
@@ -67,10 +76,12 @@ class Reference:
             else:
                 assert self._network is not None
                 logits = self._network(leaves, self._fields(leaves, pooled), batch.dense.double())
-                loss = weighted_cross_entropy(logits, batch.labels.double(), batch.weights)
+                labels = batch.labels.double()
+                more = 1 + (self.inputs.labels[0].positive_weight - 1) * labels[:, 0]
+                loss = weighted_cross_entropy(logits, labels, more if batch.weights is None else batch.weights * more)
             wanted = {**leaves, **{f"table {name}": weight for name, weight in tables.items()}}
             found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-            gradients = dict(zip(wanted, found, strict=True))
+            gradients = self._clipped(dict(zip(wanted, found, strict=True)))
         for name in self.dense:
             gradient = gradients[name]
             self._update_dense(name, torch.zeros_like(self.dense[name]) if gradient is None else gradient)
@@ -80,6 +91,11 @@ class Reference:
             if gradient is not None and len(rows[rows > 0]):
                 self._update_rows(name, rows[rows > 0], gradient)
         return float(loss), logits.detach()
+
+    def _clipped(self, gradients: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+        norm = sum(float((each**2).sum()) for each in gradients.values() if each is not None) ** 0.5
+        factor = min(1.0, self.clip_norm / (norm + 1e-6)) if self.clip_norm else 1.0
+        return {name: None if each is None else each * factor for name, each in gradients.items()}
 
     def _pooled(self, batch: Any, spec: Any, tables: State, read: dict[str, list[Tensor]]) -> Tensor:
         singles = [each.name for each in self.inputs.single]

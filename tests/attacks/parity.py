@@ -2,9 +2,10 @@
 
     python -m tests.attacks.parity --count 500 --seed 0
 
-Drawn are model, dense mode, optimizers, parts of a batch, precision, placement of every table, towers, hosts, sizes.
-Two training steps run as a run does them (`TrainStep`). Compared are both losses and, after the second step, every
-weight and every table row, each rank its own. A case ends as
+Drawn are model, dense mode, optimizers, parts of a batch, precision, placement of every table, towers, hosts, sizes,
+the order of ranks, each rank's share of a batch (some have none), clipping and the weight of positives. Two training
+steps run as a run does them (`TrainStep`). Compared are both losses and, after the second step, every weight and every
+table row, each rank its own. A case ends as
 
     equal       within the tolerance of its precision
     different   with numbers
@@ -68,6 +69,10 @@ class Case:
     precision: str
     batch_size: int
     tables: tuple[tuple[str, str, tuple[int, ...]], ...]
+    order: tuple[int, ...]  # the launcher's rank at every place
+    cuts: tuple[int, ...]  # where the shares of a batch end, place by place
+    clip_norm: float
+    positive_weight: float
 
 
 def draw(seed: int, *, world_size: int) -> Case:
@@ -96,7 +101,7 @@ def draw(seed: int, *, world_size: int) -> Case:
         if placement is Placement.COLUMN_WISE and len(some) == 3 and rng.random() < 0.9:
             some = some[:2]  # three ranks do not divide 8 columns: refused
         tables.append((table.name, placement.value, chosen.get(placement, some)))
-    return Case(
+    case = Case(
         seed=seed,
         world_size=world_size,
         ranks_per_host=world_size // hosts,
@@ -110,6 +115,24 @@ def draw(seed: int, *, world_size: int) -> Case:
         precision="bf16" if is_bf16 else "fp32",
         batch_size=rng.choice([1, 2, 7, 13, 32]),
         tables=tuple(tables),
+        order=tuple(range(world_size)),
+        cuts=(),
+        clip_norm=0.0,
+        positive_weight=1.0,
+    )
+    return _varied(case, random.Random(f"{seed}/more"))
+
+
+def _varied(case: Case, rng: random.Random) -> Case:
+    """The case with an order of ranks, shares of the batch, clipping and weight of positives."""
+    others, size = range(1, case.world_size), case.batch_size
+    cuts = [size * place // case.world_size for place in others]
+    return dataclasses.replace(
+        case,
+        order=(0, *rng.sample(others, len(others))) if rng.random() < 0.4 else case.order,
+        cuts=tuple(sorted(rng.randint(0, size) for _ in cuts) if rng.random() < 0.4 else cuts),
+        clip_norm=rng.choice([0.0, 0.0, 0.05, 1.0]),
+        positive_weight=rng.choice([1.0, 1.0, 0.25, 5.0]),
     )
 
 
@@ -131,7 +154,9 @@ def model_of(case: Case) -> Any:
     if "tower_module" in names and config.tower_module.kind.value == "linear":
         changes["tower_module"] = dataclasses.replace(config.tower_module, compression=2.0)
     config = dataclasses.replace(config, **changes)
-    return build_model(config, inputs(), seed=case.seed, towers=TOWERS if case.modules else None)
+    label = dataclasses.replace(inputs().labels[0], positive_weight=case.positive_weight)
+    spec = dataclasses.replace(inputs(), labels=(label,))
+    return build_model(config, spec, seed=case.seed, towers=TOWERS if case.modules else None)
 
 
 def run_case(case: Case) -> dict[str, float]:
@@ -140,22 +165,22 @@ def run_case(case: Case) -> dict[str, float]:
     written_out = case.kind in NETWORKS and (not case.modules or case.kind in ("dlrm", "dnn"))
     reference = Reference(
         model_of(case), kind=case.kind, rates=RATES, rules=(case.optimizer, case.table_optimizer),
-        written_out=written_out,
+        clip_norm=case.clip_norm, written_out=written_out,
     )  # fmt: skip
     losses = [reference.step(batch)[0] for batch in batches]
     entries = tuple(TablePlacement(table=n, placement=Placement(p), ranks=tuple(r)) for n, p, r in case.tables)
     towers = TOWERS if case.tower_size else None
     plan = Plan(world_size=case.world_size, tables=entries, towers=towers, tower_size=case.tower_size)
-    topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=case.ranks_per_host)
+    hosts = [case.order.index(rank) // case.ranks_per_host for rank in range(case.world_size)]
+    topology = Topology.create(tower_size=plan.ranks_per_group, hosts=hosts, order=case.order)
     settings = TrainingConfig(
         optimizer=DenseOptimizer(case.optimizer), learning_rate=RATES[0], table_learning_rate=RATES[1],
-        precision=Precision(case.precision), clip_norm=0.0, loader=LoaderConfig(batch_size=max(case.batch_size, 1)),
+        precision=Precision(case.precision), clip_norm=case.clip_norm, loader=LoaderConfig(batch_size=case.batch_size),
     )  # fmt: skip
     many = model_of(case)
     config = ParallelConfig(dense=DenseParallelism(case.dense), num_parts=case.num_parts)
     step = TrainStep(many, settings, parallel=parallelize(many, plan, topology, config=config))
-    size, rank = case.batch_size, topology.rank
-    first, last = size * rank // case.world_size, size * (rank + 1) // case.world_size
+    first, last = (0, *case.cuts, case.batch_size)[topology.rank : topology.rank + 2]
     found = [step(batch.rows(first, last)).loss for batch in batches]
     errors = {"loss": max(abs(f - w) / max(1.0, abs(w)) for f, w in zip(found, losses, strict=True))}
     held = _weights(many)
