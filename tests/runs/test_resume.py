@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
 from ziggurat.config import override, to_json
 from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Task
 from ziggurat.parallel.device import choose_device
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import load_config
@@ -63,6 +65,8 @@ def test_what_does_not_fit_is_named_and_leaves_no_trace(place: Path, capsys: pyt
     before = contents(place / "runs/a")
     smaller = ziggurat.Schema(features=SCHEMA.features[:2], labels=SCHEMA.labels, time="timestamp")
     ziggurat.write_schema(smaller, "smaller.toml")
+    price = ziggurat.Label(name="price", task=Task.REGRESSION)  # the run's metric, auc, does not go with it
+    ziggurat.write_schema(dataclasses.replace(SCHEMA, features=SCHEMA.features[:2], labels=(price,)), "number.toml")
     events(2000, seed=7).write_parquet("other.parquet")  # as many rows, users and items; other rows
     half = events(2000).with_columns(price=pl.col("price") + 1.0)
     half.write_parquet("prices.parquet")  # the same ids: only values differ
@@ -70,7 +74,8 @@ def test_what_does_not_fit_is_named_and_leaves_no_trace(place: Path, capsys: pyt
         ("--model.embedding-dim", "8"): "model.embedding-dim: 4 in the run, 8 given",
         ("--training.learning-rate", "0.5"): "training.learning-rate: 0.001 in the run, 0.5 given",
         ("--data.split.by", "random"): 'data.split.by: "time" in the run, "random" given',
-        ("--schema", "smaller.toml"): "table-schema.features.2",
+        ("--schema", "smaller.toml"): "another schema; table-schema.features.2",
+        ("--schema", "number.toml"): "expected: the schema that the run was started with",
         ("--data.train", "other.parquet"): "data train content",
         ("--data.train", "prices.parquet"): "data train content",
         ("--data.train", "gone.parquet"): "gone.parquet",
@@ -121,6 +126,9 @@ def test_early_stop_is_said_at_first_and_at_resume(place: Path, capsys: pytest.C
     never = ["--training.early-stop.patience", "1", "--training.early-stop.min-delta", "0.9", "--training.epochs", "5"]
     assert main([*TRAIN, "--out", "runs/b", *SMALL, *TINY, *never]) == 0
     said = "".join(capsys.readouterr())
+    decides = json.loads(Path("runs/b/startup.json").read_text())
+    assert "higher is better (as is known of it); chosen because the label 'click' is binary" in said
+    assert "after 1 evaluations in a row that do not improve it by 0.9" in json.dumps(decides)
     assert "end    early stop at step 14: auc no better in 1 evaluations (patience 1); best at step 7" in said
     assert main(["train", "runs/b", "--resume"]) == 0
     said = "".join(capsys.readouterr())

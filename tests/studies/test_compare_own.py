@@ -92,7 +92,9 @@ def test_compares_on_a_table_of_ones_own(
     (place / "other.parquet").rename(place / "shop.parquet")
     capsys.readouterr()
     assert main(given) == 2
-    assert "other rows in train" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "other rows in train" in shown
+    assert "files of an equal name were compared before" in shown
     (place / "kept.parquet").replace(place / "shop.parquet")
 
 
@@ -125,6 +127,9 @@ def test_squared_errors_are_tested_over_rows() -> None:
         (["compare", "tabel"], "did you mean 'table'"),
         (["compare", "table", "--data.train", "shop.parquet"], "data inspect"),
         (["compare", "table", *OWN, "--models", "dnm"], "models out of"),
+        (["compare", "table", *OWN, "--models", "dcnv2"], "did you mean 'dcn_v2'?"),
+        (["compare", "synthetic", "--models", "DCN-v2"], "did you mean 'dcn_v2'?"),
+        (["scale", "dcnv2"], "did you mean 'dcn_v2'?"),
         (["compare", "table", *OWN, "--training.seed", "3"], "--seeds"),
         (["compare", "table", *OWN, "--training.epoch", "3"], "did you mean --training.epochs?"),
         (["compare", "table", *OWN, "--model.depth", "3"], "model.depth"),

@@ -5,10 +5,11 @@ import pytest
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Categorical, Label, Schema, Task
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.training.config import EarlyStopConfig, TrainingConfig
-from ziggurat.training.early_stop import stop_metric
+from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
+from ziggurat.training.early_stop import decision_lines, stop_metric
 from ziggurat.training.metrics.suspicion import suspicious
 
 CLICK, BUY = Label(name="click"), Label(name="buy")
@@ -60,3 +61,21 @@ def test_results_that_need_a_second_look():
     assert first.startswith("test auc is 0.99690")
     assert "worse than chance" in second
     assert suspicious({"auc": 0.7, "auc/buy": float("nan")}, split="test") == []
+
+
+def test_the_start_up_report_says_what_decides_and_why():
+    number = Label(name="dwell", task=Task.REGRESSION)
+    inputs = InputSpec(dense=("x",), labels=(LabelSpec(name="click"), LabelSpec(name="dwell", task=number.task)))
+    lines = decision_lines(
+        EarlyStopConfig(metric="auc/click", patience=2), asked=EarlyStopConfig(), inputs=inputs, num_rows=1234
+    )
+    assert lines == {
+        "best checkpoint": "by auc/click of 1,234 validation rows, higher is better (as is known of it); "
+        "chosen because the first label 'click' is binary",
+        "early stop": "after 2 evaluations in a row that do not improve it by 1e-06",
+    }
+    own = EarlyStopConfig(metric="revenue", better=Better.LOWER)
+    lines = decision_lines(own, asked=own, inputs=inputs, num_rows=5)
+    assert "lower is better (as early-stop.better says); as the settings say" in lines["best checkpoint"]
+    assert "patience 0" in lines["early stop"]
+    assert "no validation rows" in decision_lines(own, asked=own, inputs=inputs, num_rows=0)["best checkpoint"]

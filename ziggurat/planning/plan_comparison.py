@@ -7,7 +7,7 @@
     row_wise      every table cut into rows over all its ranks
     random        whole tables, anywhere
 
-A rule that finds no plan that fits is shown as such: that is what one would be told on the cluster.
+A rule that finds no plan is shown with its reason: too little memory, or a limit of the rule itself.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _searched(strategy: Strategy, planned: PlannedModel, *, budget_s: float, see
     try:
         found = search(planned.problem, planned.cost_model, strategy=strategy, budget_s=budget_s, seed=seed)
     except PlanError as error:
-        return (strategy.value, "–", "–", "–", "–", f"does not fit: {error.found}")
+        return (strategy.value, "–", "–", "–", "–", f"no plan: {error.found}")
     if found.assignments:
         return _row(strategy.value, planned, found.assignments)
     return _figures(strategy.value, "–", found.device_ms, found.device_bytes, "parts of one table on one rank")

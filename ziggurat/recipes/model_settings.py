@@ -11,7 +11,9 @@ data sets has a history.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ziggurat.errors import ConfigError
@@ -173,6 +175,12 @@ OTHERS = (
 )
 
 
+def nearest_model(kind: str, known: Iterable[str]) -> list[str]:
+    """The known kind that a wrong one most likely means, if any: `dcn_v2` for `dcnv2` and `DCN-v2`."""
+    plain = {re.sub(r"[^a-z0-9]", "", each.lower()): each for each in known}
+    return [plain[near] for near in difflib.get_close_matches(re.sub(r"[^a-z0-9]", "", kind.lower()), plain, n=1)]
+
+
 def settings_named(kind: str, *, among: Sequence[ModelSettings]) -> ModelSettings:
     """The settings of the model of this kind.
 
@@ -185,6 +193,9 @@ def settings_named(kind: str, *, among: Sequence[ModelSettings]) -> ModelSetting
             expected="models out of " + ", ".join(by_kind),
             found=repr(kind),
             where="ziggurat compare, --models",
-            ways_out="separate them by commas: --models dnn,dcn_v2,wukong",
+            ways_out=(
+                *(f"did you mean {near!r}?" for near in nearest_model(kind, by_kind)),
+                "separate them by commas: --models dnn,dcn_v2,wukong",
+            ),
         )
     return by_kind[kind]

@@ -45,6 +45,7 @@ from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
+from ziggurat.training.early_stop import decision_lines
 from ziggurat.training.evaluation import Evaluation
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.suspicion import suspicious
@@ -170,9 +171,11 @@ def train_run(
             where="train_run, config",
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
+    run = RunFolder(Path(folder))
+    if resume:  # another schema is named before what it does not go with
+        _start_or_resume(run, config, resume=True)
     config.check(metrics=metrics or ())
     _check_known_tables(config)
-    run = RunFolder(Path(folder))
     with job(device=config.device, timeout_s=config.parallel.timeout_s):
         ranks = Ranks(config, plan=plan, given={"out": run.path.absolute(), "resume": resume})
         progress = progress if progress is not None and ranks.is_first else NoProgress()
@@ -192,9 +195,13 @@ def train_run(
             progress.say(f"finished: {trainer.ending.text()}")
             progress.say(f"to go on: ziggurat train {run.path} --resume {trainer.ending.ways_on()}")
         else:
+            num_valid = prepared.valid.num_rows if prepared.valid is not None else 0
+            decision = decision_lines(
+                trainer.config.early_stop, asked=config.training.early_stop, inputs=prepared.inputs, num_rows=num_valid
+            )
             config = resolved(config, trainer=trainer)
             data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
-            report = startup_report(trainer.step, data=data_lines, facts=facts)
+            report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
             if ranks.tower_size_reason:
                 report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))

@@ -76,13 +76,12 @@ def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[
     given = with_absolute_paths(given)
     before, after = (fingerprint(config, versions=False) for config in (stored, given))
     other = differences(before, after, ignore=MAY_CHANGE)
+    if of_schema := [it for it in other if it.setting.startswith("table-schema")]:
+        raise _other_schema(run, of_schema)
     if other:
-        lines = [f"{it.setting}: {it.first or 'none'} in the run, {it.second or 'none'} given" for it in other]
-        if len(lines) > _SHOWN:
-            lines = [*lines[:_SHOWN], f"and {len(other) - _SHOWN} more"]
         raise ConfigError(
             expected="the settings that the run was started with (epochs, patience, intervals and ranks may change)",
-            found="; ".join(lines),
+            found=_listed(other),
             where=f"{run.config}, --resume",
             ways_out=(
                 f"leave them out: what is not given is taken from the run (ziggurat train {run.path} --resume)",
@@ -90,6 +89,23 @@ def config_to_resume(run: RunFolder, given: RunConfig) -> tuple[RunConfig, list[
             ),
         )
     return given, differences(before, after)
+
+
+def _listed(found: list[Difference]) -> str:
+    lines = [f"{it.setting}: {it.first or 'none'} in the run, {it.second or 'none'} given" for it in found]
+    return "; ".join([*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])])
+
+
+def _other_schema(run: RunFolder, found: list[Difference]) -> ConfigError:
+    return ConfigError(
+        expected="the schema that the run was started with: its vocabularies and weights belong to it",
+        found=f"another schema; {_listed(found)}",
+        where=f"{run.config}, --resume",
+        ways_out=(
+            f"leave --schema out: the run keeps its own (ziggurat train {run.path} --resume)",
+            "start a new run with this schema: --out ANOTHER_FOLDER, without --resume",
+        ),
+    )
 
 
 def sources_text(run: RunFolder, changes: list[Difference]) -> str:

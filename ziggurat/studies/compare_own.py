@@ -24,6 +24,7 @@ from ziggurat.features.schema import Schema, Task
 from ziggurat.models import MODEL_CONFIGS, ModelConfig
 from ziggurat.models.build import kind_of
 from ziggurat.recipes.catalogue import table_model
+from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.run_config import RunConfig
 
 _METRIC_SETTING = "training.early_stop.metric"
@@ -96,7 +97,10 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
                 expected="models out of " + ", ".join(known),
                 found=repr(name),
                 where="ziggurat compare, --models",
-                ways_out="separate them by commas: --models dnn,dcn_v2,wukong",
+                ways_out=(
+                    *(f"did you mean {near!r}?" for near in nearest_model(name, known)),
+                    "separate them by commas: --models dnn,dcn_v2,wukong",
+                ),
             )
     models = {name: _like(known[name], first) for name in names}
     for path, text in own_data.model_changes:

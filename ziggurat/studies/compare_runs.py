@@ -227,9 +227,12 @@ def _refuse_other_data(folder: Path, *, data: PreparedData) -> None:
     if changed:
         raise ConfigError(
             expected="the data that the runs of this comparison were trained on",
-            found=f"other rows in {', '.join(changed)}",
+            found=f"other rows in {', '.join(changed)}: files of an equal name were compared before",
             where=str(folder),
-            ways_out=("restore the raw files", "give the comparison a new folder: --out FOLDER"),
+            ways_out=(
+                "give the comparison a folder of its own: --out runs/another_comparison",
+                "restore the raw files, to go on with the comparison that is there",
+            ),
         )
 
 

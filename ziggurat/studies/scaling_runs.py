@@ -32,6 +32,7 @@ from ziggurat.models import (
     WukongConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.protocols import Protocol, scale_model, scale_training
 from ziggurat.runs.execute import prepare_run
 from ziggurat.studies.compare_data import ComparedData, data_run
@@ -102,10 +103,20 @@ class ScaleConfig:
         return tuple(dict.fromkeys((main_loss(schema), main_metric(schema))))
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.models if name not in SMALLEST]
-        if unknown or not self.models or len(self.factors) < 3 or min(self.factors) < 1 or self.seeds < 1:
+        for name in self.models:
+            if name not in SMALLEST:
+                raise ConfigError(
+                    expected=f"models out of {', '.join(SMALLEST)}",
+                    found=repr(name),
+                    where="ziggurat scale",
+                    ways_out=(
+                        *(f"did you mean {near!r}?" for near in nearest_model(name, SMALLEST)),
+                        "for example: ziggurat scale wukong,dlrm --compute 1x..64x",
+                    ),
+                )
+        if not self.models or len(self.factors) < 3 or min(self.factors) < 1 or self.seeds < 1:
             raise ConfigError(
-                expected=f"models out of {', '.join(SMALLEST)}; three factors of compute or more, each >= 1; a seed",
+                expected="a model; three factors of compute or more, each >= 1; a seed",
                 found=f"models = {','.join(self.models)}, factors = {self.factors}, seeds = {self.seeds}",
                 where="ziggurat scale",
                 ways_out="for example: ziggurat scale wukong --compute 1x..256x --points 5",

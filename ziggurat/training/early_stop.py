@@ -74,6 +74,35 @@ def with_stop_metric(config: TrainingConfig, inputs: InputSpec, *, own: Iterable
     return dataclasses.replace(config, early_stop=dataclasses.replace(stop, metric=metric))
 
 
+def decision_lines(
+    config: EarlyStopConfig, *, asked: EarlyStopConfig, inputs: InputSpec, num_rows: int
+) -> dict[str, str]:
+    """What decides which checkpoint is the best and when training ends, for the start-up report.
+
+    Args:
+        config: with the metric that decides.
+        asked: as it was given, perhaps with `auto`.
+        inputs: of the model.
+        num_rows: of the validation data.
+    """
+    if not num_rows:
+        return {"best checkpoint": "the last one: there are no validation rows", "early stop": "never, likewise"}
+    direction = "higher is better" if improves_upwards(config) else "lower is better"
+    known = "as is known of it" if config.better is Better.AUTO else "as early-stop.better says"
+    first, several = inputs.labels[0], len(inputs.labels) > 1
+    why = "as the settings say"
+    if asked.metric == AUTO_METRIC:
+        kind = "is binary" if first.task is Task.BINARY else "is a number"
+        why = f"chosen because the {'first ' if several else ''}label {first.name!r} {kind}"
+    stop = "never before the last epoch (patience 0)"
+    if config.patience:
+        stop = f"after {config.patience} evaluations in a row that do not improve it by {config.min_delta:g}"
+    return {
+        "best checkpoint": f"by {config.metric} of {num_rows:,} validation rows, {direction} ({known}); {why}",
+        "early stop": stop,
+    }
+
+
 def _no_direction(metric: str) -> ConfigError:
     return ConfigError(
         expected="the direction in which a metric of your own improves",

@@ -95,3 +95,18 @@ def test_each_way_out_is_one(problem):
 def test_rules_that_pack_badly_say_so_too():
     with pytest.raises(PlanError, match="ways out"):
         search(BADLY_PACKED, AdditiveCostModel(), strategy=Strategy.LOOKUP)
+
+
+def test_a_rule_that_finds_no_plan_does_not_blame_the_memory() -> None:
+    tables = tuple(TableProfile(name=f"t{index}", num_rows=100, dim=16) for index in range(2))
+    problem = PlanningProblem(tables=tables, num_devices=16, memory_bytes=(1 << 30,))
+    with pytest.raises(PlanError, match=r"a rank 3 columns at most: table 't0' has 16") as caught:
+        search(problem, AdditiveCostModel(), strategy=Strategy.GRID)
+    assert "free of" not in str(caught.value)
+
+
+def test_a_rule_that_places_whole_tables_says_which_is_too_large() -> None:
+    tables = tuple(TableProfile(name=f"t{index}", num_rows=1000 * (1 + index), dim=16) for index in range(2))
+    problem = PlanningProblem(tables=tables, num_devices=2, memory_bytes=(110_000,))
+    with pytest.raises(PlanError, match=r"whole tables only: 't1' has"):
+        search(problem, AdditiveCostModel(), strategy=Strategy.SIZE)

@@ -55,6 +55,35 @@ def from_overflow(space: SearchSpace, held: np.ndarray, tables_on: dict[int, lis
     return not_fitting(space.problem, table, held=without, device=worst)
 
 
+def rule_without_plan(space: SearchSpace, name: str, *, limits: Sequence[float]) -> PlanError:
+    """The error of a rule that finds no plan, although tables that may be cut in any way fit.
+
+    Args:
+        space: the problem.
+        name: of the rule.
+        limits: on the columns of a device, as multiples of the mean; () for a rule without.
+    """
+    tables, room = space.problem.tables, max(space.problem.room_bytes)
+    large = max(tables, key=_whole)
+    wide = max(tables, key=lambda each: each.dim)
+    most = max(limits, default=np.inf) * sum(each.dim for each in tables) / space.num_devices
+    if _whole(large) > room:
+        why = (
+            f"it places whole tables: {large.name!r} has {size_text(_whole(large))}, a rank room for {size_text(room)}"
+        )
+    elif wide.dim > most:
+        why = f"it gives a rank {most:g} columns at most: table {wide.name!r} has {wide.dim}"
+        why += ", and it tried too few cuts" if name == "beam" else ""
+    else:
+        why = "its order leaves a table without a rank that has room for it"
+    return PlanError(
+        expected=f"a plan by the rule {name}",
+        found=f"none; {why}",
+        where=f"{len(tables)} tables on {space.num_devices} ranks, which other rules place",
+        ways_out="plan by the strategy annealing, which cuts tables and has no limit on columns",
+    )
+
+
 def not_fitting(
     problem: PlanningProblem, table: int, *, held: np.ndarray, device: int | None = None, total: int = 0
 ) -> PlanError:

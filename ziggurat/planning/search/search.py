@@ -25,8 +25,8 @@ from ziggurat.planning.cost_model import CostModel, device_costs
 from ziggurat.planning.problem import Assignment, PlanningProblem
 from ziggurat.planning.search.annealing import Anneal, AnnealingConfig, Best, Budget, anneal_in_numpy
 from ziggurat.planning.search.beam import beam_search
-from ziggurat.planning.search.greedy import Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
-from ziggurat.planning.search.infeasible import check_room, from_overflow
+from ziggurat.planning.search.greedy import GRID, Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
+from ziggurat.planning.search.infeasible import check_room, from_overflow, rule_without_plan
 from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
 from ziggurat.typed import checked
 
@@ -44,6 +44,9 @@ class Strategy(StrEnum):
     FUSED = "fused"
     GRID = "grid"
     BEAM = "beam"
+
+
+_LIMITED = (Strategy.GRID, Strategy.BEAM)
 
 
 class Clock(StrEnum):
@@ -133,7 +136,7 @@ def search(
     else:
         best = _other(space, strategy, seed=seed, until=lambda: clock() - began > budget_s)
     if not np.isfinite(best.cost_ms):
-        raise _nothing_fits(space)
+        raise _nothing_fits(space, strategy)
     assignments = best.assignments
     if assignments is not None:
         device_ms, held = space.price(assignments)
@@ -184,10 +187,13 @@ def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable
     return Best(cost_ms=0.0, pieces=tuple(pieces), assignments=whole_tables(space, pieces) if whole else None)
 
 
-def _nothing_fits(space: SearchSpace) -> Exception:
+def _nothing_fits(space: SearchSpace, strategy: Strategy) -> Exception:
+    """Why there is no plan: memory, or a rule that does not look at the plans that fit."""
     plans: Sequence[list[Assignment]] = [starting_plan(space, largest_first=first) for first in (False, True)]
     held = [space.states(plan)[1] for plan in plans]
     nearest = int(np.argmin([space.overflow(each) for each in held]))
+    if strategy is not Strategy.ANNEALING and not space.overflow(held[nearest]):
+        return rule_without_plan(space, strategy.value, limits=GRID if strategy in _LIMITED else ())
     tables_on: dict[int, list[tuple[int, int]]] = {device: [] for device in range(space.num_devices)}
     for table, each in enumerate(plans[nearest]):
         for device in each.devices:

@@ -10,6 +10,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,13 +104,20 @@ class ModelFacts:
         )
 
 
-def startup_report(step: TrainStep, *, data: dict[str, str], facts: ModelFacts | None = None) -> StartupReport:
+def startup_report(
+    step: TrainStep,
+    *,
+    data: dict[str, str],
+    facts: ModelFacts | None = None,
+    decision: Mapping[str, str] | None = None,
+) -> StartupReport:
     """The report of a run that is about to start.
 
     Args:
         step: the training step, with model and optimizers.
         data: lines about the data (rows, splits, quarantine), from whoever prepared it.
         facts: of the model before it was made parallel; needed if it was.
+        decision: what decides about checkpoints and the end; see `early_stop.decision_lines`.
     """
     model, config = step.model, step.config
     facts = facts or ModelFacts.of(model)
@@ -132,7 +140,7 @@ def startup_report(step: TrainStep, *, data: dict[str, str], facts: ModelFacts |
         sections={
             "Machine": machine_lines() | version_lines(),
             "Data": data,
-            "Training": training,
+            "Training": training | dict(decision or {}),
             **facts.towers,
             **_rank_sections(step),
             "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
