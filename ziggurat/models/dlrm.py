@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
@@ -125,15 +126,11 @@ class DLRM(RankingModel):
         flat = [*numeric, *self.alignment(fields_BX), *self.dense_inputs.vectors(vectors)]
         if self.dot is None:
             return self.top(torch.cat([*beside, *flat], dim=1))
-        passed_on = numeric if self.dense_inputs.bottom is not None else []
-        pairs = []
-        if self.dot.num_pairs:
-            fields_BFD = torch.cat(flat, dim=1).unflatten(1, (self.dot.num_fields, self.alignment.dim))
-            pairs = [self.dot(fields_BFD)]
-        parts = [*beside, *passed_on, *pairs]
-        if self.top_padding:
-            parts.append(parts[-1].new_zeros(parts[-1].shape[0], self.top_padding))
-        return self.top(torch.cat(parts, dim=1))
+        if not flat:
+            return self.top(F.pad(numbers_BX, (0, self.top_padding)))
+        passed = self.alignment.dim if self.dense_inputs.bottom is not None else 0  # the bottom MLP's field goes first
+        row_BW = self.dot.row(flat, passed=passed, padding=self.top_padding)
+        return self.top(torch.cat([*beside, row_BW], dim=1) if beside else row_BW)
 
     def linears_on_raw_inputs(self) -> list[nn.Module]:
         """Bottom MLP's first layer and projections of vectors; the top's first where only numbers come in."""

@@ -92,7 +92,12 @@ def why_not(fields_BFD: Tensor) -> str:
         return f"it is for the CPU, not {fields_BFD.device.type!r}"
     if fields_BFD.dtype not in _SUFFIX:
         return f"it is for FP32 and FP64, not {fields_BFD.dtype}"
-    lanes = _VECTOR_BYTES // fields_BFD.element_size()
+    return why_not_shape(num_fields, dim, dtype=fields_BFD.dtype)
+
+
+def why_not_shape(num_fields: int, dim: int, *, dtype: torch.dtype) -> str:
+    """The reason why the kernel does not compute F fields of D numbers of a dtype; "" if it does."""
+    lanes = _VECTOR_BYTES // dtype.itemsize
     if num_fields > _MAX_FIELDS or dim > _MAX_DIM or dim % lanes:
         most = f"F <= {_MAX_FIELDS} and D <= {_MAX_DIM}, a multiple of {lanes}"
         return f"it is for {most}, not F = {num_fields}, D = {dim}"
@@ -117,6 +122,10 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
         forward.restype = backward.restype = None
         forward.argtypes = [c_void_p, c_void_p, *[c_int64] * 4]
         backward.argtypes = [c_void_p, c_void_p, c_void_p, *[c_int64] * 4]
+    for name in ("ziggurat_dot_interaction", "ziggurat_dot_interaction_backward"):
+        function = getattr(library, name)
+        function.restype = None
+        function.argtypes = [c_void_p, c_int64, c_void_p, *[c_int64] * 7]
     return library, ""
 
 
@@ -126,10 +135,15 @@ def _why_not_here() -> str:
     return _library_or_reason()[1]
 
 
-def _function(name: str, dtype: torch.dtype) -> Any:
+def dot_library() -> Any:
+    """The compiled library, where `why_not_shape` has no objection."""
     library, reason = _library_or_reason()
     assert library is not None, reason
-    return getattr(library, f"{name}_{_SUFFIX[dtype]}")
+    return library
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(dot_library(), f"{name}_{_SUFFIX[dtype]}")
 
 
 @torch.library.custom_op("ziggurat::pairwise_dot", mutates_args=())

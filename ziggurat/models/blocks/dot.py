@@ -11,11 +11,15 @@ Cost: 2·F²·D FLOPs a sample forward and as much backward (twice as much witho
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.ops.dot import PairPlaces, pair_places, pairwise_dot
+from ziggurat.ops.dot_interaction import DotShape, dot_interaction
 
 
 class PairwiseDot(nn.Module):
@@ -43,7 +47,25 @@ class PairwiseDot(nn.Module):
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B P"]:
         """Products in the order (0,1), (0,2), …, (1,2), …; in the dtype of autocast where that is on."""
-        device_type = fields_BFD.device.type
-        if torch.is_autocast_enabled(device_type):
-            fields_BFD = fields_BFD.to(torch.get_autocast_dtype(device_type))
+        fields_BFD = fields_BFD.to(_computed_in(fields_BFD))
         return pairwise_dot(fields_BFD, places=PairPlaces(self.pair_places, self.full_places))
+
+    def row(self, pieces: Sequence[Float[Tensor, "B X"]], *, passed: int = 0, padding: int = 0) -> Float[Tensor, "B W"]:
+        """`[passed | pairs | zeros]`, the input of the network above, from fields that lie apart.
+
+        Args:
+            pieces: F·D columns together, fields side by side.
+            passed: columns of the first piece that go on before the pairs.
+            padding: columns of zeros after the pairs.
+        """
+        shape = DotShape(self.num_fields, self.dim, passed=passed, padding=padding)
+        places = PairPlaces(self.pair_places, self.full_places)
+        return dot_interaction(pieces, shape=shape, dtype=_computed_in(*pieces), places=places)
+
+
+def _computed_in(*inputs: Tensor) -> torch.dtype:
+    """The dtype of autocast where that is on, else the widest of the inputs."""
+    device_type = inputs[0].device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
+    return functools.reduce(torch.promote_types, (each.dtype for each in inputs))

@@ -23,6 +23,8 @@
 #include <cstring>
 #include <vector>
 
+#include "bfloat16.h"
+
 namespace {
 
 // ---------------------------------------------------------------- what Python passes
@@ -55,31 +57,16 @@ constexpr int64_t kOk = 0, kRowOutOfBounds = 1, kBadOffsets = 2;
 
 // ---------------------------------------------------------------- eight floats
 
-typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint32_t Bits __attribute__((vector_size(32), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(16), aligned(2), may_alias));
-constexpr int kLanes = 8;
 
 inline Lanes load(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 inline void store(float* to, Lanes x) { *reinterpret_cast<Lanes*>(to) = x; }
 
 inline float add_up(Lanes x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
-// Round to the nearest bfloat16, ties to even; NaN stays NaN.
-inline void store(uint16_t* to, Lanes x) {
-  const Bits bits = (Bits)x;
-  const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const Bits is_nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
-  const Bits result = (is_nan & 0x7fc0u) | (~is_nan & rounded);
-  *reinterpret_cast<Halves*>(to) = __builtin_convertvector(result, Halves);
-}
+inline void store(uint16_t* to, Lanes x) { store_bfloat16(to, x); }
 
 inline void store_one(float* to, float x) { *to = x; }
-inline void store_one(uint16_t* to, float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  *to = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
+inline void store_one(uint16_t* to, float x) { *to = to_bfloat16(x); }
 
 // A sum of vectors of `dim` floats: in registers where D is known (and not 0), else in `memory`.
 template <int D>
