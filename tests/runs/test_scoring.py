@@ -325,3 +325,11 @@ def test_a_run_reads_other_files_as_its_own(trained: Path) -> None:
     assert main([*train, "--data.separator", "semicolon", *SMALL, *TINY]) == 0
     frame.head(20).write_csv("new.csv", separator=";")
     assert main(["predict", "runs/semicolons", "new.csv", "--out", "new.parquet"]) == 0
+
+
+def test_without_a_label_inspect_asks_for_one(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events(100).select("user_id", "item").write_csv("bare.csv")
+    assert main(["data", "inspect", "bare.csv", "--write-schema", "bare.toml"]) == 0
+    shown = capsys.readouterr().out
+    assert "ziggurat data inspect bare.csv --label COLUMN --write-schema bare.toml" in shown
+    assert "ziggurat train" not in shown

@@ -185,7 +185,8 @@ def _reading_as_told(run: Run, rest: list[str]) -> Run:
                 where="command line: a trained run keeps all other settings",
                 ways_out=[*at_hand, *(f"did you mean --{each}?" for each in near), "leave it out"],
             )
-    told = override(run.reading, {known[path]: text for path, text in changes.items()})
+    also = {name: f"--{path}" for path, name in known.items()}
+    told = override(run.reading, {known[path]: text for path, text in changes.items()}, also=also)
     return dataclasses.replace(run, reading=told)
 
 

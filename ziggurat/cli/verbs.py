@@ -94,6 +94,11 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         print_line(f"warning: {warning}")
     if options.write_schema:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
+        if not inspection.schema.labels:
+            print_line(f"schema written to {options.write_schema}, without a label; name the column to predict:")
+            again = ["data", "inspect", options.file, "--label", "COLUMN", "--write-schema", options.write_schema]
+            print_line(f"  ziggurat {shlex.join(again)}")
+            return 0
         print_line(f"schema written to {options.write_schema}; read it, correct it, then:")
         command = ["train", "table_dlrm", "--data.train", options.file, "--schema", options.write_schema]
         print_line(f"  ziggurat {shlex.join([*command, *inspection.settings()])}")

@@ -245,6 +245,15 @@ def test_time(tmp_path: Path, name: str, values: object, becomes: str):
     assert found.schema.time == (name if becomes == "time" else "")
 
 
+def test_a_wrong_label_is_answered_with_the_nearest_and_values_are_no_header(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("user,click\n1,0\n2,1\n")
+    with pytest.raises(ZigguratError, match="--label click"):
+        inspect_file(tmp_path / "a.csv", label="clik")
+    (tmp_path / "b.txt").write_text("1 1 2 3\n2 4 5\n")
+    with pytest.raises(DataError, match="names that look like values"):
+        inspect_file(tmp_path / "b.txt")
+
+
 def test_order_of_day_and_month_is_said_and_never_guessed_in_silence(tmp_path: Path):
     shown = _inspect(tmp_path, when=[f"3/{n % 28 + 1}/2024" for n in range(ROWS)])
     assert "month first, as they show" in next(each.reason for each in shown.columns if each.column == "when")

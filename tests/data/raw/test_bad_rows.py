@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRowPolicy, BadRows
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import BoundsError, ConfigError, DataError
 
 
@@ -91,3 +92,9 @@ def test_budget_ends_with_a_summary(tmp_path: Path):
 def test_impossible_settings(arguments: dict):
     with pytest.raises(ConfigError):
         BadRows(**arguments)
+
+
+def test_text_of_another_encoding_is_told_how_to_convert(tmp_path: Path) -> None:
+    (tmp_path / "office.csv").write_bytes("name,x\nJosé,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match="iconv -f latin1 -t utf-8"):
+        list(RawSource(tmp_path / "office.csv").frames())

@@ -42,10 +42,10 @@ from ziggurat.data.inspect.column_roles import (
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature, words
 from ziggurat.data.raw.dates import DateOrder
-from ziggurat.data.raw.names import missing_column, name_of_separator
+from ziggurat.data.raw.names import name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.schema import MISSING_TEXTS, Categorical, Feature, Label, MultiHot, Schema, Task
 from ziggurat.features.schema import Sequence as SequenceFeature
 
@@ -143,7 +143,13 @@ def inspect_file(
     if from_text:
         _require_header(file, list(dtypes))
     if label and label not in dtypes:
-        raise missing_column(file, label, list(dtypes))
+        near = nearest_names(label, list(dtypes))
+        raise SchemaError(
+            expected="a label out of the columns " + ", ".join(list(dtypes)[:30]),
+            found=repr(label),
+            where=str(file),
+            ways_out=(*(f"--label {name}" for name in near), "leave --label out: it is guessed"),
+        )
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
     decimal = find_decimal(sample) if from_text and source.separator_of(file) != "," else DecimalMark.POINT
     columns = [
@@ -207,8 +213,8 @@ def _exact_counts(lazy: pl.LazyFrame, schema: pl.Schema) -> dict[str, tuple[int,
 
 
 def _require_header(file: Path, names: list[str]) -> None:
-    numbers = [name for name in names if name.replace(".", "", 1).replace("-", "", 1).isdigit()]
-    if names and len(numbers) * 2 > len(names):
+    numbers = [name for name in " ".join(names).split() if name.replace(".", "", 1).replace("-", "", 1).isdigit()]
+    if names and len(numbers) * 2 > len(" ".join(names).split()):
         raise DataError(
             expected="a first line with the names of the columns",
             found=f"names that look like values: {', '.join(names[:8])}",

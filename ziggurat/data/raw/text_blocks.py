@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO
@@ -72,7 +73,13 @@ class TextOptions:
                     + (f", or one of {', '.join(SEPARATOR_NAMES)}" if name == "delimiter" else ""),
                     found=repr(value),
                     where=f"text options, {name}",
-                    ways_out="rewrite the file with a single-character separator, or as Parquet",
+                    ways_out=(
+                        *(
+                            f"did you mean {near}?"
+                            for near in get_close_matches(value, SEPARATOR_NAMES, n=1, cutoff=0.4)
+                        ),
+                        "rewrite the file with a single-character separator, or as Parquet",
+                    ),
                 )
         if not 0 < self.max_record_bytes <= self.block_bytes <= 1 << 29:
             raise ConfigError(
