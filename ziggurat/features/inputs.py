@@ -8,6 +8,7 @@ and embeddings are built from it, and from nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from ziggurat.features.schema import Pooling, Task
 from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
@@ -84,10 +85,11 @@ class InputSpec:
 
     def table(self, name: str) -> TableSpec:
         """The table called `name`; KeyError if there is none."""
-        for table in self.tables:
-            if table.name == name:
-                return table
-        raise KeyError(name)
+        return self._table_of[name]
+
+    @cached_property
+    def _table_of(self) -> dict[str, TableSpec]:
+        return {table.name: table for table in self.tables}
 
     def table_columns(self, dim: int, *, extra: int = 0) -> dict[str, int]:
         """Columns of every table: as the schema says, else `dim`; and `extra` more."""

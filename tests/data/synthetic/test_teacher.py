@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from sklearn.metrics import log_loss, roc_auc_score
 
+from ziggurat.data.raw.source import RawSource
 from ziggurat.data.synthetic.best_metrics import best_metrics
 from ziggurat.data.synthetic.rows import BLOCK_ROWS, id_probabilities
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher, criteo_shaped, learnable
@@ -278,3 +279,12 @@ def test_mistakes_have_errors(lists: SyntheticTeacher, tmp_path):
     ):
         with pytest.raises(ConfigError):
             SyntheticConfig(**wrong)
+
+
+def test_files_are_sealed_so_that_a_changed_footer_is_found(tmp_path):
+    path = SyntheticTeacher(LISTS).write_parquet(tmp_path / "rows.parquet", rows=50)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1  # of the footer, which no checksum of Parquet's own covers
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match="the footer or the seal differs"):
+        list(RawSource([path]).frames())

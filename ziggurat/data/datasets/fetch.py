@@ -30,6 +30,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.errors import DataError, MissingDependencyError, MissingFileError
 from ziggurat.files import Format, sha256_of
 
@@ -90,6 +91,7 @@ def write_dataset(
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, compression="zstd", row_group_size=ROWS_PER_GROUP, write_page_checksum=True)
+    seal_parquet(path)
 
 
 def _source_text(name: str, origin: str, members: Mapping[str, str], notes: str) -> str:

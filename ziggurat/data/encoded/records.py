@@ -20,6 +20,7 @@ and int64 in a batch, which is what embedding kernels take.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -76,18 +77,20 @@ def conform(table: pa.Table, inputs: InputSpec, *, where: str) -> pa.Table:
     schema = encoded_schema(inputs, with_labels=has_labels(table, inputs))
     if table.schema.equals(schema):
         return table
+    counts = Counter(table.column_names)
+    for entry in schema:
+        if counts[entry.name] != 1:
+            raise DataError(
+                expected=f"one encoded column {entry.name!r} of type {entry.type}",
+                found=f"{counts[entry.name]} of that name among {', '.join(table.column_names[:100])}",
+                where=where,
+                ways_out="encode the table with the Preprocessing that made the InputSpec",
+            )
     return pa.Table.from_arrays([_conform_column(table, entry, where) for entry in schema], schema=schema)
 
 
 def _conform_column(table: pa.Table, entry: pa.Field, where: str) -> pa.Array:
     name, kind = entry.name, entry.type
-    if table.column_names.count(name) != 1:
-        raise DataError(
-            expected=f"one encoded column {name!r} of type {kind}",
-            found=f"{table.column_names.count(name)} of that name among {table.column_names}",
-            where=where,
-            ways_out="encode the table with the Preprocessing that made the InputSpec",
-        )
     array = _one_array(table.column(name))
     nested = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
     same = _same_type(array.type, kind)

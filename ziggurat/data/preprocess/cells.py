@@ -204,14 +204,15 @@ def _ways_to_a_number(text: str, *, comma: bool) -> tuple[str, ...]:
 
 def canonical_strings(frame: pl.DataFrame, columns: Iterable[str]) -> dict[str, pl.Series]:
     """Those of the columns that are text, in canonical form; one vectorised look finds the few that need a change."""
-    names = [name for name in dict.fromkeys(columns) if frame.schema.get(name) == pl.String]
+    series = {each.name: each for each in frame.get_columns()}
+    names = [name for name in dict.fromkeys(columns) if name in series and series[name].dtype == pl.String]
     if not names:
         return {}
     empty = (pl.col(name).eq("").any().alias(f"{i} empty") for i, name in enumerate(names))
     zero = (pl.col(name).str.ends_with(".0").any().alias(f"{i} zero") for i, name in enumerate(names))
     flags = frame.select(*empty, *zero).row(0, named=True)
     changed = {name: flags[f"{i} empty"] or flags[f"{i} zero"] for i, name in enumerate(names)}
-    return {name: _canonical_string(frame[name]) if changed[name] else frame[name] for name in names}
+    return {name: _canonical_string(series[name]) if changed[name] else series[name] for name in names}
 
 
 def read_ids(series: pl.Series, *, faults: Faults, role: str) -> pl.Series:

@@ -110,9 +110,8 @@ def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
 
 def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=batch.column(f"{_ROW}:").to_numpy())
-    for title in batch.schema.names:
+    for title, column in zip(batch.schema.names, batch.columns, strict=True):
         kind, name = title.split(":", 1)
-        column = batch.column(title)
         if kind == _FLOAT:
             parsed.numbers[name] = column.to_numpy()
         elif kind == _ROWS:

@@ -17,6 +17,8 @@ Cost: at most four row groups of training rows and two of validation rows are re
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -75,8 +77,9 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
         y, y_out = (_labels(table, label) for table in (seen, held_out))
         if _too_few(label, y) or _too_few(label, y_out):
             continue
-        for feature in _features(inputs):
-            score = _score(feature, inputs=inputs, label=label, scores=(seen, held_out), y=y)
+        for feature, is_dense in _features(inputs):
+            columns = (seen[feature].combine_chunks(), held_out[feature].combine_chunks())
+            score = _number_score(columns, y) if is_dense else _id_score(columns, y)
             strength, what = _strength(label, score, y_out)
             if strength > LEAK:
                 warnings.append(
@@ -93,8 +96,9 @@ def _sample(dataset: EncodedDataset, *, num_groups: int) -> pa.Table:
     return pa.concat_tables([dataset.read_group(int(place)) for place in places]).combine_chunks()
 
 
-def _features(inputs: InputSpec) -> list[str]:
-    return [*inputs.dense, *(spec.name for spec in inputs.fields)]
+def _features(inputs: InputSpec) -> list[tuple[str, bool]]:
+    """Every feature with one score a sample, and whether it is dense."""
+    return [*((name, True) for name in inputs.dense), *((spec.name, False) for spec in inputs.fields)]
 
 
 def _labels(table: pa.Table, label: LabelSpec) -> np.ndarray:
@@ -121,16 +125,17 @@ def _equal_labels(label: LabelSpec, *, train: pa.Table, valid: pa.Table, name: s
     return lines
 
 
-def _score(
-    feature: str, *, inputs: InputSpec, label: LabelSpec, scores: tuple[pa.Table, pa.Table], y: np.ndarray
-) -> np.ndarray:
-    """(N,) the mean label of training rows with the same value, for each held-out row."""
-    seen, held_out = (table[feature].combine_chunks() for table in scores)
-    if feature in inputs.dense:
-        numbers, numbers_out = seen.to_numpy(), held_out.to_numpy()
-        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _NUM_BINS + 1)[1:-1]))
-        codes, codes_out = (np.searchsorted(edges, each, side="right") for each in (numbers, numbers_out))
-        return _means(codes, y, num_codes=len(edges) + 1)[codes_out]
+def _number_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
+    """(N,) the mean label of training rows in the same bin, for each held-out row."""
+    numbers, numbers_out = (each.to_numpy() for each in columns)
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, _NUM_BINS + 1)[1:-1]))
+    codes, codes_out = (np.searchsorted(edges, each, side="right") for each in (numbers, numbers_out))
+    return _means(codes, y, num_codes=len(edges) + 1)[codes_out]
+
+
+def _id_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
+    """(N,) the mean label of training rows with the same ids, for each held-out row."""
+    seen, held_out = columns
     if not pa.types.is_list(seen.type):
         codes, codes_out = seen.to_numpy(), held_out.to_numpy()
         return _means(codes, y, num_codes=int(max(codes.max(), codes_out.max())) + 1)[codes_out]

@@ -156,7 +156,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         if schema.weight:
             parsed.weights = _parse_weights(_column(chunk, schema.weight), faults)
     if schema.group:
-        if schema.group in chunk.columns or with_labels:
+        if chunk.has_column(schema.group) or with_labels:
             parsed.groups = _parse_groups(schema.group, chunk, texts, faults)
         else:
             parsed.groups = np.zeros(chunk.num_rows, dtype=np.int64)
@@ -164,7 +164,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
 
 
 def _column(chunk: RawChunk, name: str) -> pl.Series:
-    if name not in chunk.columns:
+    if not chunk.has_column(name):
         raise missing_column(chunk.path, name, chunk.columns)
     return chunk.column(name)
 

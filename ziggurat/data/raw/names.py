@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def nearest_names(name: str, known: Sequence[str]) -> tuple[str, ...]:
     lowered = {item.lower(): item for item in reversed(known)}
     close = difflib.get_close_matches(name.lower(), list(lowered), n=3, cutoff=0.6)
     return tuple(lowered[item] for item in close)
+
+
+def doubled(names: Iterable[str]) -> list[str]:
+    """The names that occur more than once, in order of the alphabet."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def missing_column(path: Path, name: str, known: Sequence[str], *, separator: str = "") -> SchemaError:

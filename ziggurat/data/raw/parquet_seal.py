@@ -13,6 +13,8 @@ There we put CRC-32s of the body in blocks of 1 MiB, and a SHA-256 over these an
 A flipped bit in the body breaks its block's CRC, one in the seal or the footer breaks the SHA-256 (or the footer's
 length, or the magic number). If it hits the seal's own magic number, the file counts as not sealed, and is unharmed.
 
+Files that Ziggurat keeps for long are sealed: fetched data sets and synthetic ones.
+
 The blocks of a row group are verified when it is read. Cost: 1 ms a MB; 4 bytes a MB and 56 bytes in the file.
 """
 

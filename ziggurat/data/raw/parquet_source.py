@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.parquet_seal import Seal
 from ziggurat.errors import DataError, MissingFileError, SchemaError
 
@@ -65,7 +66,7 @@ class ParquetFile:
             raise
         except _READ_ERRORS as error:
             raise _damaged(path, error, where="footer") from error
-        doubles = sorted({name for name in names if names.count(name) > 1})
+        doubles = doubled(names)
         if doubles:
             raise DataError(
                 expected="column names without doubles",

@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -85,18 +86,25 @@ class RawChunk:
         """Rows of the chunk."""
         return next((len(column) for column in self.spans.values()), self.frame.height)
 
-    @property
-    def columns(self) -> list[str]:
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
         """Names of all columns."""
-        return [*self.frame.columns, *self.spans]
+        return (*self.frame.columns, *self.spans)
+
+    def has_column(self, name: str) -> bool:
+        """True if there is a column of that name."""
+        return name in self.spans or name in self._series
 
     def column(self, name: str) -> pl.Series:
         """One column; text is made of spans. KeyError if there is none."""
         if name in self.spans:
             return self.spans[name].series(name)
-        if name not in self.frame.columns:
-            raise KeyError(name)
-        return self.frame[name]
+        return self._series[name]
+
+    @cached_property
+    def _series(self) -> dict[str, pl.Series]:
+        """Columns of the frame by name: polars would look through all names for each."""
+        return {series.name: series for series in self.frame.get_columns()}
 
     @property
     def file_rows(self) -> np.ndarray:
@@ -389,7 +397,8 @@ def _check_columns(
 ) -> tuple[str, ...]:
     if wanted is None:
         return known
+    there = set(known)
     for name in wanted:
-        if name not in known:
+        if name not in there:
             raise missing_column(path, name, known, separator=separator)
     return tuple(dict.fromkeys(wanted))

@@ -28,6 +28,7 @@ import pyarrow as pa
 from polars.exceptions import PolarsError
 
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
+from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line
 from ziggurat.data.raw.text_structure import Fault, Records, TextLayout, find_records
@@ -159,12 +160,15 @@ class _Parser:
     next_line: int = field(default=0)  # 0-based
     skipping: bool = False
     kinds: np.ndarray = field(init=False, repr=False)
+    places: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.next_line = self.file.header_lines
         self.kinds = np.full(len(self.file.columns), TextKind.OTHER, dtype=np.uint8)
+        self.places = {name: index for index, name in enumerate(self.file.columns)}
+        read = set(self.columns) & (self.ids | self.numbers)
         for index, name in enumerate(self.file.columns):
-            if name in self.columns and name in self.ids | self.numbers:
+            if name in read:
                 self.kinds[index] = TextKind.ID if name in self.ids else TextKind.NUMBER
 
     def parse(self, data: bytes, *, is_last: bool) -> tuple[TextPiece, int]:
@@ -209,7 +213,7 @@ class _Parser:
         series: dict[str, pl.Series] = {}
         rest: list[str] = []
         for name in self.columns:
-            index = self.file.columns.index(name)
+            index = self.places[name]
             kind = self.kinds[index] if fields.simple[index] else TextKind.OTHER
             if kind == TextKind.ID:
                 spans[name] = self._spans(data, fields, name)
@@ -222,11 +226,11 @@ class _Parser:
             frame = self._read(data, num_rows=fields.starts.shape[1], has_quotes=False, columns=rest)
             if frame is None:
                 frame = pl.DataFrame([self._spans(data, fields, name).series(name) for name in rest])
-            series |= {name: frame[name] for name in rest}
+            series |= {each.name: each for each in frame.get_columns()}
         return pl.DataFrame([series[name] for name in self.columns if name in series]), spans
 
     def _spans(self, data: bytes, fields: Fields, name: str) -> TextSpans:
-        index = self.file.columns.index(name)
+        index = self.places[name]
         return TextSpans(data, self.kernel, fields.starts[index], fields.lengths[index], fields.values[index])
 
     def _frame(self, data: bytes, records: Records) -> tuple[pl.DataFrame, np.ndarray]:
@@ -288,7 +292,7 @@ class _Parser:
         self, text: bytes, *, columns: Sequence[str], numbers: frozenset[str], has_quotes: bool
     ) -> pl.DataFrame:
         layout, names = self.file.layout, self.file.columns
-        wanted = [names.index(name) for name in columns]
+        wanted = [self.places[name] for name in columns]
         frame = pl.read_csv(
             text,
             has_header=False,
@@ -364,7 +368,7 @@ def _header(path: Path, start: bytes, delimiter: bytes, options: TextOptions) ->
         names = tuple(next(reader))
     except csv.Error as error:
         raise _bad_file(path, "a header with column names", f"{error}", "correct the first line") from error
-    doubles = sorted({name for name in names if names.count(name) > 1})
+    doubles = doubled(names)
     if doubles:
         raise _bad_file(path, "column names without doubles", f"{doubles} more than once", "rename the columns")
     return names, len(line)

@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.data.synthetic.best_metrics import BestMetrics, best_metrics
 from ziggurat.data.synthetic.rows import BLOCK_ROWS, BlockMaker, RowBlock, SyntheticConfig
 from ziggurat.errors import ConfigError, DataError
@@ -158,7 +159,7 @@ class SyntheticTeacher:
         return best_metrics(np.concatenate([p for p, _ in parts]), np.concatenate([y for _, y in parts]))
 
     def write_parquet(self, path: str | os.PathLike[str], rows: int | range) -> Path:
-        """Write the given rows to one Parquet file with page checksums, all or nothing; bounded memory.
+        """Write the given rows to one sealed Parquet file (`parquet_seal.py`), all or nothing; bounded memory.
 
         Raises:
             DataError: the file cannot be written.
@@ -170,12 +171,11 @@ class SyntheticTeacher:
             "write_page_checksum": True,
             "use_dictionary": [field.name for field in empty.schema if not pa.types.is_floating(field.type)],
         }
-        with (
-            replacing(path, error=DataError) as temporary,
-            pq.ParquetWriter(temporary, empty.schema, **options) as writer,
-        ):
-            for frame in self.frames(rows):
-                writer.write_table(frame.to_arrow())
+        with replacing(path, error=DataError) as temporary:
+            with pq.ParquetWriter(temporary, empty.schema, **options) as writer:
+                for frame in self.frames(rows):
+                    writer.write_table(frame.to_arrow())
+            seal_parquet(temporary)
         return Path(path)
 
     # ------------------------------------------------------------------------------------------------------ the rows

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,7 +120,7 @@ class FbgemmKernel:
             return "FBGEMM on the CPU ignores weight_decay"
         for layout in setting.layouts:
             tables = [slot.table for slot in layout.slots]
-            shared = sorted({table for table in tables if tables.count(table) > 1})
+            shared = sorted(table for table, count in Counter(tables).items() if count > 1)
             if shared:
                 return f"table {shared[0]!r} serves several features, a slow path of FBGEMM on the CPU"
             if layout.slots and layout.dim % 4:
