@@ -65,12 +65,15 @@ def test_every_command_prints_what_the_guide_shows(tmp_path: Path):
         fails = any(line.endswith("Error") for line in shown)
         assert done.returncode == (2 if fails else 0), f"$ {command}\n{done.stdout}"
         assert _agrees(shown, done.stdout), f"$ {command}\n{done.stdout}"
+    scoring = _blocks("python")[2]  # of the run that the commands have made
+    done = subprocess.run([sys.executable, "-c", scoring], cwd=tmp_path, env=environment, text=True, timeout=300)
+    assert done.returncode == 0
 
 
 @pytest.mark.slow
 def test_the_python_of_the_guide_runs(tmp_path: Path):
-    shop, last = _blocks("python")
-    code = shop.replace("n = 100_000", "n = 20_000") + last
+    shop, training, _ = _blocks("python")
+    code = shop.replace("n = 100_000", "n = 20_000") + training
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
