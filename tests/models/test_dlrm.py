@@ -190,7 +190,7 @@ def test_columns_of_zeros_before_the_top_change_nothing():
 
 def test_no_other_width_passes_for_padding():
     model = build(SMALL, small_inputs())
-    first = model.top.first_linears[0]
+    first = model.top.networks[0].layers[0]
     assert isinstance(first, torch.nn.Linear)
     with pytest.raises(AssertionError, match="columns for"):
         model.top(torch.zeros(2, first.in_features + 1))

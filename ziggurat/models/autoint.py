@@ -132,8 +132,3 @@ class AutoInt(RankingModel):
         if self.first_order is not None:
             logits_BL = logits_BL + self.first_order(dense_BN, weights_BE, vectors)
         return logits_BL
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those that make fields of raw inputs, and those of the first-order term."""
-        first = [] if self.first_order is None else self.first_order.first_linears
-        return [*self.stack.first_linears, *first]

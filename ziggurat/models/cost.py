@@ -1,28 +1,38 @@
 """What a model costs: parameters, and the FLOPs of its dense network and towers, forward and backward, exactly.
 
-Only matrix products count (as in `torch.utils.flop_counter`, with which a test compares): 2·in·out for a linear map
-and sample. Backward, each product has two: the gradient of the weight and the gradient of the input. Two exceptions
-make "backward is twice forward" wrong by several percent for small models: a linear map on raw numbers needs no
-gradient of its input, and the pairwise dot product of `dot.py` uses the symmetry of X Xᵀ and pays once.
+`torch.utils.flop_counter` counts them while the network runs on the meta device: shapes alone, nothing is computed, no
+random number drawn, and the model stays as it is. Only matrix products count, 2·in·out for a linear map and sample.
+Backward, each has two products, the gradients of the weight and of the input; a map on raw numbers needs one, and the
+pairwise dot product of `dot.py`, which uses the symmetry of X Xᵀ, pays once.
 
-What runs once a batch and not once a sample (a gate of FinalMLP that reads nothing of the sample) does not count.
-Columns of zeros that only align memory (`mlp.py`) are no work asked for and do not count. Lookups, pooling,
-activations and norms are not matrix products; they are bound by memory and do not count.
+    FLOPs of a sample = F(3 samples) − F(2 samples)
+
+What runs once a batch and not once a sample (a gate of FinalMLP that reads nothing of the sample) drops out of the
+difference. Columns of zeros that only align memory (`mlp.py`) are no work asked for, and are left out on the meta
+device. Lookups, pooling, activations and norms are bound by memory and do not count. A list has one row.
+
+A model with an `embed` of its own looks three rows up, and one whose shapes depend on its data computes on its own
+device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
-from ziggurat.models.blocks.cross import CrossNetMix, ExpertCores
-from ziggurat.models.blocks.dot import PairwiseDot
-from ziggurat.models.blocks.fieldwise import CountsFlops
-from ziggurat.models.contract.model import Model
-from ziggurat.models.contract.ranking_model import RankingModel
-from ziggurat.models.finalmlp import ContextGate
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.models.contract.model import Embedded, Model, Unpooled
+
+Run = Callable[[int, torch.device], Tensor]
+"""From a number of samples and a device to what is computed of them."""
+
+_META = torch.device("meta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +46,15 @@ class Flops:
     def total(self) -> int:
         """Forward and backward: one training step a sample."""
         return self.forward + self.backward
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(forward=self.forward + other.forward, backward=self.backward + other.backward)
+
+    def __sub__(self, other: Flops) -> Flops:
+        return Flops(forward=self.forward - other.forward, backward=self.backward - other.backward)
+
+
+NO_FLOPS = Flops(forward=0, backward=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,45 +80,108 @@ def num_parameters(model: Model) -> ParameterCount:
 
 def flops_per_sample(model: Model) -> Flops:
     """FLOPs of the matrix products of the towers and of `model.forward_dense` for one sample."""
-    return flops_of(model.modules(), on_raw_inputs=raw_linears(model))
+
+    def dense(size: int, device: torch.device) -> Tensor:
+        return model.forward_dense(_embedded(model, size, device)).logits
+
+    towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim)
+    return towers + count_flops(model, dense)
 
 
-def raw_linears(model: Model) -> list[nn.Module]:
-    """Linear maps on raw inputs; those of a built-in model."""
-    return model.linears_on_raw_inputs() if isinstance(model, RankingModel) else []
+def flops_of(module: nn.Module, input_dim: int) -> Flops:
+    """FLOPs of one sample in a module that maps (B, input_dim) to a tensor, and whose input needs a gradient."""
+    return count_flops(module, lambda size, device: module(_leaf(size, input_dim, device)))
 
 
-def flops_of(modules: Iterable[nn.Module], *, on_raw_inputs: Sequence[nn.Module] = ()) -> Flops:
-    """FLOPs of the matrix products of some modules (children are modules of their own) for one sample.
+def count_flops(module: nn.Module, run: Run) -> Flops:
+    """FLOPs of one sample in whatever `run` computes with the weights of `module`, by torch's counter.
 
     Args:
-        modules: each counts for what it computes itself.
-        on_raw_inputs: linear maps whose input needs no gradient.
+        module: what `run` calls; its weights are elsewhere meanwhile, and as they were afterwards.
+        run: on as many samples as asked for; inputs that need a gradient require one.
     """
-    modules = list(modules)
-    without_input_gradient = {id(linear) for linear in on_raw_inputs}
-    gates = [each for each in modules if isinstance(each, ContextGate) and each.learned is not None]
-    once_a_batch = {id(each) for gate in gates for each in gate.modules()}
-    forward = backward = 0
-    for module in modules:
-        if id(module) in once_a_batch:
-            continue
-        uses = 1
-        if isinstance(module, nn.Linear):
-            cost = 2 * module.in_features * module.out_features
-            products = 1 if id(module) in without_input_gradient else 2
-        elif isinstance(module, PairwiseDot):
-            cost = 2 * module.num_fields**2 * module.dim if module.num_pairs else 0
-            products = 1
-        elif isinstance(module, ExpertCores):
-            cost, products = 2 * module.num_experts * module.rank**2, 2
-        elif isinstance(module, CountsFlops):
-            cost, products = module.forward_flops, 2
-        else:
-            cost, products = 0, 0
-        if isinstance(module, CrossNetMix):  # its gate runs once a layer; modules() shows it once
-            uses = len(module.down) - 1
-            cost, products = 2 * module.gate.in_features * module.gate.out_features, 2
-        forward += uses * cost
-        backward += uses * products * cost
-    return Flops(forward=forward, backward=backward)
+    try:
+        return _difference(module, run, _META)
+    except RuntimeError:  # a shape depends on data; NotImplementedError is one of these
+        first = next(module.parameters(), None)
+        with torch.random.fork_rng():
+            return _difference(module, run, torch.device("cpu") if first is None else first.device)
+
+
+def _difference(module: nn.Module, run: Run, device: torch.device) -> Flops:
+    (forward_2, backward_2), (forward_3, backward_3) = (_count(module, run, size, device) for size in (2, 3))
+    return Flops(forward=forward_3 - forward_2, backward=backward_3 - backward_2)
+
+
+def _count(module: nn.Module, run: Run, size: int, device: torch.device) -> tuple[int, int]:
+    """Forward and backward of a batch with weights that share nothing with the module's gradients and statistics."""
+    weights = {
+        f"module.{name}": weight.detach().to(device).requires_grad_(weight.requires_grad)
+        for name, weight in module.named_parameters()
+    }
+    buffers = {f"module.{name}": buffer.detach().to(device, copy=True) for name, buffer in module.named_buffers()}
+    with torch.enable_grad(), FlopCounterMode(display=False) as forward:
+        found = functional_call(_Call(module, run), weights | buffers, (size, device))
+    if not found.requires_grad:
+        return forward.get_total_flops(), 0
+    with FlopCounterMode(display=False) as backward:
+        found.sum().backward()
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+class _Call(nn.Module):
+    """Runs a function while `functional_call` has exchanged the weights of a module."""
+
+    def __init__(self, module: nn.Module, run: Run) -> None:
+        super().__init__()
+        self.module = module
+        self.run = run
+
+    def forward(self, size: int, device: torch.device) -> Tensor:
+        return self.run(size, device)
+
+
+def _embedded(model: Model, size: int, device: torch.device) -> Embedded:
+    """What the dense network reads of some samples; what was looked up requires a gradient."""
+    inputs, places = model.inputs, model.embeddings.tables.places
+    if type(model).embed is not Model.embed:
+        if device == _META:
+            raise NotImplementedError("the model has an `embed` of its own, which reads rows")
+        with torch.no_grad():
+            embedded = model.embed(_row_zero(model, size).to(device))
+        wanting = pytree.tree_map_only(torch.Tensor, _wants_gradient, embedded)
+        return replace(wanting, dense=embedded.dense, vectors=embedded.vectors)
+    sequences = {
+        spec.name: Unpooled(
+            values=_leaf(size, places[spec.table].dim, device), offsets=torch.arange(size + 1, device=device)
+        )
+        for spec in inputs.sequences
+    }
+    return Embedded(
+        dense=torch.zeros(size, len(inputs.dense), device=device),
+        fields=_leaf(size, sum(model.field_dims), device),
+        sequences=sequences,
+        vectors={spec.name: torch.zeros(size, spec.dim, device=device) for spec in inputs.vectors},
+    )
+
+
+def _row_zero(model: Model, size: int) -> Batch:
+    """Samples of padding rows, a row in each list."""
+    inputs = model.inputs
+    num_rows = size * len(inputs.jagged)
+    return Batch(
+        dense=torch.zeros(size, len(inputs.dense)),
+        single=torch.zeros(len(inputs.single), size, dtype=torch.int64),
+        jagged=JaggedRows(torch.zeros(num_rows, dtype=torch.int64), torch.arange(num_rows + 1)),
+        vectors={spec.name: torch.zeros(size, spec.dim) for spec in inputs.vectors},
+        labels=torch.zeros(size, len(inputs.labels)),
+        row_ids=torch.arange(size),
+    )
+
+
+def _leaf(size: int, dim: int, device: torch.device) -> Tensor:
+    return torch.zeros(size, dim, device=device, requires_grad=True)
+
+
+def _wants_gradient(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor

@@ -184,13 +184,6 @@ class DCNv2(RankingModel):
         ]
         return logits[0] if len(logits) == 1 else torch.cat(logits, dim=1)
 
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those of the flat inputs, and, where x₀ is nothing but numbers, those that read x₀."""
-        if not self.flat.is_raw:
-            return self.flat.first_linears
-        deep = [network.first_linear for network in self.deep if isinstance(network, MLP)]
-        return [*self.flat.first_linears, *self.cross.first_linears, *(first for first in deep if first is not None)]
-
 
 def _build_cross(config: CrossConfig, *, dim: int) -> CrossNet | LowRankCrossNet | CrossNetMix:
     match config.kind:

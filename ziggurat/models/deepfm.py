@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
@@ -94,7 +94,3 @@ class DeepFM(RankingModel):
         fields_BFD = self.stack(dense_BN, main_BX, vectors)
         logits_BL = self.first_order(dense_BN, weights_BE, vectors) + sum_of_pairs(fields_BFD)
         return logits_BL if self.deep is None else logits_BL + self.deep(fields_BFD.flatten(1))
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those of the first-order term, and those that make fields of raw inputs."""
-        return [*self.first_order.first_linears, *self.stack.first_linears]

@@ -285,7 +285,3 @@ class DHEN(RankingModel):
         for layer in self.layers:
             fields_BFD = layer(fields_BFD)
         return self.heads(fields_BFD.flatten(1))
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those that make fields of raw inputs."""
-        return self.stack.first_linears

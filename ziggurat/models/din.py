@@ -257,10 +257,6 @@ class DIN(RankingModel):
         """The MLP on x₀."""
         return self.heads(self.flat(dense_BN, fields_BX, vectors))
 
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those that make fields of raw inputs; x₀ holds learned embeddings."""
-        return self.flat.first_linears
-
 
 def _check_histories(pairs: Sequence[tuple[str, str]], inputs: InputSpec) -> None:
     """Refuse un-pooled lists that no attention reads."""

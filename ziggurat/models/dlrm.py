@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
@@ -126,13 +126,9 @@ class DLRM(RankingModel):
         flat = [*numeric, *self.alignment(fields_BX), *self.dense_inputs.vectors(vectors)]
         if self.dot is None:
             return self.top(torch.cat([*beside, *flat], dim=1))
+        padding = 0 if fields_BX.is_meta else self.top_padding  # no work where FLOPs are counted (`cost.py`)
         if not flat:
-            return self.top(F.pad(numbers_BX, (0, self.top_padding)))
+            return self.top(F.pad(numbers_BX, (0, padding)))
         passed = self.alignment.dim if self.dense_inputs.bottom is not None else 0  # the bottom MLP's field goes first
-        row_BW = self.dot.row(flat, passed=passed, padding=self.top_padding)
+        row_BW = self.dot.row(flat, passed=passed, padding=padding)
         return self.top(torch.cat([*beside, row_BW], dim=1) if beside else row_BW)
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Bottom MLP's first layer and projections of vectors; the top's first where only numbers come in."""
-        only_numbers = not (self.inputs.fields or self.inputs.vectors or self.dense_inputs.num_numeric_fields)
-        return [*self.dense_inputs.first_linears, *(self.top.first_linears if only_numbers else [])]

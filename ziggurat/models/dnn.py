@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.inputs import InputSpec
@@ -90,7 +90,3 @@ class DNN(RankingModel):
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
         """The MLP on x₀."""
         return self.heads(self.flat(dense_BN, fields_BX, vectors))
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those of the flat inputs, and, where x₀ is nothing but numbers, those that read x₀."""
-        return [*self.flat.first_linears, *(self.heads.first_linears if self.flat.is_raw else [])]

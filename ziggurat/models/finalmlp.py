@@ -205,12 +205,6 @@ class FinalMLP(RankingModel):
         seen = [flat_Bd * gate(dense_BN, extra_BE) for gate in self.gates] or [flat_Bd, flat_Bd]
         return self.fusion(self.first(seen[0]), self.second(seen[1]))
 
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those of the flat inputs, and, where x₀ is nothing but numbers and no gate scales it, those that read x₀."""
-        if not self.flat.is_raw or len(self.gates):
-            return self.flat.first_linears
-        return [*self.flat.first_linears, *self.first.layers[:1], *self.second.layers[:1]]
-
 
 def _starts(config: FinalMLPConfig, inputs: InputSpec) -> list[dict[str, int]]:
     """For each gate, where its columns begin in the extra columns of all fields, by field."""

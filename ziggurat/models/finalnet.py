@@ -237,7 +237,3 @@ class FinalNet(RankingModel):
         weights_BL = labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * is_binary_L
         terms_L = ((first_BL + second_BL) * weights_BL).sum(dim=0)
         return LossSums(total=sums.total + (terms_L - terms_L.detach()), weight=sums.weight)
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those that make fields of raw inputs."""
-        return self.stack.first_linears

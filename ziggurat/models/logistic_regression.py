@@ -78,7 +78,3 @@ class LogisticRegression(RankingModel):
         numbers_BN = torch.cat([dense_BN, *(vectors[name] for name in self.vector_names)], dim=1)
         linear_BL = self.linear(numbers_BN)
         return linear_BL if logits_BL is None else logits_BL + linear_BL
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """The linear map on numbers and vectors."""
-        return [] if self.linear is None else [self.linear]

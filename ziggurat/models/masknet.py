@@ -194,7 +194,3 @@ class MaskNet(RankingModel):
         for block in self.blocks:
             hidden_BH = block(flat_BI, hidden_BH)
         return self.output(hidden_BH)
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those that make fields of raw inputs."""
-        return self.stack.first_linears

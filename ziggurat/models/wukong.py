@@ -259,7 +259,3 @@ class Wukong(RankingModel):
         for layer in self.layers:
             fields_BFD = layer(fields_BFD)
         return self.heads(fields_BFD.flatten(1))
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those that make fields of raw inputs."""
-        return self.stack.first_linears

@@ -105,7 +105,3 @@ class XDeepFM(RankingModel):
         fields_BFD = self.stack(dense_BN, main_BX, vectors)
         logits_BL = self.first_order(dense_BN, weights_BE, vectors) + self.cin_output(self.cin(fields_BFD))
         return logits_BL if self.deep is None else logits_BL + self.deep(fields_BFD.flatten(1))
-
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Those of the first-order term, and those that make fields of raw inputs."""
-        return [*self.first_order.first_linears, *self.stack.first_linears]

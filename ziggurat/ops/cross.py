@@ -59,7 +59,7 @@ def cross_layers(
         biases: b_l (d) of each layer.
     """
     same_dtype = all(weight.dtype is inputs_Bd.dtype for weight in (*downs, *ups, *biases))
-    autocast = torch.is_autocast_enabled(inputs_Bd.device.type)
+    autocast = not inputs_Bd.is_meta and torch.is_autocast_enabled(inputs_Bd.device.type)
     wanted = torch.is_grad_enabled() and inputs_Bd.requires_grad
     if not ups or not wanted or not same_dtype or autocast or torch.compiler.is_compiling():
         return cross_layers_reference(inputs_Bd, downs=downs, ups=ups, biases=biases)

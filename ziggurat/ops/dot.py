@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.cpp_build import CppSource
@@ -197,6 +198,13 @@ def _second_derivative(ctx: Any, direction_BFD: Tensor) -> tuple[Tensor, Tensor]
 
 _dot.register_autograd(_first_derivative, setup_context=_keep_fields)
 _dot_backward.register_autograd(_second_derivative, setup_context=_keep_fields)
+
+
+@register_flop_formula([torch.ops.ziggurat.pairwise_dot, torch.ops.ziggurat.pairwise_dot_backward])
+def _flops(fields_shape: tuple[int, ...], *others: Any, **named: Any) -> int:
+    """As many as the reference has, one product of 2·F²·D forward, one backward."""
+    size, num_fields, dim = fields_shape
+    return 2 * size * num_fields**2 * dim
 
 
 class _Reference(torch.autograd.Function):

@@ -75,7 +75,6 @@ def test_widths():
     assert MLP(3, config=MLPConfig(hidden_dims=(7, 5)), output_dim=2).output_dim == 2
     bare = MLP(3, config=MLPConfig(hidden_dims=()))
     assert bare.output_dim == 3
-    assert bare.first_linear is None
     assert torch.equal(bare(torch.ones(2, 3)), torch.ones(2, 3))
 
 

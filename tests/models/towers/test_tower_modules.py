@@ -14,8 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.models import TowerModule, TowerModuleConfig, TowerModuleKind, build_tower_module
-from ziggurat.models.blocks.fieldwise import CountsFlops, FieldMix, FieldwiseLinear
+from ziggurat.models.blocks.fieldwise import FieldMix, FieldwiseLinear
 from ziggurat.models.blocks.mlp import Init
+from ziggurat.models.cost import flops_of
 from ziggurat.models.towers.modules import (
     CrossTower,
     FactorizationMachineTower,
@@ -158,14 +159,10 @@ def test_sizes_gradients_and_flops(config, field_dims, batch_size):
         outputs.square().sum().backward()
     assert pooled.grad is not None
     assert all(weight.grad is not None for weight in module.parameters())
-    flops = sum(
-        2 * each.weight.numel() if isinstance(each, torch.nn.Linear) else each.forward_flops
-        for each in module.modules()
-        if isinstance(each, torch.nn.Linear | CountsFlops)
-    )
+    flops = flops_of(module, module.input_dim)
     if batch_size:
-        assert forward.get_total_flops() == batch_size * flops
-        assert backward.get_total_flops() == 2 * batch_size * flops
+        assert forward.get_total_flops() == batch_size * flops.forward
+        assert backward.get_total_flops() == batch_size * flops.backward
         assert outputs.isfinite().all()
 
 

@@ -41,11 +41,6 @@ class CrossNet(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(dim, dim) for _ in range(num_layers))
 
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps that read the input itself."""
-        return list(self.layers[:1])
-
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
         ups, biases = _weights(self.layers)
@@ -65,11 +60,6 @@ class LowRankCrossNet(nn.Module):
         super().__init__()
         self.down = nn.ModuleList(nn.Linear(dim, rank, bias=False) for _ in range(num_layers))
         self.up = nn.ModuleList(nn.Linear(rank, dim) for _ in range(num_layers))
-
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps that read the input itself."""
-        return list(self.down[:1])
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""
@@ -131,11 +121,6 @@ class CrossNetMix(nn.Module):
         self.down = nn.ModuleList(nn.Linear(dim, width, bias=False) for _ in range(num_layers))
         self.cores = nn.ModuleList(ExpertCores(num_experts, rank=rank) for _ in range(num_layers))
         self.up = nn.ModuleList(nn.Linear(width, dim) for _ in range(num_layers))
-
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps that read the input itself (the gate reads that of later layers too)."""
-        return [self.gate, *self.down[:1]]
 
     def forward(self, inputs_Bd: Float[Tensor, "B d"]) -> Float[Tensor, "B d"]:
         """Apply every layer; without layers the input itself."""

@@ -67,12 +67,6 @@ class DenseInputs(nn.Module):
         self.num_vector_fields = len(inputs.vectors)
         self.num_beside = num_dense if numeric is NumericInput.CONCAT else 0
 
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps that read raw inputs (numbers or pretrained vectors)."""
-        bottom = [] if self.bottom is None else [self.bottom.first_linear]
-        return [linear for linear in (*bottom, *self.vector_fields) if linear is not None]
-
     def numbers(self, dense_BN: Float[Tensor, "B N"]) -> Float[Tensor, "B X"]:
         """The numeric part, flat: X = num_numeric_fields·D + num_beside columns."""
         if self.bottom is not None:

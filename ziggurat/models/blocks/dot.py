@@ -66,6 +66,6 @@ class PairwiseDot(nn.Module):
 def _computed_in(*inputs: Tensor) -> torch.dtype:
     """The dtype of autocast where that is on, else the widest of the inputs."""
     device_type = inputs[0].device.type
-    if torch.is_autocast_enabled(device_type):
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     return functools.reduce(torch.promote_types, (each.dtype for each in inputs))

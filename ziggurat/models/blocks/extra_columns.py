@@ -68,11 +68,6 @@ class FirstOrder(nn.Module):
         self.linear = nn.Linear(width, self.num_labels, bias=False) if width else None
         self.bias = nn.Parameter(torch.zeros(self.num_labels))
 
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps in here that read raw inputs."""
-        return [] if self.linear is None else [self.linear]
-
     def forward(
         self, dense_BN: Float[Tensor, "B N"], weights_BE: Float[Tensor, "B E"], vectors: dict[str, Tensor]
     ) -> Float[Tensor, "B L"]:

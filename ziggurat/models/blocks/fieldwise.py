@@ -12,7 +12,6 @@ Cost a sample: 2·Σ_f d_f·o and 2·F·M·D FLOPs forward, twice that backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -21,16 +20,6 @@ from torch import Tensor, nn
 from ziggurat.models.blocks.mlp import Init
 from ziggurat.ops.fields import field_mix
 from ziggurat.ops.fieldwise import fieldwise_products
-
-
-@runtime_checkable
-class CountsFlops(Protocol):
-    """A module with matrix products outside `nn.Linear`; backward they cost twice as much as forward."""
-
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of its own products a sample, forward."""
-        ...
 
 
 class BatchedLinear(nn.Module):
@@ -46,11 +35,6 @@ class BatchedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_fields, input_dim, output_dim))
         self.initialise_own(Init.TORCH)
-
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a sample, 2·F·d·o."""
-        return 2 * self.weight.numel()
 
     def initialise_own(self, init: Init) -> None:
         """Start each W_f as an `nn.Linear(d, o)` would."""
@@ -108,11 +92,6 @@ class FieldMix(nn.Module):
         self.dim = dim
         self.weight = nn.Parameter(torch.empty(num_outputs, num_fields))
         self.initialise_own(Init.TORCH)
-
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a sample, 2·F·M·D."""
-        return 2 * self.weight.numel() * self.dim
 
     def initialise_own(self, init: Init) -> None:
         """Start L as an `nn.Linear(F, M)` would."""

@@ -48,11 +48,6 @@ class FlatInputs(nn.Module):
         # x₀ itself needs no gradient if nothing in it was learned: only numbers, passed on as they are.
         self.is_raw = not inputs.fields and not own_fields
 
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps in here that read raw inputs."""
-        return self.dense.first_linears
-
     def forward(
         self, dense_BN: Float[Tensor, "B N"], fields_BX: Float[Tensor, "B X"], vectors: dict[str, Tensor]
     ) -> Float[Tensor, "B d"]:

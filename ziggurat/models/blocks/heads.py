@@ -41,11 +41,6 @@ class Heads(nn.Module):
         outputs = [num_labels] if sharing is HeadSharing.SHARED else [1] * num_labels
         self.networks = nn.ModuleList(MLP(input_dim, config=config, output_dim=output) for output in outputs)
 
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps that read the representation."""
-        return [first for network in self.networks if isinstance(network, MLP) and (first := network.first_linear)]
-
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B L"]:
         """Logits in the order of the labels."""
         if len(self.networks) == 1:

@@ -112,13 +112,6 @@ class MLP(nn.Module):
         self.output = None if output_dim is None else nn.Linear(dims[-1], output_dim)
         self.output_dim = dims[-1] if output_dim is None else output_dim
 
-    @property
-    def first_linear(self) -> nn.Linear | None:
-        """The linear map that reads the input; None for an MLP without any layer."""
-        first = self.layers[0] if len(self.layers) else self.output
-        assert first is None or isinstance(first, nn.Linear)
-        return first
-
     def forward(self, inputs_BI: Float[Tensor, "B I"]) -> Float[Tensor, "B O"]:
         """Apply every layer; the input may end in `padding_columns` columns of zeros."""
         hidden_BH = inputs_BI

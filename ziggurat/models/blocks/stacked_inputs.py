@@ -57,11 +57,6 @@ class StackedInputs(nn.Module):
         self.alignment = FieldAlignment(pieces, dim=dim)
         self.num_fields = self.dense.num_numeric_fields + len(pieces) + self.dense.num_vector_fields
 
-    @property
-    def first_linears(self) -> list[nn.Module]:
-        """The linear maps in here that read raw inputs."""
-        return self.dense.first_linears
-
     def forward(
         self, dense_BN: Float[Tensor, "B N"], fields_BX: Float[Tensor, "B X"], vectors: dict[str, Tensor]
     ) -> Float[Tensor, "B n d"]:

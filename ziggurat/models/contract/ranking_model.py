@@ -14,7 +14,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError
@@ -26,7 +26,7 @@ from ziggurat.models.towers.layer import TowerLayer
 class RankingModel(Model):
     """The base of the built-in models, which give one logit for each label of their `InputSpec`.
 
-    Subclasses are final, and implement `interact` and `linears_on_raw_inputs`.
+    Subclasses are final, and implement `interact`.
 
     Attributes:
         reads_sequences: True for a model that reads un-pooled lists.
@@ -59,7 +59,3 @@ class RankingModel(Model):
         vectors: dict[str, Float[Tensor, "B V"]],
     ) -> Float[Tensor, "B L"]:
         """Logits from numbers, all fields side by side, and pretrained vectors by feature name."""
-
-    @abstractmethod
-    def linears_on_raw_inputs(self) -> list[nn.Module]:
-        """Linear maps whose input needs no gradient; their backward pass is one product, not two."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.models import Model, build_model
@@ -23,7 +24,7 @@ from ziggurat.models.blocks.dense_inputs import DenseInputs
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import BatchedLinear
 from ziggurat.models.build import ModelConfig
-from ziggurat.models.cost import flops_of, raw_linears
+from ziggurat.models.cost import Flops, count_flops, flops_of, flops_per_sample
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.plan import Towers
 from ziggurat.planning.problem import TableProfile
@@ -123,20 +124,24 @@ def step_work(
     model = build_model(config, small, seed=0, towers=towers, draw_tables=False)
     dims = {name: place.dim for name, place in model.embeddings.tables.places.items()}
     optimizer = model.embeddings.config.optimizer
-    raw = raw_linears(model)
     inner = {id(module) for module in model.embeddings.modules()}
     if model.towers is not None:
         inner |= {id(module) for module in model.towers.modules()}
-    bottom = [module for part in model.modules() if isinstance(part, DenseInputs) for module in part.modules()]
+    parts = [part for part in model.modules() if isinstance(part, DenseInputs)]
+    bottom = [module for part in parts for module in part.modules()]
     below = {id(module) for module in bottom}
     top = [module for module in model.modules() if id(module) not in inner | below]
+    bottom_flops = sum((_bottom_flops(part, inputs) for part in parts), Flops(forward=0, backward=0))
+    tower_flops = (
+        Flops(forward=0, backward=0) if model.towers is None else flops_of(model.towers, model.towers.input_dim)
+    )
     return StepWork(
         model=config.kind,
         batch_size=batch_size,
         tables=table_profiles(inputs, dims=dims, optimizer=optimizer, list_lengths=list_lengths or {}),
         fields=tuple((spec.name, spec.table, dims[spec.table]) for spec in inputs.lookups),
-        bottom=_network(bottom, on_raw_inputs=raw),
-        top=_network(top, on_raw_inputs=raw),
+        bottom=_network(bottom, bottom_flops),
+        top=_network(top, flops_per_sample(model) - tower_flops - bottom_flops),
         towers=_towers(model),
     )
 
@@ -187,13 +192,27 @@ def _towers(model: Model) -> tuple[TowerWork, ...]:
         return ()
     modules = [layer.module(tower) for tower in range(len(layer.towers))]
     return tuple(
-        TowerWork(network=_network(list(module.modules())), input_dim=module.input_dim, output_dim=module.output_dim)
+        TowerWork(
+            network=_network(list(module.modules()), flops_of(module, module.input_dim)),
+            input_dim=module.input_dim,
+            output_dim=module.output_dim,
+        )
         for module in modules
     )
 
 
-def _network(modules: Sequence[nn.Module], *, on_raw_inputs: Sequence[nn.Module] = ()) -> NetworkWork:
-    flops = flops_of(modules, on_raw_inputs=on_raw_inputs)
+def _bottom_flops(part: DenseInputs, inputs: InputSpec) -> Flops:
+    """FLOPs of a sample's numbers and vectors on their way to the interaction."""
+
+    def run(size: int, device: torch.device) -> Tensor:
+        numbers = part.numbers(torch.zeros(size, len(inputs.dense), device=device))
+        vectors = {spec.name: torch.zeros(size, spec.dim, device=device) for spec in inputs.vectors}
+        return torch.cat([numbers, *part.vectors(vectors)], dim=1)
+
+    return count_flops(part, run)
+
+
+def _network(modules: Sequence[nn.Module], flops: Flops) -> NetworkWork:
     widths = [found for module in modules if (found := _numbers(module))]
     return NetworkWork(
         forward_flop=float(flops.forward),

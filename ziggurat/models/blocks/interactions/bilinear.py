@@ -46,12 +46,6 @@ class BilinearFusion(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_heads, first_dim // num_heads, num_labels * second_dim // num_heads))
         self.initialise_own(Init.TORCH)
 
-    @property
-    def forward_flops(self) -> int:
-        """The product with W, and that with h₂; the linear maps count themselves."""
-        heads, rows, columns = self.weight.shape
-        return 2 * heads * columns * (rows + 1)
-
     def initialise_own(self, init: Init) -> None:
         """Start W like a linear map from all products of the form to the labels: so many terms are summed."""
         start_like_linear(self.weight, init, fan_in=self.weight.numel() // self.num_labels, fan_out=self.num_labels)

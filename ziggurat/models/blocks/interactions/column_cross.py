@@ -33,11 +33,6 @@ class ColumnCross(nn.Module):
         self.mix = FieldMix(dim, num_outputs=num_outputs, dim=dim)
         self.bias = nn.Parameter(torch.zeros(num_outputs, dim))
 
-    @property
-    def forward_flops(self) -> int:
-        """2·n·d² of the products; the mix counts itself."""
-        return 2 * self.num_fields * self.dim**2
-
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B M D"]:
         """Cross the columns of n fields into L fields."""
         return self.mix(torch.bmm(fields_BFD.mT, fields_BFD)) + self.bias

@@ -33,11 +33,6 @@ class FieldConvolution(nn.Module):
         self.num_fields, self.dim = num_fields, dim
         self.convolution = nn.Conv2d(1, num_channels, kernel_size, padding=kernel_size // 2)
 
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a sample, 2·C·κ²·n·d."""
-        return 2 * self.convolution.weight.numel() * self.num_fields * self.dim
-
     def initialise_own(self, init: Init) -> None:
         """Keep torch's start of a convolution, or Xavier's."""
         if init is Init.XAVIER_NORMAL:

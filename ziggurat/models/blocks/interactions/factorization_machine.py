@@ -51,11 +51,6 @@ class PlainFactorizationMachine(nn.Module):
         self.num_fields = num_fields
         self.dim = dim
 
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a sample, 2·n²·d."""
-        return 2 * self.num_fields**2 * self.dim
-
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F F"]:
         """All dot products of the fields."""
         return torch.bmm(fields_BFD, fields_BFD.mT)
@@ -76,11 +71,6 @@ class FactorizationMachine(nn.Module):
         self.dim, self.kernel = dim, kernel
         self.weight = nn.Parameter(torch.empty(num_fields, rank))
         self.initialise_own(Init.TORCH)
-
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a sample, 4·n·d·k."""
-        return 4 * self.weight.numel() * self.dim
 
     def initialise_own(self, init: Init) -> None:
         """Start Y as an `nn.Linear(n, k)` would."""
@@ -108,11 +98,6 @@ class AttentiveFactorizationMachine(nn.Module):
         self.num_fields, self.dim, self.rank = num_fields, dim, rank
         self.compress = FieldMix(num_fields, num_outputs=num_compressed, dim=dim)
         self.attention = MLP(num_compressed * dim, config=attention, output_dim=num_fields * rank)
-
-    @property
-    def forward_flops(self) -> int:
-        """4·n·d·k of the two products; compression and MLP count themselves."""
-        return 4 * self.num_fields * self.rank * self.dim
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F r"]:
         """The products with the sample's own Y."""

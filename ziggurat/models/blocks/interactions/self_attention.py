@@ -47,11 +47,6 @@ class FieldsLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(output_dim)) if has_bias else None
         self.initialise_own(Init.TORCH)
 
-    @property
-    def forward_flops(self) -> int:
-        """FLOPs of a sample, 2·n·in·out."""
-        return 2 * self.num_fields * self.weight.numel()
-
     def initialise_own(self, init: Init) -> None:
         """Start as an `nn.Linear(in, out)` would; the bias with zeros."""
         narrow, wide = self.weight.shape
@@ -108,11 +103,6 @@ class SelfAttention(nn.Module):
         self.query, self.key, self.value = (
             FieldsLinear(num_fields, input_dim=input_dim, output_dim=config.dim) for _ in range(3)
         )
-
-    @property
-    def forward_flops(self) -> int:
-        """4·n²·A: scores and mix; the maps count themselves."""
-        return 4 * self.num_fields**2 * self.config.dim
 
     def forward(self, fields_BFD: Float[Tensor, "B F D"]) -> Float[Tensor, "B F A"]:
         """Mix of the values of all fields."""
