@@ -310,9 +310,9 @@ def analytic_cost_model() -> CostModel:
 def together(problem: PlanningProblem, cost_model: CostModel, found: SearchResult) -> float:
     """The price when parts of a table that share a device are one shard."""
     columns: dict[tuple[int, int], int] = {}
-    for piece in found.pieces:
-        key = (piece.table, piece.device)
-        columns[key] = columns.get(key, 0) + (problem.tables[piece.table].dim >> piece.level)
+    for shard in found.shards:
+        key = (shard.table, shard.device)
+        columns[key] = columns.get(key, 0) + (problem.tables[shard.table].dim >> shard.level)
     shards = [
         ShardProfile(
             table=problem.tables[table],
@@ -353,8 +353,8 @@ def _all(
         outcome.seconds.append(found.seconds)
         outcome.evaluations.append(found.evaluations)
         outcome.engine = found.engine
-        outcome.together_ms.append(together(problem, cost_model, found) if found.pieces else found.cost_ms)
-        counts = np.bincount([piece.device for piece in found.pieces], minlength=1)
+        outcome.together_ms.append(together(problem, cost_model, found) if found.shards else found.cost_ms)
+        counts = np.bincount([shard.device for shard in found.shards], minlength=1)
         outcome.most_shards = max(outcome.most_shards, int(counts.max()))
     return outcome
 

@@ -43,7 +43,7 @@ from benchmarks.compiled_annealing.plan_chain import (
 )
 from ziggurat.planning.cost_model import CostModel
 from ziggurat.planning.problem import Assignment
-from ziggurat.planning.search.annealing import Best, Budget, anneal_in_numpy, pieces_of
+from ziggurat.planning.search.annealing import Best, Budget, anneal_in_numpy, shards_of
 from ziggurat.planning.search.chains import Chains
 from ziggurat.planning.search.space import ColumnParts, SearchSpace
 
@@ -174,7 +174,7 @@ def anneal_networks(
     best.history = [(share * seconds, cost) for share, cost in found.history]
     if np.isfinite(found.cost_ms):
         chains.device[0], chains.level[0], chains.count[0] = found.slots.device, found.slots.level, found.slots.count
-        best.pieces = pieces_of(chains, 0)
+        best.shards = shards_of(chains, 0)
         if space.parts is ColumnParts.DISTINCT:
             best.assignments = chains.assignments(0)
     return best

@@ -90,17 +90,17 @@ def _run(values: np.ndarray, layers: list[tuple[np.ndarray, np.ndarray]]) -> np.
 def _check(problem: PlanningProblem, found, cost_model, *, parts: ColumnParts) -> None:
     """Every table once, in rules and memory, at the price that is said."""
     widths, places = [0] * len(problem.tables), []
-    for piece in found.pieces:
-        widths[piece.table] += problem.tables[piece.table].dim >> piece.level
-        places.append((piece.table, piece.device))
-        assert piece.device in problem.devices_of(piece.table)
+    for shard in found.shards:
+        widths[shard.table] += problem.tables[shard.table].dim >> shard.level
+        places.append((shard.table, shard.device))
+        assert shard.device in problem.devices_of(shard.table)
     assert widths == [table.dim for table in problem.tables]
     if parts is ColumnParts.DISTINCT:
         assert len(set(places)) == len(places)
         assert len(found.assignments) == len(problem.tables)
     space = SearchSpace(problem, cost_model, parts=parts)
-    kinds = np.array([space.column_kind[piece.table, piece.level] for piece in found.pieces])
-    states, held = space.sum_kinds(kinds, np.array([piece.device for piece in found.pieces]))
+    kinds = np.array([space.column_kind[shard.table, shard.level] for shard in found.shards])
+    states, held = space.sum_kinds(kinds, np.array([shard.device for shard in found.shards]))
     assert not space.overflow(held)
     assert device_costs(cost_model, states[None]).max() == pytest.approx(found.cost_ms, rel=1e-5)
 
@@ -167,7 +167,7 @@ def test_the_same_seed_and_number_of_evaluations_find_the_same_plan():
         _settings(max_evaluations=30_000),
     )
     first, second, other = (search(problem, RandomNetworks(group=4), seed=seed, config=config) for seed in (5, 5, 6))
-    assert first.pieces == second.pieces
+    assert first.shards == second.shards
     assert first.cost_ms == second.cost_ms
     assert [cost for _, cost in first.history] != [cost for _, cost in other.history]
 
@@ -216,7 +216,7 @@ def test_tiny_problems(parts):
         RandomNetworks(group=1),
         config=_settings(max_evaluations=100, parts=ColumnParts.DISTINCT),
     )
-    assert {piece.devices for piece in found.assignments} == {(0,)}
+    assert {shard.devices for shard in found.assignments} == {(0,)}
     tight = dataclasses.replace(random_problem(7, placements=CUTS), memory_bytes=(2000,))
     with pytest.raises(PlanError):
         search(tight, cost_model, config=_settings(max_evaluations=2000, parts=parts))

@@ -82,7 +82,7 @@ def test_together_is_the_price_where_no_device_has_two_parts():
     free = search(
         problem, cost_model, config=SearchConfig(anneal=compiled, max_evaluations=20_000, parts=ColumnParts.ANYWHERE)
     )
-    places = [(piece.table, piece.device) for piece in free.pieces]
+    places = [(shard.table, shard.device) for shard in free.shards]
     if len(set(places)) < len(places):
         assert together(problem, cost_model, free) != pytest.approx(free.cost_ms, rel=1e-6)
 

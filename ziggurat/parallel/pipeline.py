@@ -1,7 +1,7 @@
 """Pipeline: a training step in two halves, so that the exchange between hosts runs while something is computed.
 
 The last hop (all ranks for a flat model, peers for towers) is the slow one. Cut the batch in two parts and the graph at
-that hop; then, with A below the hop (lookup, tower hop, tower module) and B above it (interaction, loss, and back):
+that hop; then, with A below the hop (lookup, intra-group, tower module) and B above it (interaction, loss, and back):
 
     compute   A₁ ── A₂ ── B₁ ── B₂ ── A₁ back ── A₂ back ── update
     wire         hop₁ ─── hop₂ ─ hop₁ back ── hop₂ back
@@ -120,7 +120,7 @@ class Pipeline:
     # --------------------------------------------------------------------------------------------- the parts of a step
 
     def _below(self, batch: Batch) -> _Part:
-        """Lookup, tower hop, tower modules; sends the result over the last hop."""
+        """Lookup, intra-group all-to-all, tower modules; sends the result over the last hop."""
         if self._towers is None:
             token, transfer = self._embeddings.start(batch)
         else:

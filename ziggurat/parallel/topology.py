@@ -172,7 +172,7 @@ class Topology:
     def peer_order(self) -> tuple[int, ...]:
         """All ranks, first those with s = 0 in the order of their tower groups, then those with s = 1, …
 
-        Samples in this order leave the lookup ready for the tower hop: what goes to one tower-local rank lies
+        Samples in this order leave the lookup ready to travel inside the group: what goes to one tower-local rank lies
         together. It is step (c) of the tower transform, made on the ids instead of the embeddings, at no cost.
         """
         size = self.tower_size

@@ -2,16 +2,17 @@
 
 Luo et al., "Disaggregated Multi-Tower: Topology-aware Modeling Technique for Efficient Large-Scale Recommendation",
 arXiv 2403.00877 (MLSys 2024): SPTT, the semantic-preserving tower transform, and TM, the tower module between its hops.
+DMT calls (d) the tower hop and (f) the peer hop.
 G ranks, tower groups of S, T = G/S groups; rank r = t·S + s; B samples a rank, N numbers a feature:
 
     step                         group           tensor on rank (t, s)                           where
     (a) ids to owners            world, G        rows of its tables for all G·B samples          tables/ids.py
     (b) lookup and pooling       –               [S, T, B, F_r·N]     samples in peer order      ShardedTables.lookup
     (c) peer permute             –               nothing to do: made on the ids                  Topology.peer_order
-    (d) tower hop                tower, S        [S_dst, T·B, F_r·N] ─► S_src pieces             ShardedEmbeddings.hop
+    (d) intra-group all-to-all   tower, S        [S_dst, T·B, F_r·N] ─► S_src blocks             ShardedEmbeddings.hop
     (e) shuffle to tower order   –               [T, B, F_t·N]        all features of its towers  BlockExchange.blocks
     TM  tower module             –               [T, B, F_t·N] ─► [T, B, O_t]                    here
-    (f) peer hop                 peers, T        [T_dst, B, O_t] ─► [B, ΣO]                      here
+    (f) inter-group all-to-all   peers, T        [T_dst, B, O_t] ─► [B, ΣO]                      here
 
 Why nothing changes: (c) to (f) are one permutation of blocks in two moves, block (t, s) → (t', s') going to (t, s') in
 (d) and to (t', s') in (f). With identity modules and whole tables the result is the flat one bit for bit, and the
@@ -62,7 +63,7 @@ class OwnTowers(nn.Module):
 
 
 class TowerTransform(nn.Module):
-    """Tower modules and the peer hop: takes the place of a model's `TowerLayer`.
+    """Tower modules and the inter-group all-to-all: takes the place of a model's `TowerLayer`.
 
     Args:
         layer: the towers of the model on one device; None to change only the way (identity modules, and the fields

@@ -11,8 +11,8 @@ Memory of a device, in the order in which it is given away:
     buffers       looked-up columns for all samples, and received columns for its own, each with gradients
     tables        the rest: weights and optimizer state
 
-With towers, sizes S of tower groups that the towers allow are tried, those nearest to a host first, since the tower hop
-is to stay inside one. The plan whose simulated step is shortest wins.
+With towers, sizes S of tower groups that the towers allow are tried, those nearest to a host first, since the
+intra-group all-to-all is to stay inside one. The plan whose simulated step is shortest wins.
 """
 
 from __future__ import annotations

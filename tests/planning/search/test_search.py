@@ -137,8 +137,8 @@ def test_parts_anywhere_are_halves_of_halves():
     found = search(problem, RootCostModel(), config=config)
     assert found.assignments == ()
     columns = [0] * len(problem.tables)
-    for piece in found.pieces:
-        columns[piece.table] += problem.tables[piece.table].dim >> piece.level
+    for shard in found.shards:
+        columns[shard.table] += problem.tables[shard.table].dim >> shard.level
     assert columns == [table.dim for table in problem.tables]
 
 
@@ -154,13 +154,13 @@ def test_beam_is_no_worse_than_its_grid_and_keeps_the_rule():
     problem = random_problem(8, num_tables=8, placements=(Placement.TABLE_WISE, Placement.COLUMN_WISE))
     for parts in ColumnParts:
         space = SearchSpace(problem, RootCostModel(), parts=parts)
-        pieces = beam_search(space)
-        assert pieces is not None
-        states, held = space.sum_kinds(*kinds_of(space, pieces))
+        shards = beam_search(space)
+        assert shards is not None
+        states, held = space.sum_kinds(*kinds_of(space, shards))
         assert not space.overflow(held)
         assert device_costs(RootCostModel(), states[None]).max() <= grid(space)[1] + 1e-4
         if parts is ColumnParts.DISTINCT:
-            places = [(piece.table, piece.device) for piece in pieces]
+            places = [(shard.table, shard.device) for shard in shards]
             assert len(set(places)) == len(places)
 
 

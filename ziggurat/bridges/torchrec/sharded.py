@@ -4,14 +4,14 @@ G ranks, tower groups of S, T = G/S groups; rank r = t·S + s; B samples a rank;
 
     input_dist    (a) ids to the owners of the tables, samples in peer order        TorchRec, ahead in its pipelines
     compute       (b) lookup and pooling                    [S, T, B, columns]      TorchRec's fused kernels
-    output_dist   (d, e) tower hop, inside a tower group    [T·B, own towers]       BlockExchange
+    output_dist   (d, e) intra-group all-to-all             [T·B, own towers]       BlockExchange
                   tower modules                             [T·B, own outputs]      DDP inside the tower group
-                  (f) peer hop                              [B, Σ O_t]              BlockExchange, waited for when used
+                  (f) inter-group all-to-all                [B, Σ O_t]              BlockExchange, waited for when used
 
 Gradients are TorchRec's means: the dense network's are averaged over G ranks by its DDP, so all others have to be
-divided by G, too. The peer hop sums what T peers send and divides by T; DDP of the tower modules divides by S; the
-tower hop sums, and embeddings divide by S. (Where `set_gradient_division(False)` of TorchRec was called, embeddings
-get the plain sum, as they do there.)
+divided by G, too. The inter-group exchange sums what T peers send and divides by T; DDP of the tower modules divides
+by S; the intra-group one sums, and embeddings divide by S. (Where `set_gradient_division(False)` of TorchRec was
+called, embeddings get the plain sum, as they do there.)
 
 State dict: the names of `TowerEmbedding`. Tables as TorchRec shards them; of the tower modules those of this rank's
 group alone, the same on all its ranks.
@@ -120,7 +120,7 @@ class ShardedTowerEmbedding(ShardedEmbeddingModule, FusedOptimizerModule):
         return self._tables.compute(ctx, dist_input)
 
     def output_dist(self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]) -> LazyAwaitable[Tensor]:
-        """Steps (d) to (f); the peer hop is under way when this returns."""
+        """Steps (d) to (f); the inter-group all-to-all is under way when this returns."""
         sizes = ctx.sharding_contexts[0].batch_size_per_rank
         topology, num_groups = self._topology, self._topology.num_groups
         columns = [pooled for pooled in output if pooled.shape[1]]

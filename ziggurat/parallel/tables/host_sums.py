@@ -62,7 +62,7 @@ def sent_parts(share: RankShare, *, shards: dict[str, tuple[Shard, ...]], sums_i
     for each in share.fields:
         first, width = each.shard.first_column, each.shard.num_columns
         if sums_in_host and _is_summed(each):
-            first, width = _piece(each.shard, rank=share.rank, shards=shards)
+            first, width = _columns_of(each.shard, rank=share.rank, shards=shards)
         parts.append(SentPart(field=each.field.name, first_column=first, width=width, column=column))
         column += width
     return tuple(parts)
@@ -95,8 +95,8 @@ class HostSums:
         # For each of this rank's fields that are summed: who holds the table, in the order of its rows.
         self._summed = [index for index, each in enumerate(self._fields) if _is_summed(each)]
         self._holders = {i: [s.rank for s in shards[self._fields[i].shard.table]] for i in self._summed}
-        self._pieces = {
-            i: {rank: _piece(self._fields[i].shard, rank=rank, shards=shards) for rank in self._holders[i]}
+        self._columns = {
+            i: {rank: _columns_of(self._fields[i].shard, rank=rank, shards=shards) for rank in self._holders[i]}
             for i in self._summed
         }
         self._format = wire_format
@@ -113,7 +113,7 @@ class HostSums:
             {
                 (rank, i): mine[i][:, first : first + width]
                 for i in self._summed
-                for rank, (first, width) in self._pieces[i].items()
+                for rank, (first, width) in self._columns[i].items()
             },
             widths={(rank, i): self.columns[i] for i in self._summed for rank in self._holders[i]},
             like=pooled_RC,
@@ -131,7 +131,7 @@ class HostSums:
         mine = list(gradient_RS.split(self.columns, dim=1))
         received = self._exchange(
             {(rank, i): mine[i] for i in self._summed for rank in self._holders[i]},
-            widths={(rank, i): width for i in self._summed for rank, (_, width) in self._pieces[i].items()},
+            widths={(rank, i): width for i in self._summed for rank, (_, width) in self._columns[i].items()},
             like=gradient_RS,
             purpose="host sums backward",
         )
@@ -197,7 +197,7 @@ def _unit(columns: int) -> int:
     return math.gcd(columns, 4)
 
 
-def _piece(shard: Shard, *, rank: int, shards: dict[str, tuple[Shard, ...]]) -> tuple[int, int]:
+def _columns_of(shard: Shard, *, rank: int, shards: dict[str, tuple[Shard, ...]]) -> tuple[int, int]:
     """First column and number of columns that a rank adds up; the number may be 0."""
     holders = [each.rank for each in shards[shard.table]]
     unit = _unit(shard.table_columns)

@@ -6,7 +6,7 @@
 Ids are local to the part of the table that the receiver holds, and 32 bits wide wherever that is enough (half of what
 64-bit ids take). Ids of a table whose rows are spread over ranks are sorted into one list a rank (`buckets.py`). The
 receiver puts the samples of all ranks into *peer order* (`Topology.peer_order`), so that the lookup's output needs no
-further permutation before the tower hop.
+further permutation before the intra-group all-to-all.
 
 Tables of which every rank has a copy take ids of the rank itself, and with towers of its peers: a second message of the
 same form, behind the first, to these ranks alone.

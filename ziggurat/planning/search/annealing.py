@@ -29,7 +29,7 @@ from jaxtyping import Float, Float32, Int
 from ziggurat.planning.cost_model import EstimatingCostModel
 from ziggurat.planning.problem import Assignment
 from ziggurat.planning.search.chains import Candidates, Chains
-from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
+from ziggurat.planning.search.space import ColumnParts, SearchSpace, Shard
 from ziggurat.typed import checked
 
 _SMALL = 1e-6
@@ -88,14 +88,14 @@ class Best:
     Args:
         cost_ms: inf if nothing fits.
         assignments: None where parts may be anywhere.
-        pieces: the same as parts, for tables without option.
+        shards: the same as parts, for tables without option.
         overflow_bytes: least that did not fit, where nothing fits.
         history: (seconds, ms) of every improvement.
     """
 
     cost_ms: float = np.inf
     assignments: list[Assignment] | None = None
-    pieces: tuple[Piece, ...] = ()
+    shards: tuple[Shard, ...] = ()
     overflow_bytes: float = np.inf
     evaluations: int = 0
     history: list[tuple[float, float]] = field(default_factory=list)
@@ -271,7 +271,7 @@ class Annealer:
             self.chains.restore(0, self._saved)
             if self.space.parts is ColumnParts.DISTINCT:
                 best.assignments = self.chains.assignments(0)
-            best.pieces = pieces_of(self.chains, 0)
+            best.shards = shards_of(self.chains, 0)
         return best
 
     def _copy_the_best(self) -> None:
@@ -284,10 +284,10 @@ class Annealer:
                 array[target] = array[source]
 
 
-def pieces_of(chains: Chains, chain: int) -> tuple[Piece, ...]:
+def shards_of(chains: Chains, chain: int) -> tuple[Shard, ...]:
     """One plan as parts; options with fixed devices are left out."""
     used = np.flatnonzero(chains.device[chain] >= 0)
     return tuple(
-        Piece(table=int(chains.slot_table[slot]), level=int(level), device=int(device))
+        Shard(table=int(chains.slot_table[slot]), level=int(level), device=int(device))
         for slot, level, device in zip(used, chains.level[chain, used], chains.device[chain, used], strict=True)
     )

@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ziggurat.planning.search.greedy import grid
-from ziggurat.planning.search.space import Piece, SearchSpace
+from ziggurat.planning.search.space import SearchSpace, Shard
 
 _WIDTH = 3
 _CANDIDATES = 10
 _ROUNDS = 10
 
 
-def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False) -> list[Piece] | None:
+def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False) -> list[Shard] | None:
     """Search over halvings of columns.
 
     Args:
@@ -36,7 +36,7 @@ def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False
         The cheapest plan; None if nothing fits.
     """
     cuts = tuple((table, 0) for table in range(space.num_tables))
-    best, best_cost = grid(space, pieces=cuts)
+    best, best_cost = grid(space, shards=cuts)
     beam = [cuts]
     for _ in range(_ROUNDS):
         found: list[tuple[float, tuple[tuple[int, int], ...]]] = []
@@ -49,7 +49,7 @@ def beam_search(space: SearchSpace, *, until: Callable[[], bool] = lambda: False
                 if key in seen:
                     continue
                 seen.add(key)
-                plan, cost = grid(space, pieces=child)
+                plan, cost = grid(space, shards=child)
                 found.append((cost, child))
                 if plan is not None and cost < best_cost:
                     best, best_cost = plan, cost

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from ziggurat.plan import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import Assignment
-from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
+from ziggurat.planning.search.space import ColumnParts, SearchSpace, Shard
 
 GRID = tuple(1.0 + 0.05 * step for step in range(11))
 
@@ -69,30 +69,30 @@ class Filling:
         return self.space.cost_model.local(self.states + self.space.encodings[kind])[:, 0].astype(np.float64)
 
 
-def greedy(space: SearchSpace, rule: Rule, *, pieces: Sequence[tuple[int, int]] | None = None) -> list[Piece] | None:
+def greedy(space: SearchSpace, rule: Rule, *, shards: Sequence[tuple[int, int]] | None = None) -> list[Shard] | None:
     """Place by a rule.
 
     Args:
         space: the problem.
         rule: what to balance.
-        pieces: (table, level) of every part; None: whole tables.
+        shards: (table, level) of every part; None: whole tables.
 
     Returns:
         The parts with their devices; None if one fits nowhere.
     """
-    pieces = pieces or [(table, 0) for table in range(space.num_tables)]
-    weights = _weights(space, rule, pieces)
-    return _fill(space, rule, pieces, weights, most_columns=np.inf)
+    shards = shards or [(table, 0) for table in range(space.num_tables)]
+    weights = _weights(space, rule, shards)
+    return _fill(space, rule, shards, weights, most_columns=np.inf)
 
 
-def grid(space: SearchSpace, *, pieces: Sequence[tuple[int, int]] | None = None) -> tuple[list[Piece] | None, float]:
+def grid(space: SearchSpace, *, shards: Sequence[tuple[int, int]] | None = None) -> tuple[list[Shard] | None, float]:
     """The cheapest of `fused` greedy plans under limits on the columns of a device; None and inf if none fits."""
-    pieces = pieces or [(table, 0) for table in range(space.num_tables)]
-    weights = _weights(space, Rule.FUSED, pieces)
-    total = sum(space.problem.tables[table].dim / 2**level for table, level in pieces)
+    shards = shards or [(table, 0) for table in range(space.num_tables)]
+    weights = _weights(space, Rule.FUSED, shards)
+    total = sum(space.problem.tables[table].dim / 2**level for table, level in shards)
     plans = []
     for factor in GRID:
-        plan = _fill(space, Rule.FUSED, pieces, weights, most_columns=factor * total / space.num_devices)
+        plan = _fill(space, Rule.FUSED, shards, weights, most_columns=factor * total / space.num_devices)
         if plan is not None:
             plans.append(plan)
     if not plans:
@@ -102,19 +102,19 @@ def grid(space: SearchSpace, *, pieces: Sequence[tuple[int, int]] | None = None)
     return plans[int(costs.argmin())], float(costs.min())
 
 
-def kinds_of(space: SearchSpace, pieces: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray]:
+def kinds_of(space: SearchSpace, shards: Sequence[Shard]) -> tuple[np.ndarray, np.ndarray]:
     """Kinds and devices of parts."""
-    kinds = np.array([space.column_kind[piece.table, piece.level] for piece in pieces])
-    return kinds, np.array([piece.device for piece in pieces])
+    kinds = np.array([space.column_kind[shard.table, shard.level] for shard in shards])
+    return kinds, np.array([shard.device for shard in shards])
 
 
-def whole_tables(space: SearchSpace, pieces: Sequence[Piece]) -> list[Assignment]:
+def whole_tables(space: SearchSpace, shards: Sequence[Shard]) -> list[Assignment]:
     """Assignments of a plan without cuts."""
-    devices = {piece.table: piece.device for piece in pieces}
+    devices = {shard.table: shard.device for shard in shards}
     return [Assignment(placement=Placement.TABLE_WISE, devices=(devices[table],)) for table in range(space.num_tables)]
 
 
-def random_plan(space: SearchSpace, rng: np.random.Generator) -> list[Piece] | None:
+def random_plan(space: SearchSpace, rng: np.random.Generator) -> list[Shard] | None:
     """Every table on a random device that has room; None if one fits nowhere."""
     filling, plan = Filling(space), []
     for table in range(space.num_tables):
@@ -124,7 +124,7 @@ def random_plan(space: SearchSpace, rng: np.random.Generator) -> list[Piece] | N
             return None
         device = int(rng.choice(free))
         filling.add(kind, [device])
-        plan.append(Piece(table=table, level=0, device=device))
+        plan.append(Shard(table=table, level=0, device=device))
     return plan
 
 
@@ -166,34 +166,34 @@ def _cut_to_fit(filling: Filling, table: int) -> Assignment:
 
 
 def _fill(
-    space: SearchSpace, rule: Rule, pieces: Sequence[tuple[int, int]], weights: np.ndarray, *, most_columns: float
-) -> list[Piece] | None:
+    space: SearchSpace, rule: Rule, shards: Sequence[tuple[int, int]], weights: np.ndarray, *, most_columns: float
+) -> list[Shard] | None:
     filling, plan = Filling(space), []
     order = np.argsort(-weights, kind="stable").tolist()
     for index in order:
-        table, level = pieces[index]
+        table, level = shards[index]
         kind, columns = int(space.column_kind[table, level]), space.problem.tables[table].dim / 2**level
         fits = filling.fits(table, kind) & (filling.columns + columns <= most_columns)
         if space.parts is ColumnParts.DISTINCT:
-            fits[[piece.device for piece in plan if piece.table == table]] = False
+            fits[[shard.device for shard in plan if shard.table == table]] = False
         if not fits.any():
             return None
         load = filling.own_ms(kind) if rule is Rule.FUSED else filling.loads
         device = int(np.lexsort((filling.held, np.where(fits, load, np.inf)))[0])
         filling.add(kind, [device], columns=columns, load=float(weights[index]))
-        plan.append(Piece(table=table, level=level, device=device))
+        plan.append(Shard(table=table, level=level, device=device))
     return plan
 
 
-def _weights(space: SearchSpace, rule: Rule, pieces: Sequence[tuple[int, int]]) -> np.ndarray:
-    tables, kinds = space.problem.tables, [int(space.column_kind[table, level]) for table, level in pieces]
-    dims = np.array([tables[table].dim / 2**level for table, level in pieces])
+def _weights(space: SearchSpace, rule: Rule, shards: Sequence[tuple[int, int]]) -> np.ndarray:
+    tables, kinds = space.problem.tables, [int(space.column_kind[table, level]) for table, level in shards]
+    dims = np.array([tables[table].dim / 2**level for table, level in shards])
     if rule is Rule.SIZE:
         return space.bytes[kinds]
     if rule is Rule.DIM:
         return dims
     if rule in (Rule.LOOKUP, Rule.SIZE_LOOKUP):
-        reads = dims * np.array([tables[table].pooling_factor for table, _ in pieces])
-        rows = np.log10([max(10, tables[table].num_rows) for table, _ in pieces])
+        reads = dims * np.array([tables[table].pooling_factor for table, _ in shards])
+        rows = np.log10([max(10, tables[table].num_rows) for table, _ in shards])
         return reads * (rows if rule is Rule.SIZE_LOOKUP else 1.0)
     return space.cost_model.local(space.encodings[kinds])[:, 0].astype(np.float64)

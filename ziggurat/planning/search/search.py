@@ -27,7 +27,7 @@ from ziggurat.planning.search.annealing import Anneal, AnnealingConfig, Best, Bu
 from ziggurat.planning.search.beam import beam_search
 from ziggurat.planning.search.greedy import GRID, Rule, greedy, grid, kinds_of, random_plan, starting_plan, whole_tables
 from ziggurat.planning.search.infeasible import check_room, from_overflow, rule_without_plan
-from ziggurat.planning.search.space import ColumnParts, Piece, SearchSpace
+from ziggurat.planning.search.space import ColumnParts, SearchSpace, Shard
 from ziggurat.typed import checked
 
 
@@ -82,7 +82,7 @@ class SearchResult:
 
     Args:
         assignments: one a table, in the order of the problem; () where parts may be anywhere.
-        pieces: the same as single parts; () for tables with rows on several devices.
+        shards: the same as single parts; () for tables with rows on several devices.
         cost_ms: of the most expensive device.
         device_ms: of every device.
         device_bytes: tables and optimizer state of every device.
@@ -93,7 +93,7 @@ class SearchResult:
     """
 
     assignments: tuple[Assignment, ...]
-    pieces: tuple[Piece, ...]
+    shards: tuple[Shard, ...]
     cost_ms: float
     device_ms: tuple[float, ...]
     device_bytes: tuple[int, ...]
@@ -141,11 +141,11 @@ def search(
     if assignments is not None:
         device_ms, held = space.price(assignments)
     else:
-        states, held = space.sum_kinds(*kinds_of(space, best.pieces))
+        states, held = space.sum_kinds(*kinds_of(space, best.shards))
         device_ms = device_costs(cost_model, states[None])[0].astype(np.float64)
     return SearchResult(
         assignments=tuple(assignments or ()),
-        pieces=tuple(best.pieces),
+        shards=tuple(best.shards),
         cost_ms=float(device_ms.max()),
         device_ms=tuple(device_ms.tolist()),
         device_bytes=tuple(int(each) for each in held),
@@ -174,17 +174,17 @@ def _anneal(space: SearchSpace, config: SearchConfig, *, seed: int, budget: Budg
 
 def _other(space: SearchSpace, strategy: Strategy, *, seed: int, until: Callable[[], bool]) -> Best:
     if strategy is Strategy.RANDOM:
-        pieces = random_plan(space, np.random.default_rng(seed))
+        shards = random_plan(space, np.random.default_rng(seed))
     elif strategy is Strategy.GRID:
-        pieces, _ = grid(space)
+        shards, _ = grid(space)
     elif strategy is Strategy.BEAM:
-        pieces = beam_search(space, until=until)
+        shards = beam_search(space, until=until)
     else:
-        pieces = greedy(space, Rule(strategy.value))
-    if pieces is None:
+        shards = greedy(space, Rule(strategy.value))
+    if shards is None:
         return Best()
-    whole = all(piece.level == 0 for piece in pieces)
-    return Best(cost_ms=0.0, pieces=tuple(pieces), assignments=whole_tables(space, pieces) if whole else None)
+    whole = all(shard.level == 0 for shard in shards)
+    return Best(cost_ms=0.0, shards=tuple(shards), assignments=whole_tables(space, shards) if whole else None)
 
 
 def _nothing_fits(space: SearchSpace, strategy: Strategy) -> Exception:

@@ -32,7 +32,7 @@ class ColumnParts(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class Shard:
     """A shard with its place: what plans consist of where a table's parts may be anywhere.
 
     Args:

@@ -3,7 +3,7 @@
 Every rank does the same at the same time, so one rank's step is drawn, with the work of the busiest rank in each task:
 
     flat     lookup ► exchange ► dense network, there and back ► exchange ► update of tables
-    towers   lookup ► tower hop ► tower modules ► peer hop ► dense network ► peer hop ► modules ► tower hop ► update
+    towers   lookup ► intra ► tower modules ► inter ► dense network ► inter ► modules ► intra ► update
     both     ids of the next batch; gradients of the dense network, then its optimizer
 
 `Overlap` says which tasks may run ahead:
@@ -62,7 +62,7 @@ class StepSettings:
 
     Args:
         matmul: format of matrix products; one that the device does not have falls back to FP32.
-        in_tower_bytes: of a number in the tower hop, scales included.
+        in_tower_bytes: of a number in the intra-group all-to-all, scales included.
         between_bytes: of a number in the last hop.
         reduction_bytes: of a dense weight's gradient.
         overlap: what runs beside what.
@@ -212,7 +212,7 @@ class _Step:
     # ---------------------------------------------------------------------------------------------- the parts of a step
 
     def _below(self) -> int:
-        """Lookup and, with towers, tower hop and modules; returns the last hop."""
+        """Lookup and, with towers, intra-group all-to-all and modules; returns the last hop."""
         lookup_s = self.lookup_s
         if not self.work.towers:
             lookup = self._compute("lookup", lookup_s + self._pack_s())
