@@ -68,6 +68,27 @@ def test_clip_and_whole_table_l2_equal_torch() -> None:
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("optimizer", [DenseOptimizer.SGD, DenseOptimizer.ADAMW])
+def test_weight_decay_is_of_the_dense_network_alone(optimizer: DenseOptimizer) -> None:
+    """Of tables with dense gradients, too, rows that no sample has stay as they are; the network equals torch's."""
+    decay, batch = 0.1, one_batch()
+    model, plain = model_with(TableOptimizerKind.ADAM_DENSE), model_with(TableOptimizerKind.ADAM_DENSE)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    TrainStep(model, replace(SGD, optimizer=optimizer, learning_rate=0.01, weight_decay=decay))(batch)
+    loss_of(plain(batch), batch.labels, batch.weights, inputs=plain.inputs).backward()
+    tables = list(plain.embeddings.parameters())
+    dense = [each for each in plain.parameters() if all(each is not table for table in tables)]
+    torch_optimizer = torch.optim.SGD if optimizer is DenseOptimizer.SGD else torch.optim.AdamW
+    torch_optimizer(dense, lr=0.01, weight_decay=decay).step()
+    torch_optimizer(tables, lr=0.01, weight_decay=0.0).step()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-7, msg=name)
+    users = "embeddings.tables.user.weight"
+    unknown = 1  # a row that no sample has
+    assert torch.equal(model.state_dict()[users][unknown], before[users][unknown])
+    assert before[users][unknown].any()
+
+
 def test_whole_table_l2_needs_dense_gradients() -> None:
     with pytest.raises(ConfigError, match="adam_dense"):
         TrainStep(model_with(TableOptimizerKind.ROWWISE_ADAGRAD), replace(SGD, embedding_l2=0.1))

@@ -31,7 +31,7 @@ class EmbeddingConfig:
         init_std: standard deviation for `init = "normal"`.
         eps: ε of the rules that divide.
         weight_decay: λ, an L2 term on the rows that a step touches (not on the whole table). With `adam_dense` the
-            weights are ordinary parameters: give the penalty to the torch optimizer or the loss instead.
+            whole table is penalised instead, by the trainer's `embedding_l2`.
         beta1: β₁ of sparse Adam.
         beta2: β₂ of sparse Adam.
         initial_sum: initial value of row-wise Adagrad's accumulator; a positive one softens the first steps.
@@ -62,7 +62,7 @@ class EmbeddingConfig:
                 found=f"weight_decay = {self.weight_decay}",
                 where="EmbeddingConfig",
                 ways_out=(
-                    "give the penalty to the trainer: the tables are ordinary parameters there",
+                    "penalise whole tables at every step: --training.embedding-l2",
                     'use optimizer = "rowwise_adagrad", "sgd" or "sparse_adam" for a penalty on touched rows',
                 ),
             )

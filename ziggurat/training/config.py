@@ -124,7 +124,8 @@ class TrainingConfig:
         learning_rate: of the dense network (and of dense-gradient tables).
         table_learning_rate: of fused tables (row-wise Adagrad, SGD, sparse Adam).
         optimizer: of the dense network.
-        weight_decay: L2 on dense-network weights, in the gradient (decoupled for AdamW).
+        weight_decay: L2 on the weights of the dense network, in the gradient (decoupled for AdamW); never on tables,
+            whose penalties are `embedding_l2` and `model.embedding.weight-decay`.
         embedding_l2: λ of (λ/2)·‖W‖² over *whole* tables at every step; needs dense-gradient tables (BARS).
         clip_norm: clip the global norm of all gradients, tables included; 0: off.
         weight_average: β of the running average of weights that is evaluated and kept instead of them; 0: off. Needs

@@ -91,8 +91,9 @@ class TrainStep:
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())
-        self.dense_optimizer = _dense_optimizer(self._dense, config) if self._dense else None
         fused = not model.embeddings.has_dense_gradients
+        self._whole_tables = [] if fused else list(model.embeddings.parameters())
+        self.dense_optimizer = _dense_optimizer(self._dense, config, tables=self._whole_tables) if self._dense else None
         self.table_optimizer: TableOptimizer | ShardedTableOptimizer | None = None
         if parallel is not None:
             self.table_optimizer = parallel.table_optimizer(model)
@@ -100,7 +101,6 @@ class TrainStep:
             self.table_optimizer = TableOptimizer(model.embeddings)
         self._world = WorldSums(parallel, self.dense_named)
         self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=parallel.config.num_parts)
-        self._whole_tables = [] if fused else list(model.embeddings.parameters())
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(
                 expected="dense-gradient tables, because embedding_l2 acts on whole tables at every step",
@@ -316,14 +316,24 @@ def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:
         )
 
 
-def _dense_optimizer(parameters: list[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
-    """Torch's own optimizers, in their fused form: one kernel for all whole weights, one for all that are in parts."""
+def _dense_optimizer(
+    parameters: list[nn.Parameter], config: TrainingConfig, *, tables: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Torch's own optimizers, in their fused form: one kernel for all whole weights, one for all that are in parts.
+
+    `tables` are those of `parameters` that weight decay leaves alone: `embedding_l2` is their penalty.
+    """
     rate, decay = config.learning_rate, config.weight_decay
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
     # Torch's fused SGD and Adagrad do not know parts of weights; its one-kernel-a-step form (`foreach`) does.
     fused_parts = config.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
     groups: list[dict[str, Any]] = [{"params": whole}] if whole else []
+    if decay and tables:
+        ids = {id(table) for table in tables}
+        decayed, kept = ([each for each in whole if (id(each) in ids) is of_table] for of_table in (False, True))
+        both = ({"params": decayed}, {"params": kept, "weight_decay": 0.0})
+        groups = [group for group in both if group["params"]]
     if parts:
         groups.append({"params": parts, "fused": fused_parts, "foreach": not fused_parts})
     match config.optimizer:
