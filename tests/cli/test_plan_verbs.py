@@ -113,6 +113,22 @@ def test_simulation_prints_and_plots(capsys: pytest.CaptureFixture[str]) -> None
     assert Path("growth.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_ratio_of_searches_cut_short_is_called_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "table_dnn", "--schema", "my.toml", "--cluster", "h100x16"]
+    features = "".join(f'[[feature]]\nname = "f{index}"\nkind = "categorical"\n' for index in range(4))
+    Path("my.toml").write_text(features + '[[label]]\nname = "click"\n')
+    rows = [word for index in range(4) for word in ("--rows", f"f{index}=1000")]
+    for budget, state in (("1e-6", "cut short"), ("1", "settled")):
+        assert main([*arguments, *rows, "--budget-s", budget]) == 0
+        shown = capsys.readouterr().out
+        flat, towers = (line for line in shown.splitlines() if re.match(r" *16 ", line))
+        assert state in flat
+        assert re.search(rf"{state} +{'–' if budget == '1e-6' else '[0-9.]+'}$", towers)
+        assert ("--budget-s 4e-06" in shown) is (budget == "1e-6")
+    assert main(["plan", *arguments[1:], *rows, "--budget-s", "1e-6"]) == 0
+    assert "cut short" in capsys.readouterr().out
+
+
 def test_a_simulation_goes_on_where_a_size_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "mlperf_dlrm", "--cluster", "v100x2", "v100x16", *QUICK]) == 0
     shown = capsys.readouterr().out

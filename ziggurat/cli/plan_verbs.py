@@ -83,6 +83,11 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     _print_rows(report.table())
     for line in (*report.lines(), *_flat_lines(found), *(f"note      {note}" for note in found.notes)):
         print_line(line)
+    if not found.planned.settled:
+        print_line(
+            "search    cut short: tables still gained by moving when its time was over; give it more: --budget-s "
+            f"{4 * options.budget_s:g}"
+        )
     if options.compare:
         from ziggurat.planning.plan_comparison import compare_plans
 
@@ -110,7 +115,7 @@ def simulate(options: argparse.Namespace, rest: list[str]) -> int:
     """Steps as the cluster grows, as a table and a plot."""
     from ziggurat.runs.planning.cluster_range import clusters_named
     from ziggurat.runs.planning.plan_run import simulate_run
-    from ziggurat.runs.planning.simulation_report import plot_simulation, simulation_table
+    from ziggurat.runs.planning.simulation_report import CUT_SHORT, plot_simulation, simulation_table
 
     config = _config(options, rest, needs_towers=False)
     steps = list(simulate_run(config, clusters_named(options.cluster), request=_request(options)))
@@ -122,6 +127,12 @@ def simulate(options: argparse.Namespace, rest: list[str]) -> int:
         f"note: each step is of the best plan that a search of {options.budget_s:g} s found, not of a proven optimum; "
         "gains of a few percent may be the search's. A longer --budget-s, or another --seed, tells."
     )
+    if any(not step.settled for step in steps):
+        print_line(
+            f"note: where the search was {CUT_SHORT}, its time was over while tables still gained by moving; its step "
+            "may be shorter, so no ratio with it is called a gain. Give it more time: --budget-s "
+            f"{4 * options.budget_s:g}"
+        )
     if options.plot:
         plot_simulation(steps, Path(options.plot), title=options.run)
         print_line(f"plot {options.plot}")

@@ -146,6 +146,7 @@ class PlannedModel:
         simulator: of the whole step.
         memory: what tables could not have.
         sizes_tried: sizes of tower groups that were compared; () for a flat model.
+        settled: whether the search ended by itself, with no table that gains by moving alone, for every size.
     """
 
     plan: Plan
@@ -157,6 +158,7 @@ class PlannedModel:
     simulator: StepSimulator
     memory: MemoryLedger
     sizes_tried: tuple[SizeTried, ...] = ()
+    settled: bool = True
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -211,7 +213,9 @@ def plan_model(
     if not found:
         raise refusals[0]
     best = min(found, key=lambda planned: planned.timeline.step_s)
-    return best if model.towers is None else replace(best, sizes_tried=tuple(tried))
+    if model.towers is None:
+        return best
+    return replace(best, sizes_tried=tuple(tried), settled=all(each.settled for each in found))
 
 
 def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> list[int]:
@@ -313,14 +317,15 @@ def _plan_for(
     problem, memory = planning_problem(model, cluster, tower_size=size, placements=settings.placements)
     simulator = StepSimulator(cluster, model.work, settings=settings.step)
     cost_model = cost_model or AnalyticCostModel(simulator.costs(group_size=size))
-    assignments = best_plan(problem, cost_model, budget_s=settings.budget_s, seed=settings.seed)
+    answer = best_plan(problem, cost_model, budget_s=settings.budget_s, seed=settings.seed)
     return PlannedModel(
-        plan=problem.to_plan(assignments, towers=model.towers, tower_size=size),
+        plan=problem.to_plan(answer.assignments, towers=model.towers, tower_size=size),
         model=model,
         cluster=cluster,
         problem=problem,
-        assignments=assignments,
+        assignments=answer.assignments,
         cost_model=cost_model,
         simulator=simulator,
         memory=memory,
+        settled=answer.settled,
     )

@@ -73,7 +73,7 @@ def test_the_norm_is_near_the_busiest_rank_and_sees_the_others() -> None:
 
 def test_few_tables_on_many_ranks_are_cut() -> None:
     tables, cost_model = problem(3, hosts=8)
-    plan = best_plan(tables, cost_model, budget_s=0.3)
+    plan = best_plan(tables, cost_model, budget_s=0.3).assignments
     costs = device_costs(cost_model, states_of(tables, plan, cost_model=cost_model)[None])[0]
     whole = Places(tables, cost_model)
     for table in range(3):
@@ -85,7 +85,7 @@ def test_memory_is_kept() -> None:
     tables, cost_model = problem(
         6, memory=21_000 * (16 * 4 + 4) // 4 + 30_000
     )  # a quarter of all tables, and little more
-    plan = best_plan(tables, cost_model, budget_s=0.3)
+    plan = best_plan(tables, cost_model, budget_s=0.3).assignments
     assert max(bytes_of_ranks(tables, plan)) <= tables.room_bytes[0]
 
 
@@ -93,3 +93,18 @@ def test_what_fits_nowhere_is_refused() -> None:
     tables, cost_model = problem(6, memory=1000)
     with pytest.raises(PlanError):
         best_plan(tables, cost_model, budget_s=0.2)
+
+
+def test_settled_means_that_no_table_gains_by_moving() -> None:
+    tables, cost_model = problem(5)
+    found = best_plan(tables, cost_model, budget_s=0.3)
+    assert found.settled
+    places = Places(tables, cost_model)
+    for table, assignment in enumerate(found.assignments):
+        places.put(table, assignment)
+    best = float(norm(places.costs()[None])[0])
+    for table in range(5):
+        own = places.take(table)
+        assert float(norm(places.costs_with(table, places.options(table))).min()) >= best * (1 - 1e-5)
+        places.put(table, own)
+    assert not best_plan(tables, cost_model, budget_s=1e-6).settled

@@ -10,6 +10,9 @@ ranks; every way that fixes its ranks (rows over all, rows over a host, a copy e
 
 which is close to the busiest rank, and yet sees that one of several equally busy ranks became less busy.
 
+A plan in which no table gains by moving alone is *settled*; one whose time ran out before may have been better with
+more of it, and whoever reads its step is told so.
+
 It complements the annealing of `search.py`, which has no such global steps: with few tables on many devices ("26 tables
 on 128") whole tables cannot be balanced, and the way to a plan in which most tables are cut is long. `best_plan` takes
 the better of both. Cost: tables × places × ranks prices a pass.
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -32,6 +36,19 @@ _LEAST = 4  # ranks that are tried as a new home of a whole table
 _POWER = 16
 _GREEDY_SHARE, _SEARCH_SHARE = 0.3, 0.75  # of the budget, until then; the rest improves what both found
 _MIN_GAIN = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundPlan:
+    """What a search found.
+
+    Args:
+        assignments: one a table, in the order of the problem.
+        settled: whether no table gains by moving alone; False where time ran out before that was known.
+    """
+
+    assignments: tuple[Assignment, ...]
+    settled: bool
 
 
 class Places:
@@ -124,26 +141,25 @@ def greedy_places(problem: PlanningProblem, cost_model: CostModel, *, until: Cal
     return places
 
 
-def improve(places: Places, *, until: Callable[[], bool]) -> None:
-    """Move tables, one at a time, until none gains or time is over."""
+def improve(places: Places, *, until: Callable[[], bool]) -> bool:
+    """Move tables, one at a time, until none gains (True) or time is over (False)."""
     best = float(norm(places.costs()[None])[0])
     moved = True
     while moved:
         moved = False
         for table in range(len(places.problem.tables)):
             if until():
-                return
+                return False
             own = places.take(table)
             options = places.options(table)
             prices = norm(places.costs_with(table, options)) if options else np.array([])
             if len(prices) and prices.min() < best * (1 - _MIN_GAIN):
                 own, best, moved = options[int(prices.argmin())], float(prices.min()), True
             places.put(table, own)
+    return True
 
 
-def best_plan(
-    problem: PlanningProblem, cost_model: CostModel, *, budget_s: float, seed: int = 0
-) -> tuple[Assignment, ...]:
+def best_plan(problem: PlanningProblem, cost_model: CostModel, *, budget_s: float, seed: int = 0) -> FoundPlan:
     """The better of annealing and greedy places, both improved.
 
     Args:
@@ -169,9 +185,12 @@ def best_plan(
     for table, assignment in enumerate(answer.assignments):
         annealed.put(table, assignment)
     found = [annealed] if greedy is None else [annealed, greedy]
-    for number, places in enumerate(found):
+    settled = [
         improve(places, until=after(0.5 * (1 + _SEARCH_SHARE) if number == 0 else 1.0))
-    return min(found, key=lambda places: float(places.costs().max())).in_order()
+        for number, places in enumerate(found)
+    ]
+    best = min(range(len(found)), key=lambda number: float(found[number].costs().max()))
+    return FoundPlan(assignments=found[best].in_order(), settled=settled[best])
 
 
 def _whole(problem: PlanningProblem, table: int, device: int | None = None) -> Assignment:

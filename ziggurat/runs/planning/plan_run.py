@@ -146,6 +146,7 @@ class SimulatedStep:
         timeline: the step; None if it does not fit.
         note: why not, or what the towers are.
         samples_per_s: of all ranks.
+        settled: whether the search of the plan ended by itself, and not because its time was over.
     """
 
     cluster: Cluster
@@ -153,6 +154,7 @@ class SimulatedStep:
     timeline: Timeline | None
     note: str = ""
     samples_per_s: float = 0.0
+    settled: bool = True
 
 
 def simulate_run(
@@ -277,4 +279,5 @@ def _simulated(
         timeline=planned.timeline,
         note=note,
         samples_per_s=planned.timeline.samples_per_s(config.training.loader.batch_size),
+        settled=planned.settled,
     )

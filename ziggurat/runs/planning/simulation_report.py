@@ -24,6 +24,7 @@ _KIND_OF_PART = {
     "wait: ids": "ids",
 }
 PARTS = ("tables", "towers", "dense", "intra-group", "exchange", "reduction", "ids", "rest")
+SETTLED, CUT_SHORT = "settled", "cut short"
 _COLOURS = ("#5b8c5a", "#a3c585", "#1f6f8b", "#f2c14e", "#d1495b", "#8d6a9f", "#5f6c7b", "#c8c8c8")
 
 
@@ -38,21 +39,26 @@ def step_parts(timeline: Timeline) -> dict[str, float]:
 def simulation_table(steps: Sequence[SimulatedStep]) -> list[tuple[str, ...]]:
     """Heading and one line a step that fits: milliseconds by kind, million samples a second, gain over the flat model.
 
-    Kinds of time that no step spends are left out.
+    Kinds of time that no step spends are left out. A ratio in which one of the two searches was cut short is called no
+    gain: it may be the search's.
     """
     fitting = [step for step in steps if step.timeline is not None]
     parts = [step_parts(step.timeline) for step in fitting if step.timeline is not None]
     names = [name for name in PARTS if any(each[name] >= 0.005 for each in parts)]
-    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M/s", "gain")]
-    flat_ms: dict[int, float] = {}
+    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M/s", "search", "gain")]
+    flat: dict[int, tuple[float, bool]] = {}
     for step, each in zip(fitting, parts, strict=True):
         step_ms, size = sum(each.values()), step.cluster.world_size
         if step.kind == "flat":
-            flat_ms[size] = step_ms
-        gain = f"{flat_ms[size] / step_ms:.2f}" if step.kind == "towers" and size in flat_ms else ""
+            flat[size] = step_ms, step.settled
+        gain = ""
+        if step.kind == "towers" and size in flat:
+            flat_ms, is_flat_settled = flat[size]
+            gain = f"{flat_ms / step_ms:.2f}" if step.settled and is_flat_settled else "–"
         model = step.note or step.kind
         cells = (f"{each[name]:.2f}" for name in names)
-        rows.append((f"{size}", model, f"{step_ms:.2f}", *cells, f"{step.samples_per_s / 1e6:,.1f}", gain))
+        rate = f"{step.samples_per_s / 1e6:,.1f}"
+        rows.append((f"{size}", model, f"{step_ms:.2f}", *cells, rate, SETTLED if step.settled else CUT_SHORT, gain))
     return rows
 
 
