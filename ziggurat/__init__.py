@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from ziggurat.recipes.run_config import DatasetConfig as DatasetConfig
     from ziggurat.recipes.run_config import RunConfig as RunConfig
     from ziggurat.runs.execute import train_run as train_run
+    from ziggurat.runs.importance import ImportanceConfig as ImportanceConfig
     from ziggurat.runs.load import Run as Run
     from ziggurat.runs.load import load_run as load_run
     from ziggurat.training.config import TrainingConfig as TrainingConfig
@@ -155,6 +156,7 @@ _HOMES = {
         "table_run",
     ),
     "ziggurat.runs.execute": ("train_run",),
+    "ziggurat.runs.importance": ("ImportanceConfig",),
     "ziggurat.runs.load": ("Run", "load_run"),
     "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),
     "ziggurat.training.config": ("TrainingConfig",),

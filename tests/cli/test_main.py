@@ -15,7 +15,7 @@ import pytest
 
 from ziggurat.cli.main import _split_settings, build_parser, main
 from ziggurat.cli.settings import SHORT, arguments_of, described
-from ziggurat.cli.verbs import _any_schema
+from ziggurat.cli.verbs import any_schema
 from ziggurat.config import override, to_json
 from ziggurat.recipes.catalogue import recipe_named
 
@@ -24,13 +24,17 @@ FROZEN = {
     "demo": {"--out", "--no-ranks"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
-        "--model",
+        *("--model", "--baseline"),
         *("--plan", "--tower-size", "--dense", "--wire"),
         *(f"--{name}" for name in SHORT),
     },
     "evaluate": {"--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", *SLICES},
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "embeddings": {"--step", "--out", "--model"},
+    "importance": {
+        *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
+        *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),
+    },
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {
@@ -43,6 +47,8 @@ FROZEN = {
         "--samples",
         "--out",
         "--model",
+        *("--settings", "--schema", "--run"),
+        *(f"--{name}" for name in SHORT if name != "seed"),
     },
     "compare": {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
@@ -65,7 +71,7 @@ FROZEN = {
     "cluster show": {"--out"},
     "cluster probe": {"--minutes", "--out", "--samples"},
     "recipes": set(),
-    "report": set(),
+    "report": {"--baseline", "--model"},
     "verify": {"--model"},
     "doctor": set(),
     "bench": {"--json", "--quick"},
@@ -193,7 +199,7 @@ def test_every_setting_says_what_it_means() -> None:
     from ziggurat.recipes.catalogue import RECIPES
 
     for recipe in RECIPES:
-        for setting in described(recipe_named(recipe.__name__, schema=_any_schema())):
+        for setting in described(recipe_named(recipe.__name__, schema=any_schema())):
             assert len(setting.about) > 3, setting
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ziggurat.cli.main import main
 from ziggurat.plan import Plan, Towers
 from ziggurat.planning.cluster.catalogue import load_cluster
+from ziggurat.runs.plan_run import SimulatedStep
+from ziggurat.runs.simulation_report import simulation_table
 
 QUICK = ("--budget-s", "0.1")
 
@@ -114,19 +120,43 @@ def test_simulation_prints_and_plots(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_ratio_of_searches_cut_short_is_called_no_gain(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "table_dnn", "--schema", "my.toml", "--cluster", "h100x16"]
     features = "".join(f'[[feature]]\nname = "f{index}"\nkind = "categorical"\n' for index in range(4))
     Path("my.toml").write_text(features + '[[label]]\nname = "click"\n')
     rows = [word for index in range(4) for word in ("--rows", f"f{index}=1000")]
-    for budget, state in (("1e-6", "cut short"), ("1", "settled")):
-        assert main([*arguments, *rows, "--budget-s", budget]) == 0
-        shown = capsys.readouterr().out
-        flat, towers = (line for line in shown.splitlines() if re.match(r" *16 ", line))
-        assert state in flat
-        assert re.search(rf"{state} +{'–' if budget == '1e-6' else '[0-9.]+'}$", towers)
-        assert ("--budget-s 4e-06" in shown) is (budget == "1e-6")
-    assert main(["plan", *arguments[1:], *rows, "--budget-s", "1e-6"]) == 0
+    arguments = ["table_dnn", "--schema", "my.toml", "--cluster", "h100x16", *rows, "--budget-s"]
+    assert main(["simulate", *arguments, "1e-6"]) == 0
+    shown = capsys.readouterr().out
+    flat, towers = (line for line in shown.splitlines() if re.match(r" *16 ", line))
+    assert flat.endswith("cut short")
+    assert re.search(r"cut short +–$", towers)
+    assert "--budget-s 4e-06" in shown
+    assert main(["plan", *arguments, "1e-6"]) == 0
     assert "cut short" in capsys.readouterr().out
+    assert main(["simulate", *arguments, "0.3"]) == 0
+    shown = capsys.readouterr().out
+    assert "cut short:" not in shown
+    assert re.search(r"^ *16 +flat .* \d\.\d\d$", shown, re.M)
+
+
+def test_a_gain_is_called_one_only_beyond_what_searches_differ_by() -> None:
+    cluster: Any = SimpleNamespace(world_size=16)
+
+    def steps(flat_ms: float, towers_ms: float, **changes: Any) -> list[SimulatedStep]:
+        made = []
+        for kind, ms in (("flat", flat_ms), ("towers", towers_ms)):
+            timeline: Any = SimpleNamespace(parts_ms=lambda ms=ms: {"lookup": ms})
+            step = SimulatedStep(cluster=cluster, kind=kind, timeline=timeline, apart_ms=0.2)
+            made.append(dataclasses.replace(step, **(changes if kind == "towers" else {})))
+        return made
+
+    def gain(made: list[SimulatedStep]) -> str:
+        return simulation_table(made)[2][-1]
+
+    assert gain(steps(8.0, 7.0)) == "1.14"
+    assert gain(steps(7.0, 8.0)) == "0.88"
+    assert gain(steps(7.3, 7.0)) == "–"  # 0.3 ms, and the searches differ by 0.2 each
+    assert gain(steps(8.0, 7.0, settled=False)) == "–"
+    assert gain(steps(8.0, 7.0, apart_ms=math.inf)) == "–"
 
 
 def test_a_simulation_goes_on_where_a_size_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

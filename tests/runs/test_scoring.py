@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 
 import ziggurat
 from tests.end_to_end.test_main_job import SMALL, events
@@ -20,10 +21,11 @@ from ziggurat.data.raw.source import FileFormat
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.data_record import DataRecord, known_files
+from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.scoring import FileReading
 from ziggurat.studies.compare_finished import compare_finished
-from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.records.run_folder import STARTUP, RunFolder
 
 SCHEMA = ziggurat.Schema(
     features=(
@@ -262,6 +264,16 @@ def test_runs_configs_and_results_show_themselves_in_short(trained: Path) -> Non
     assert f"<td>{test['auc']:.5f}</td>" in run._repr_html_()
     assert repr(run.config).startswith("RunConfig(dlrm on events.parquet, 3 features, epochs=1, batch_size=256")
     assert repr(run.preprocessing.batch(frame)).startswith("Batch(50 samples on cpu: dense (50, 1), single (2, 50)")
+    inspection = ziggurat.inspect_file("events.parquet")
+    assert repr(inspection).startswith("Inspection(3,000 rows, 6 columns, ")
+    assert "    user_id: categorical" in repr(inspection)
+    assert "<td>user_id</td>" in inspection._repr_html_()
+    prepared = prepare_run(run.config)
+    assert repr(prepared).startswith(f"PreparedData({str(prepared.folder)!r}\n    rows: train ")
+    result = train_run(run.config, folder="runs/a", resume=True)
+    assert repr(result).startswith("RunResult('runs/a', all epochs done (1), ")
+    assert f"test: auc {test['auc']:.5f}" in repr(result)
+    assert f"<td>{test['auc']:.5f}</td>" in result._repr_html_()
     evaluation = run.evaluate(frame)
     assert repr(evaluation).startswith(f"Evaluation(50 rows: auc {evaluation.metrics['auc']:.5f}")
     assert f"<td>auc</td><td>{evaluation.metrics['auc']:.5f}</td>" in evaluation._repr_html_()
@@ -284,8 +296,30 @@ def test_runs_that_are_compared_say_what_they_were_computed_with(trained: Path) 
     assert f"the kernels of the embeddings differ ({mine}, {theirs})" in said
     assert "training.threads differs (1, 2)" in said
     assert f"training.precision differs ({one}, {other})" in said
+    startup = RunFolder(Path("runs/other")).startup
+    report = STARTUP.read(startup)
+    report["Machine"] |= {"torch": "1.0", "ziggurat": "0.0.1"}
+    STARTUP.write(startup, report)
+    record = DataRecord.load(RunFolder(Path("runs/other")).data)
+    assert record is not None
+    splits = {each.name: each for each in record.splits}
+    changed = dataclasses.replace(splits["train"], digest="0123456789abcdef")
+    dataclasses.replace(record, splits=(changed, splits["valid"], splits["test"])).save(
+        RunFolder(Path("runs/other")).data
+    )
+    said = "\n".join(compare_finished([Path("runs/a"), Path("runs/other")]).notes)
+    assert f"torch differs ({torch.__version__}; 1.0)" in said
+    assert f"ziggurat differs ({ziggurat.__version__}; 0.0.1)" in said
+    assert "data train content differs" in said
+    assert "0123456789ab" in said
+    moved = dataclasses.replace(splits["test"], digest="0123456789abcdef")
+    dataclasses.replace(record, splits=(splits["train"], splits["valid"], moved)).save(
+        RunFolder(Path("runs/other")).data
+    )
+    with pytest.raises(ConfigError, match="other test rows"):
+        compare_finished([Path("runs/a"), Path("runs/other")])
     shutil.copytree("runs/a", "runs/same")
-    assert "differ (" not in "\n".join(compare_finished([Path("runs/a"), Path("runs/same")]).notes)
+    assert "differ" not in "\n".join(compare_finished([Path("runs/a"), Path("runs/same")]).notes)
 
 
 def test_files_are_read_as_those_of_the_run_or_as_the_command_line_says(

@@ -16,6 +16,7 @@ from ziggurat.cli.compare_verbs import (
     add_compare_arguments,
     add_scale_arguments,
 )
+from ziggurat.cli.importance_verb import IMPORTANCE_EPILOG, IMPORTANCE_SUMMARY, add_importance_arguments
 from ziggurat.cli.own_models import add_model_argument
 from ziggurat.cli.parser import VerbParser
 from ziggurat.cli.plan_verbs import (
@@ -38,6 +39,7 @@ from ziggurat.cli.scoring_verbs import (
     add_predict_arguments,
 )
 from ziggurat.cli.settings import add_short_forms
+from ziggurat.cli.tower_verbs import add_towers_arguments
 from ziggurat.errors import ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
@@ -131,15 +133,19 @@ def build_parser() -> VerbParser:
         "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
     )
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
+    train.add_argument(
+        "--baseline", action="store_true", help="afterwards also logistic regression on the same rows, for the report"
+    )
     train.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     add_short_forms(train)
 
     add_evaluate_arguments(verb("evaluate", EVALUATE_SUMMARY, EVALUATE_EPILOG))
     add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
     add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
+    add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets", DATA_EPILOG))
-    _towers_verb(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
+    add_towers_arguments(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
 
     add_plan_arguments(verb("plan", PLAN_SUMMARY, PLAN_EPILOG))
     add_simulate_arguments(verb("simulate", SIMULATE_SUMMARY, SIMULATE_EPILOG))
@@ -158,6 +164,12 @@ def build_parser() -> VerbParser:
         "It reads what the run has logged.\nexample:\n  ziggurat report runs/first",
     )
     report.add_argument("run", help="folder of a run")
+    report.add_argument(
+        "--baseline",
+        action="store_true",
+        help="first train logistic regression on the run's rows, unless it was",
+    )
+    add_model_argument(report)
     verify = verb(
         "verify",
         "check every checkpoint of a run, and that each row was trained exactly once per epoch",
@@ -197,51 +209,7 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 
-def _towers_verb(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
-    summary = "group features by what a trained flat model learned about them, and write towers.json"
-    partition = actions.add_parser(
-        "partition",
-        help=summary,
-        description=summary,
-        epilog="Reads a sample of the run's training data with its best weights (seconds). Features that share a\n"
-        "table stay together. Writes FILE, which `ziggurat train RECIPE --towers FILE` takes and which can be\n"
-        "edited by hand, and beside it a picture (FILE with .svg): features in the plane, and the interactions.\n"
-        "examples:\n"
-        "  ziggurat towers partition runs/first --towers 4\n"
-        "  ziggurat towers partition runs/first --towers 4 --balance bytes --memory-limit-bytes 40000000000",
-    )
-    partition.add_argument("run", help="folder of a trained run, flat, best a DLRM")
-    partition.add_argument("--towers", metavar="T", type=int, required=True, help="number of towers")
-    partition.add_argument(
-        "--strategy",
-        choices=("coherent", "diverse", "naive", "sequential"),
-        default="coherent",
-        help="what a tower holds: features that interact strongly, little, dealt out in turn, or blocks of neighbours "
-        "(default: %(default)s)",
-    )
-    partition.add_argument(
-        "--balance",
-        choices=("count", "bytes", "lookups"),
-        default="count",
-        help="what towers hold the same amount of: features, bytes of tables with optimizer state, or numbers read a "
-        "sample (default: %(default)s)",
-    )
-    partition.add_argument(
-        "--tolerance", metavar="X", type=float, default=0.1, help="share by which they may differ (default: 0.1)"
-    )
-    partition.add_argument(
-        "--memory-limit-bytes", metavar="N", type=int, default=0, help="most that the tables of a tower may take"
-    )
-    partition.add_argument("--seed", type=int, default=0, help="of the search and the sample (default: 0)")
-    partition.add_argument(
-        "--samples", metavar="N", type=int, default=65_536, help="training rows to read (default: %(default)s)"
-    )
-    partition.add_argument("--out", metavar="FILE", default="towers.json", help="default: %(default)s")
-    add_model_argument(partition)
-
-
-_WITH_SETTINGS = ("train", "bench", "plan", "simulate", "compare", "scale", "evaluate", "predict")
+_WITH_SETTINGS = ("train", "bench", "plan", "simulate", "compare", "scale", "evaluate", "predict", "towers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -291,7 +259,15 @@ def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
-    from ziggurat.cli import cluster_verbs, compare_verbs, plan_verbs, scoring_verbs, verbs
+    from ziggurat.cli import (
+        cluster_verbs,
+        compare_verbs,
+        importance_verb,
+        plan_verbs,
+        scoring_verbs,
+        tower_verbs,
+        verbs,
+    )
 
     return {
         "demo": verbs.demo,
@@ -299,8 +275,9 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "evaluate": scoring_verbs.evaluate,
         "predict": scoring_verbs.predict,
         "embeddings": scoring_verbs.embeddings,
+        "importance": importance_verb.importance,
         "data": verbs.data,
-        "towers": verbs.towers,
+        "towers": tower_verbs.towers,
         "plan": plan_verbs.plan,
         "simulate": plan_verbs.simulate,
         "cluster": cluster_verbs.cluster,

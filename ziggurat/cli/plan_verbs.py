@@ -124,14 +124,14 @@ def simulate(options: argparse.Namespace, rest: list[str]) -> int:
         if step.timeline is None:
             print_line(f"{step.cluster.world_size} devices, {step.kind}: does not fit: {step.note}")
     print_line(
-        f"note: each step is of the best plan that a search of {options.budget_s:g} s found, not of a proven optimum; "
-        "gains of a few percent may be the search's. A longer --budget-s, or another --seed, tells."
+        f"note: each step is of the best plan that searches of {options.budget_s:g} s found, not of a proven optimum; "
+        "apart: by how many ms two of them differ. Steps that differ by less than their searches do, or whose search "
+        f"was {CUT_SHORT}, are called no gain. A longer --budget-s, or another --seed, tells."
     )
     if any(not step.settled for step in steps):
         print_line(
-            f"note: where the search was {CUT_SHORT}, its time was over while tables still gained by moving; its step "
-            "may be shorter, so no ratio with it is called a gain. Give it more time: --budget-s "
-            f"{4 * options.budget_s:g}"
+            f"note: {CUT_SHORT}: the time was over while tables still gained by moving; the step may be shorter. "
+            f"Give it more: --budget-s {4 * options.budget_s:g}"
         )
     if options.plot:
         plot_simulation(steps, Path(options.plot), title=options.run)

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
 
@@ -36,6 +37,7 @@ SHORT: dict[str, tuple[tuple[str, ...], str]] = {
 }
 FLAGS = {"parallel.dense": "--dense", "parallel.wire.between-towers": "--wire", "parallel.tower-size": "--tower-size"}
 RENAMED = {"parallel.ranks-a-host": "parallel.ranks-per-host"}
+_LISTED = "ziggurat train RECIPE --settings"
 _HIDDEN = "table-schema"  # the schema's own file describes it
 
 
@@ -110,19 +112,29 @@ def _present_name(path: str) -> str:
     return new or path
 
 
-def apply_settings(config: Any, changes: Mapping[str, str]) -> Any:
+def apply_settings(config: Any, changes: Mapping[str, str], *, listed: str = _LISTED) -> Any:
     """`override`, with the nearest of all full names where a name is unknown.
+
+    Args:
+        config: any.
+        changes: dotted path to text.
+        listed: the command that lists them.
 
     Raises:
         ConfigError: an unknown name, or a value that the setting cannot have.
     """
-    refuse_unknown(changes, known=[path for path, _, _ in settings(config)])
+    refuse_unknown(changes, known=[path for path, _, _ in settings(config)], listed=listed)
     short = {path: f"--{name}" for name, (paths, _) in SHORT.items() for path in paths}
     return override(config, changes, also=short | FLAGS)
 
 
-def refuse_unknown(changes: Iterable[str], *, known: Sequence[str]) -> None:
+def refuse_unknown(changes: Iterable[str], *, known: Sequence[str], listed: str = _LISTED) -> None:
     """Names that are no setting, each with the nearest that are.
+
+    Args:
+        changes: dotted paths.
+        known: those that exist.
+        listed: the command that lists them.
 
     Raises:
         ConfigError: there is one.
@@ -141,7 +153,7 @@ def refuse_unknown(changes: Iterable[str], *, known: Sequence[str]) -> None:
             where="command line",
             ways_out=[
                 *(f"did you mean --{each}?" for each in near),
-                "see all settings with what they mean: ziggurat train RECIPE --settings",
+                f"see all settings with what they mean: {listed}",
             ],
         )
 
@@ -175,6 +187,20 @@ def described(config: Any, *, changed: Any = None) -> list[Setting]:
         for path, kind, value in settings(config if changed is None else changed)
         if not path.startswith(_HIDDEN)
     ]
+
+
+def print_settings(stored: Any, config: Any) -> None:
+    """All settings in groups: type, default and meaning, and the value where the command line gives another."""
+    by_group: dict[str, list[Setting]] = {}
+    for each in described(stored, changed=config):
+        by_group.setdefault(each.group, []).append(each)
+    for group, members in by_group.items():
+        rows = [
+            (f"--{each.path}", each.kind, each.default, "" if each.value == each.default else each.value, each.about)
+            for each in members
+        ]
+        print_line(group or "run")
+        print_table(("setting", "type", "default", "given", "what it means"), rows)
 
 
 def arguments_of(cls: type) -> dict[str, str]:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import own_models
-from ziggurat.cli.settings import apply_settings, described, settings_from
+from ziggurat.cli.settings import apply_settings, print_settings, settings_from
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
-    from ziggurat.cli.settings import Setting
     from ziggurat.features.schema import Schema
     from ziggurat.recipes.run_config import RunConfig
 
@@ -51,6 +50,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     """Train a recipe, a config, or resume."""
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
+    from ziggurat.runs.baselines import check_baseline
     from ziggurat.runs.execute import train_run
     from ziggurat.training.evaluation import metrics_line
     from ziggurat.training.report.progress import show_progress
@@ -59,8 +59,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     stored = with_model(stored, own_models(options))
     config = _with_towers(apply_settings(stored, settings_from(options, rest) | _rank_overrides(options)), options)
     if options.settings:
-        _print_settings(stored, config)
+        print_settings(stored, config)
         return 0
+    if options.baseline:
+        check_baseline(config)
     plan = Plan.load(options.plan) if options.plan else None
     result = train_run(config, folder=folder, resume=options.resume, plan=plan, progress=show_progress())
     if not result.is_first:
@@ -73,8 +75,32 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     )
     print_line(f"steps  {fit.steps:,} (best {fit.best_step:,}), {rate}")
     print_line(f"end    {fit.end}")
+    if options.baseline:
+        _train_baseline(options, folder)
+    elif config.recipe.startswith("table_") and config.recipe != "table_logistic_regression":
+        print_line(f"next   better than logistic regression? ziggurat report {folder} --baseline")
     print_line(f"report {result.report}")
     return 0
+
+
+def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
+    """Logistic regression on the rows of a run, and how the run compares."""
+    from ziggurat.runs.baselines import train_baseline
+    from ziggurat.training.evaluation import metrics_line, versus_baseline
+    from ziggurat.training.records.run_folder import CONFIG, EVALUATION, RunFolder
+    from ziggurat.training.report.progress import show_progress
+
+    run = RunFolder(folder)
+    found = train_baseline(folder, models=own_models(options), progress=show_progress())
+    print_line(f"logistic regression on the same rows, {found.epochs:.1f} passes ({found.seconds:.1f} s):")
+    metric = CONFIG.read(run.config)["training"]["early_stop"]["metric"]
+    for split, evaluation in found.evaluations.items():
+        print_line(f"  {split:<6} {metrics_line(evaluation.metrics)}")
+    split = "test" if "test" in found.evaluations else "valid"
+    if split in found.evaluations and run.evaluation(split).exists():
+        ours = EVALUATION.read(run.evaluation(split))["metrics"]
+        text = versus_baseline(ours, found.evaluations[split].metrics, metric=metric)
+        print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
 
 
 def data(options: argparse.Namespace, rest: list[str]) -> int:
@@ -107,39 +133,6 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def towers(options: argparse.Namespace, rest: list[str]) -> int:
-    """Run `towers partition`: write towers.json and a picture, and print the table."""
-    from ziggurat.planning.towers.items import BalanceBy
-    from ziggurat.planning.towers.partitioner import TowerPartitionConfig, TowerStrategy
-    from ziggurat.planning.towers.plots import write_picture
-    from ziggurat.runs.planning.partition import EmbeddingProbeConfig, partition_run
-    from ziggurat.training.report.progress import show_progress
-
-    config = TowerPartitionConfig(
-        num_towers=options.towers,
-        strategy=TowerStrategy(options.strategy),
-        balance=BalanceBy(options.balance),
-        tolerance=options.tolerance,
-        memory_limit_bytes=options.memory_limit_bytes,
-        seed=options.seed,
-    )
-    probe = EmbeddingProbeConfig(num_samples=options.samples, seed=options.seed)
-    partition = partition_run(
-        options.run, config=config, probe=probe, models=own_models(options), progress=show_progress()
-    )
-    out = Path(options.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partition.towers.save(out)
-    picture = write_picture(partition, out.with_suffix(".svg"))
-    report = partition.report()
-    head, *lines = report.table()
-    print_table(head, lines)
-    for line in report.lines():
-        print_line(line)
-    print_line(f"towers {out}\npicture {picture}")
-    return 0
-
-
 def recipes(options: argparse.Namespace, rest: list[str]) -> int:
     """Print the list of recipes."""
     from ziggurat.recipes.catalogue import RECIPES
@@ -157,6 +150,8 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
         raise MissingFileError(
             expected="the folder of a run", found="no metrics.jsonl in it", where=options.run, ways_out="name another"
         )
+    if options.baseline:
+        _train_baseline(options, Path(options.run))
     print_line(str(write_report(options.run)))
     return 0
 
@@ -231,28 +226,15 @@ def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
 
         schema = read_schema(options.schema)
     elif options.settings and options.recipe.startswith("table_"):
-        schema = _any_schema()  # settings do not depend on it
+        schema = any_schema()  # settings do not depend on it
     return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
 
 
-def _any_schema() -> Schema:
+def any_schema() -> Schema:
+    """A schema to list settings with, which do not depend on it."""
     from ziggurat.features.schema import Categorical, Label, Schema
 
     return Schema(features=(Categorical(name="feature"),), labels=(Label(name="label"),))
-
-
-def _print_settings(stored: RunConfig, config: RunConfig) -> None:
-    """All settings in groups: type, default and meaning, and the value where the command line gives another."""
-    by_group: dict[str, list[Setting]] = {}
-    for each in described(stored, changed=config):
-        by_group.setdefault(each.group, []).append(each)
-    for group, members in by_group.items():
-        rows = [
-            (f"--{each.path}", each.kind, each.default, "" if each.value == each.default else each.value, each.about)
-            for each in members
-        ]
-        print_line(group or "run")
-        print_table(("setting", "type", "default", "given", "what it means"), rows)
 
 
 def _run_to_resume(options: argparse.Namespace) -> tuple[RunConfig, Path]:

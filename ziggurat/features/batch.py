@@ -92,7 +92,7 @@ class SequenceGroup:
         """The same with one sequence a sample and no `inverse`: what it means, written out."""
         if self.inverse is None:
             return self
-        return self._take(self.inverse)
+        return self.take(self.inverse)
 
     def rows(self, first: int, last: int) -> SequenceGroup:
         """The sequences of samples `first` to `last`; those that only other samples have are left out."""
@@ -101,9 +101,10 @@ class SequenceGroup:
             values = {name: value[begin:end] for name, value in self.values.items()}
             return SequenceGroup(values=values, offsets=self.offsets[first : last + 1] - begin)
         kept, inverse = torch.unique(self.inverse[first:last], return_inverse=True)
-        return replace(self._take(kept), inverse=inverse)
+        return replace(self.take(kept), inverse=inverse)
 
-    def _take(self, sequences_S: Tensor) -> SequenceGroup:
+    def take(self, sequences_S: Int64[Tensor, "S"]) -> SequenceGroup:
+        """The sequences of these numbers, in this order, and no `inverse`."""
         lengths_S = self.offsets.diff()[sequences_S]
         offsets = _offsets_of(lengths_S)
         shift_S = self.offsets[sequences_S] - offsets[:-1]

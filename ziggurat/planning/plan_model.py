@@ -147,6 +147,7 @@ class PlannedModel:
         memory: what tables could not have.
         sizes_tried: sizes of tower groups that were compared; () for a flat model.
         settled: whether the search ended by itself, with no table that gains by moving alone, for every size.
+        apart_ms: how far two independent searches of this plan ended apart, on the busiest rank.
     """
 
     plan: Plan
@@ -159,6 +160,7 @@ class PlannedModel:
     memory: MemoryLedger
     sizes_tried: tuple[SizeTried, ...] = ()
     settled: bool = True
+    apart_ms: float = 0.0
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -328,4 +330,5 @@ def _plan_for(
         simulator=simulator,
         memory=memory,
         settled=answer.settled,
+        apart_ms=answer.apart_ms,
     )

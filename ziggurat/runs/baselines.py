@@ -1,16 +1,51 @@
-"""Baselines without a model: what popularity alone reaches. Every trained model is shown beside them."""
+"""Baselines: what popularity alone reaches, and what a sum of weights does. A trained model is shown beside them.
+
+Logistic regression knows every feature and no two of them together, so what a model is better than it is what its
+interactions and layers have learned; a model that is not better has learned no more than a sum of weights.
+
+    runs/shop/              train DLRM … test auc 0.7419
+    runs/shop/baseline/     logistic regression on the same rows: a run of its own, trained once, read afterwards
+
+It is trained by the ordinary trainer: up to 10 passes of about a thousand steps, until the validation metric that the
+run itself stops by no longer improves, in FP32, with the run's threads, seed and data. Same machine, same numbers. What
+it costs is measured in docs/guides/looking-into-a-run.md. It is trained when asked for: it can double the time of a
+small run, and whoever trains on the same data again and again needs it once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import os
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.training.metrics.accumulator import auc
+from ziggurat.features.schema import MultiHot, Pooling, Schema
+from ziggurat.features.schema import Sequence as SequenceFeature
+from ziggurat.models import LogisticRegressionConfig
+from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.runs.data_record import refuse_other_data
+from ziggurat.runs.execute import prepare_run, train_run
+from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, Precision, TrainingConfig
+from ziggurat.training.evaluation import Evaluation
+from ziggurat.training.metrics.accumulator import auc, metric_names
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.report.page import write_report
+from ziggurat.training.report.progress import NoProgress, Progress
+
+_EPOCHS, _WITHOUT_VALIDATION = 10, 3
+_SMALLEST_BATCH, _LARGEST_BATCH, _STEPS_PER_EPOCH = 64, 4096, 1000
+_RATE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +83,140 @@ class Popularity:
             scores.append(torch.from_numpy(self.scores[batch.single[self.field].numpy()]))
             labels.append(batch.labels[:, 0])
         return auc(torch.cat(scores), torch.cat(labels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """Logistic regression beside a run.
+
+    Args:
+        evaluations: by split, as those of the run.
+        epochs: passes over the training rows, in all.
+        seconds: of this call; a finished baseline is only evaluated again.
+    """
+
+    evaluations: dict[str, Evaluation]
+    epochs: float
+    seconds: float
+
+
+def train_baseline(
+    folder: str | Path, *, models: Sequence[type[Any]] = (), progress: Progress | None = None
+) -> Baseline:
+    """Train logistic regression on the rows of a run, in its folder `baseline`, and write the run's report again.
+
+    Args:
+        folder: of the run.
+        models: config classes of your own; see `load_run`.
+        progress: shows passes; what else the trainer says is left out.
+
+    Raises:
+        ConfigError: the run is of logistic regression itself, or torchrun started this process.
+        DataError: the run's raw data changed since it was trained.
+    """
+    begin, run = time.perf_counter(), RunFolder(Path(folder))
+    config = load_config(run.path, models=models)
+    check_baseline(config)
+    quiet = _Quiet(progress or NoProgress())
+    prepared = prepare_run(config, progress=quiet)
+    refuse_other_data(
+        run,
+        prepared,
+        asked="a baseline on the rows of the run",
+        ways_out=("restore the raw files", "train the run again, in another folder"),
+    )
+    place = RunFolder(run.baseline)
+    started = place.config.exists()
+    wanted = load_config(place.path) if started else baseline_config(config, data=prepared)
+    result = train_run(wanted, folder=place.path, resume=started, progress=quiet)
+    write_report(run.path)
+    steps_per_epoch = -(-prepared.train.num_rows // wanted.training.loader.batch_size)
+    return Baseline(
+        evaluations=result.evaluations,
+        epochs=result.fit.steps / max(1, steps_per_epoch),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def check_baseline(config: RunConfig) -> None:
+    """Refuse what cannot have a baseline, before anything is trained.
+
+    Raises:
+        ConfigError: see `train_baseline`.
+    """
+    if isinstance(config.model, LogisticRegressionConfig):
+        raise ConfigError(
+            expected="a model to compare with logistic regression",
+            found="logistic regression itself",
+            where="baseline",
+            ways_out="leave --baseline out",
+        )
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            expected="one process: the baseline is trained on one device",
+            found=f"{os.environ['WORLD_SIZE']} ranks",
+            where="baseline",
+            ways_out="train without --baseline, then: ziggurat report RUN --baseline",
+        )
+
+
+def baseline_config(config: RunConfig, *, data: PreparedData) -> RunConfig:
+    """Logistic regression on the data of a run.
+
+    Args:
+        config: of the run.
+        data: its rows.
+    """
+    batch_size = _SMALLEST_BATCH
+    while batch_size < _LARGEST_BATCH and 2 * batch_size * _STEPS_PER_EPOCH <= data.train.num_rows:
+        batch_size *= 2
+    training, stop, schema = config.training, config.training.early_stop, config.table_schema
+    if stop.metric not in metric_names(schema.labels, has_groups=bool(schema.group)):  # a function of the user's own
+        stop = EarlyStopConfig(metric=AUTO_METRIC, better=Better.AUTO)
+    return dataclasses.replace(
+        config,
+        recipe=f"{config.recipe or 'run'}_baseline",
+        table_schema=_pooled(schema),
+        model=LogisticRegressionConfig(),
+        towers=None,
+        training=TrainingConfig(
+            epochs=_EPOCHS if data.valid is not None else _WITHOUT_VALIDATION,
+            learning_rate=_RATE,
+            table_learning_rate=0.1,
+            precision=Precision.FP32,
+            threads=training.threads,
+            seed=training.seed,
+            early_stop=dataclasses.replace(stop, patience=1, min_delta=1e-6),
+            loader=LoaderConfig(batch_size=batch_size, seed=training.loader.seed),
+        ),
+    )
+
+
+def _pooled(schema: Schema) -> Schema:
+    """The schema with every list pooled: logistic regression reads no sequences."""
+    features = tuple(
+        dataclasses.replace(each, pooling=Pooling.SUM)
+        if isinstance(each, MultiHot | SequenceFeature) and each.pooling is Pooling.NONE
+        else each
+        for each in schema.features
+    )
+    return dataclasses.replace(schema, features=features)
+
+
+class _Quiet:
+    """Shows phases, and leaves out what is said."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def begin(self, what: str, *, total: int | None) -> None:
+        self._progress.begin(f"baseline, {what}", total=total)
+
+    def update(self, done: int, *, note: str = "") -> None:
+        self._progress.update(done, note=note)
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        self._progress.end()

@@ -1,11 +1,13 @@
-"""How a loaded run shows itself: a few lines in a terminal, a small table in a notebook."""
+"""How runs and their results show themselves: a few lines in a terminal, a small table in a notebook."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.training.evaluation import metrics_line
+from ziggurat.training.evaluation import Evaluation, metrics_line
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 
 if TYPE_CHECKING:
@@ -27,7 +29,18 @@ def text_of(run: Run) -> str:
 
 def html_of(run: Run) -> str:
     """The same as a table, one column a split."""
-    found = stored_metrics(run)
+    return metrics_html(stored_metrics(run), title=f"{run.folder}: {run.config.summary()}, step {run.step:,}")
+
+
+def result_text(folder: Path, *, end: str, evaluations: Mapping[str, Evaluation]) -> str:
+    """What a finished training has to show, one line each."""
+    lines = [f"RunResult({str(folder)!r}, {end}"]
+    lines += [f"    {split}: {metrics_line(evaluation.metrics)}" for split, evaluation in evaluations.items()]
+    return "\n".join(lines) + ")"
+
+
+def metrics_html(found: Mapping[str, Mapping[str, float]], *, title: str) -> str:
+    """Metrics by split as a table, one column a split."""
     names = list(dict.fromkeys(name for metrics in found.values() for name in metrics))
     head = "".join(f"<th>{escape(split)}</th>" for split in found)
     rows = "".join(
@@ -36,5 +49,4 @@ def html_of(run: Run) -> str:
         + "</tr>"
         for name in names
     )
-    title = escape(f"{run.folder}: {run.config.summary()}, step {run.step:,}")
-    return f"<p>{title}</p><table><tr><th>metric</th>{head}</tr>{rows}</table>"
+    return f"<p>{escape(title)}</p><table><tr><th>metric</th>{head}</tr>{rows}</table>"

@@ -40,6 +40,7 @@ from ziggurat.plan import Plan
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data
+from ziggurat.runs.display import metrics_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.resume import config_to_resume, sources_text
@@ -74,6 +75,13 @@ class RunResult:
     evaluations: dict[str, Evaluation]
     report: Path
     is_first: bool = True
+
+    def __repr__(self) -> str:
+        return result_text(self.folder, end=self.fit.end, evaluations=self.evaluations)
+
+    def _repr_html_(self) -> str:
+        metrics = {split: evaluation.metrics for split, evaluation in self.evaluations.items()}
+        return metrics_html(metrics, title=f"{self.folder}: {self.fit.end}; report {self.report}")
 
 
 def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:

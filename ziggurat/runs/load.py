@@ -34,6 +34,7 @@ from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data
 from ziggurat.runs.display import html_of, text_of
 from ziggurat.runs.embeddings import embeddings_of
 from ziggurat.runs.execute import prepare_run
+from ziggurat.runs.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.scoring import (
     FileReading,
@@ -127,6 +128,42 @@ class Run:
             ConfigError: the run has no such rows.
             DataError: the raw files are not those of the run any more.
         """
+        dataset = self._split(split, progress)
+        settings, team = self.config.training, self.team
+        batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
+        batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
+        return self._evaluated(batches.batches(epoch=0), progress, ranking_k, metrics)
+
+    def importance(
+        self,
+        data: Any = None,
+        *,
+        split: str = "valid",
+        config: ImportanceConfig | None = None,
+        bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
+        progress: Progress | None = None,
+    ) -> Importance:
+        """How much worse the model gets when a feature is permuted among the samples; see `importance.py`.
+
+        Args:
+            data: files, globs or a frame with labels; None: the run's own rows of `split`.
+            split: train, valid or test.
+            config: metric, rounds, samples, seed, features and groups of features.
+            bad_rows: stop at one, or put it aside.
+            progress: shows permutations.
+        """
+        config = config or ImportanceConfig()
+        if data is None:
+            dataset = self._split(split, progress)
+            tables = (dataset.read_group(index) for index in range(len(dataset.group_sizes)))
+            return importance_of(self, tables, rows=f"the run's {split} rows", config=config, progress=progress)
+        check_data(data)
+        self._warn_of_known(data, progress)
+        chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows)
+        rows = "the frame" if is_frame(data) else "the files"
+        return importance_of(self, (table for _, table in chunks), rows=rows, config=config, progress=progress)
+
+    def _split(self, split: str, progress: Progress | None) -> Any:
         prepared = prepare_run(self.config, progress=self.team.progress(progress))
         way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {self.folder} FILE"
         refuse_other_data(RunFolder(self.folder), prepared, asked=f"the run's own {split} rows", ways_out=(way_out,))
@@ -138,10 +175,7 @@ class Run:
                 where=f"{self.folder}, {prepared.summary.split}",
                 ways_out=("name another split", f"evaluate a file: ziggurat evaluate {self.folder} FILE"),
             )
-        settings, team = self.config.training, self.team
-        batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
-        batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
-        return self._evaluated(batches.batches(epoch=0), progress, ranking_k, metrics)
+        return dataset
 
     def predict(
         self,

@@ -51,8 +51,10 @@ from ziggurat.studies.compare_statistics import (
     placements,
     squared_errors,
 )
+from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.metrics.accumulator import higher_is_better
+from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, checked
 
@@ -172,6 +174,7 @@ class Comparison:
                 {"name": m.name, "variant": m.variant, "trials": m.trials, "runs": [run.to_json() for run in m.runs]}
                 for m in self.models
             ],
+            "notes": list(self.notes),
             "differences": [
                 {"first": first, "second": second}
                 | {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in dataclasses.asdict(d).items()}
@@ -203,9 +206,10 @@ def compare(config: CompareConfig, *, out: str | Path, progress: Progress | None
         progress.say(f"[{number}/{len(chosen)}] {name}")
         models.append(_compare_one(place, name, settings, progress=progress))
     weighted = bool(base.table_schema.weight)
-    notes = ("rows are weighted, so there is no test over rows",) if weighted else ()
+    notes = ["rows are weighted, so there is no test over rows"] if weighted else []
+    notes += difference_notes([computed_with(RunFolder(folder)) for model in models for folder in model.folders])
     found = differences(models, metric=config.metric, over_rows=not weighted)
-    return Comparison(config=config, models=tuple(models), notes=notes, differences=found)
+    return Comparison(config=config, models=tuple(models), notes=tuple(notes), differences=found)
 
 
 def base_run(config: CompareConfig) -> RunConfig:

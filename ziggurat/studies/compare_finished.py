@@ -5,16 +5,16 @@
                 test rows scored again, where they are still prepared ──► DeLong's test, or paired squared errors
 
 Runs may be compared if they were evaluated on the same test rows: the same raw files or data set, split, bad rows and
-labels. Another precision, machine size or number of ranks makes the comparison less clean, and is said. No run is
-trained, and nothing is written into their folders.
+labels. Another precision, kernel, number of threads or ranks, machine, version of a library, or other training rows
+make the comparison less clean, and are said. No run is trained, and nothing is written into their folders.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files import Format
 from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.runs.data_record import DataRecord
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.load import load_run
 from ziggurat.runs.planning.plan_inputs import prepared_data
@@ -33,6 +34,7 @@ from ziggurat.studies.compare_own import main_metric
 from ziggurat.studies.compare_report import p_text, shown
 from ziggurat.studies.compare_runs import label_index
 from ziggurat.studies.compare_statistics import delong, mean_difference, placements, squared_errors
+from ziggurat.training.computed_with import computed_with, difference_notes, differing
 from ziggurat.training.evaluation import ordered_batches, scores_of
 from ziggurat.training.metrics.accumulator import higher_is_better
 from ziggurat.training.records.log import read_records
@@ -57,6 +59,8 @@ class FinishedRun:
         valid: validation metrics.
         num_rows: test rows.
         best_step: step of the weights that were evaluated; 0 if nothing was validated.
+        computed_with: precision, machine, versions, as far as known.
+        content: digests of its rows and vocabularies, as far as known.
     """
 
     name: str
@@ -65,6 +69,8 @@ class FinishedRun:
     valid: dict[str, float]
     num_rows: int
     best_step: int
+    computed_with: Mapping[str, str] = field(default_factory=dict)
+    content: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +202,8 @@ def _finished(folder: Path, models: Sequence[type[Any]]) -> FinishedRun:
         valid=valid["metrics"],
         num_rows=test["num_rows"],
         best_step=best,
+        computed_with=computed_with(run),
+        content=record.facts() if (record := DataRecord.load(run.data)) is not None else {},
     )
 
 
@@ -222,8 +230,16 @@ def _refuse_other_data(first: FinishedRun, mine: dict[str, str], other: Finished
     ]
     if different:
         raise _other_data((first, other), "; ".join(map(str, different[:4])))
+    name, same_schema = "data test content", first.config.table_schema == other.config.table_schema
+    if same_schema and name in differing([_comparable(first.content), _comparable(other.content)]):
+        raise _other_data((first, other), "the same schema and files, and other test rows: a file changed in between")
     if first.num_rows != other.num_rows:
         raise _other_data((first, other), f"{first.num_rows:,} and {other.num_rows:,} test rows")
+
+
+def _comparable(content: Mapping[str, str]) -> dict[str, str]:
+    """Digests of values; data that was prepared before there were any has one of its files, which says nothing."""
+    return {name: value for name, value in content.items() if not value.startswith("manifest ")}
 
 
 def _other_data(runs: Sequence[FinishedRun], found: str) -> ConfigError:
@@ -291,6 +307,17 @@ def _notes(settings: Sequence[tuple[str, ...]], runs: Sequence[FinishedRun], *, 
     kernels = [str(run.config.model.embedding.kernel) for run in runs if hasattr(run.config.model, "embedding")]
     if len(set(kernels)) > 1:
         notes.append(f"the kernels of the embeddings differ ({', '.join(kernels)}): sums are rounded in another order")
+    apart = ("precision", "threads", "kernel")  # said above, by their settings
+    notes += difference_notes(
+        [{name: value for name, value in run.computed_with.items() if name not in apart} for run in runs]
+    )
+    if len({str(run.config.table_schema) for run in runs}) == 1:
+        rows = differing([_comparable(run.content) for run in runs])
+        notes += [
+            f"{name} differs ({', '.join(value[:12] for value in values)}): the runs were trained on other rows"
+            for name, values in rows.items()
+            if name.startswith(("data train", "data valid"))
+        ]
     if not any(name.endswith("seed") for name, *_ in settings) and len(runs) > 1:
         notes.append("one run of each: another seed may turn the order; ziggurat compare RECIPE --seeds 5 tells")
     if not tested:

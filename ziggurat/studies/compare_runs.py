@@ -2,6 +2,7 @@
 
     folder/config.json      the whole run; `ziggurat train --config` repeats it
     folder/checkpoints …    what the trainer writes; a killed run goes on from there, bit for bit
+    folder/startup.json     machine, versions, precision, kernel: a comparison says where its runs differ in them
     folder/data.json        digests of the encoded rows: a run never goes on with other data
     folder/run.json         the record: validation metrics, cost, rate; test metrics once they were read
     folder/test_scores.npy  scores of the test rows, in file order, for tests over rows
@@ -37,8 +38,9 @@ from ziggurat.recipes.protocols import Protocol, require_one_protocol
 from ziggurat.recipes.run_config import RunConfig, load_config, run_config_to_json
 from ziggurat.training.evaluation import Evaluation, ordered_batches, scores_of
 from ziggurat.training.metrics.accumulator import MetricAccumulator
-from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, RunFolder
+from ziggurat.training.records.run_folder import CONFIG, EVALUATION, INPUTS, STARTUP, RunFolder
 from ziggurat.training.report.progress import Progress
+from ziggurat.training.report.startup import startup_report
 from ziggurat.training.trainer import Trainer
 from ziggurat.typed import NotANumber, Reader
 
@@ -178,6 +180,8 @@ def finish_run(request: RunRequest, *, data: PreparedData, read_test: bool, prog
         _DATA.write(request.folder / DATA, content_of(data))
         CONFIG.write(trainer.folder.config, run_config_to_json(request.config))
         INPUTS.write(trainer.folder.inputs, to_json(data.inputs))
+    if record is None:
+        STARTUP.write(trainer.folder.startup, startup_report(trainer.step, data={}).sections)
     begin = time.perf_counter()
     fit = trainer.fit(resume=started)
     if record is None:

@@ -24,7 +24,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
-from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows
+from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, higher_is_better
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
@@ -88,6 +88,22 @@ class Evaluation:
 def metrics_line(metrics: Mapping[str, float]) -> str:
     """Metrics in one line, for people; – where one is undefined."""
     return "  ".join(f"{name} {value:.5f}" if math.isfinite(value) else f"{name} –" for name, value in metrics.items())
+
+
+def versus_baseline(metrics: Mapping[str, float], baseline: Mapping[str, float], *, metric: str) -> str:
+    """How a model compares with logistic regression on the same rows, in one line; "" where one has no such metric.
+
+    Args:
+        metrics: of the model.
+        baseline: of logistic regression.
+        metric: to compare by.
+    """
+    ours, theirs = metrics.get(metric, math.nan), baseline.get(metric, math.nan)
+    if not (math.isfinite(ours) and math.isfinite(theirs)):
+        return ""
+    is_better = ours > theirs if higher_is_better(metric) else ours < theirs
+    verdict = "better" if is_better else "no better: it has learned no more than a sum of weights"
+    return f"{metric} {ours:.5f}, logistic regression {theirs:.5f} ({ours - theirs:+.5f}, {verdict})"
 
 
 def ordered_batches(dataset: Any, *, batch_size: int, rank: int = 0, world_size: int = 1) -> Loader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -99,6 +101,7 @@ def test_settled_means_that_no_table_gains_by_moving() -> None:
     tables, cost_model = problem(5)
     found = best_plan(tables, cost_model, budget_s=0.3)
     assert found.settled
+    assert 0.0 <= found.apart_ms < math.inf
     places = Places(tables, cost_model)
     for table, assignment in enumerate(found.assignments):
         places.put(table, assignment)
@@ -107,4 +110,6 @@ def test_settled_means_that_no_table_gains_by_moving() -> None:
         own = places.take(table)
         assert float(norm(places.costs_with(table, places.options(table))).min()) >= best * (1 - 1e-5)
         places.put(table, own)
-    assert not best_plan(tables, cost_model, budget_s=1e-6).settled
+    hasty = best_plan(tables, cost_model, budget_s=1e-6)
+    assert not hasty.settled
+    assert hasty.apart_ms == math.inf

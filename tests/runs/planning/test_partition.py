@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 import torch
 
+import ziggurat
 from tests.end_to_end.test_main_job import events
 from ziggurat.cli.main import main
 from ziggurat.config import override
@@ -23,7 +26,7 @@ from ziggurat.plan import Towers
 from ziggurat.planning.towers.partitioner import TowerPartitionConfig
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
-from ziggurat.runs.execute import train_run
+from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
 from ziggurat.runs.planning.partition import (
     EmbeddingProbeConfig,
@@ -122,6 +125,55 @@ def test_the_towers_of_a_run_train(planted: Path) -> None:
     arguments = ["--config", str(planted / "config.json"), "--towers", "towers.json", "--training.epochs=1"]
     assert main(["train", *arguments, "--out", "runs/towers"]) == 0
     assert load_run("runs/towers").model.towers is not None
+
+
+def test_a_recipe_on_own_data_is_trained_first_and_not_again(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ziggurat.write_schema(SCHEMA, "my.toml")
+    small = ["--batch-size", "256", "--epochs", "1", "--dim", "8", "--threads", "1", "--precision", "fp32"]
+    command = ["towers", "partition", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", *small]
+    settings = ["--partition.num-towers", "2", "--partition.refine", "none", "--run", "runs/probe", "--out", "own.json"]
+    assert main([*command, *settings]) == 0
+    assert load_run("runs/probe").config.training.epochs == 1
+    assert {name for tower in Towers.load("own.json").towers for name in tower} == {"user_id", "item", "last", "tags"}
+    written = (place / "runs/probe/metrics.jsonl").read_text()
+    assert main([*command, *settings, "--probe.batch-size", "64"]) == 0
+    assert (place / "runs/probe/metrics.jsonl").read_text() == written
+    # the run's data lies elsewhere now
+    shutil.copy("events.parquet", "moved.parquet")
+    monkeypatch.setattr("ziggurat.runs.planning.partition.prepare_run", seen := Seen())
+    main(["towers", "partition", "runs/probe", "--towers", "2", "--data.train", "moved.parquet"])
+    assert seen.files == [(str(place / "moved.parquet"),)]
+    capsys.readouterr()
+    assert main(["towers", "partition", "runs/probe", "--towers", "2", "--epochs", "3"]) == 2
+    assert "--training.epochs" in capsys.readouterr().err
+
+
+class Seen:
+    """Stands for `prepare_run`; notes which files were asked for."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[str, ...]] = []
+
+    def __call__(self, config: RunConfig, **given: object) -> Any:
+        self.files.append(config.data.train)
+        return prepare_run(config)
+
+
+def test_every_setting_is_listed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["towers", "partition", "table_dlrm", "--settings", "--towers", "3", "--epochs", "9"]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("--")}
+    assert rows["--partition.num-towers"].split()[1:4] == ["int", "2", "3"]
+    assert rows["--training.epochs"].split()[1:4] == ["int", "3", "9"]
+    for name in ("--partition.plane.dim", "--probe.batch-size", "--data.separator"):
+        assert len(rows[name].split()) > 3, name
+    assert main(["towers", "partition", "table_dlrm", "--towers", "3", "--partition.restart", "1"]) == 2
+    shown = capsys.readouterr().err
+    assert "did you mean --partition.restarts?" in shown
+    assert "towers partition table_dlrm --settings" in shown
+    assert main(["towers", "partition", "table_dlrm"]) == 2
+    assert "--towers 4" in capsys.readouterr().err
 
 
 def test_errors_name_the_way_out(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 
 import polars as pl
@@ -52,6 +53,7 @@ from ziggurat.features.schema import Sequence as SequenceFeature
 _EXACT_ROWS = 5_000_000
 _EXACT_CELLS = 50_000_000
 _PLACES = 10
+_SHOWN_COLUMNS = 30
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,18 @@ class Inspection:
             nulls = percent(guess.null_share)
             lines.append((guess.column, guess.dtype, guess.becomes, distinct, nulls, examples, guess.reason))
         return lines
+
+    def __repr__(self) -> str:
+        lines = [f"    {guess.column}: {guess.becomes}" for guess in self.columns[:_SHOWN_COLUMNS]]
+        more = len(self.columns) - len(lines)
+        head = f"Inspection({self.num_rows:,} rows, {len(self.columns)} columns, {len(self.warnings)} warnings"
+        return "\n".join([head, *lines, *([f"    and {more:,} more"] if more else [])]) + ")"
+
+    def _repr_html_(self) -> str:
+        head, *lines = self.table()
+        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+        notes = "".join(f"<p>{escape(warning)}</p>" for warning in self.warnings)
+        return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>{notes}"
 
 
 def inspect_file(

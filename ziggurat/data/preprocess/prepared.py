@@ -126,6 +126,9 @@ class PreparedData:
         """What models see."""
         return self.preprocessing.inputs
 
+    def __repr__(self) -> str:
+        return "\n    ".join([f"PreparedData({str(self.folder)!r}", *self.summary_lines()]) + ")"
+
     def summary_lines(self) -> list[str]:
         """The summary for a person: rows, split, bad rows, tables, and features worth a look."""
         summary, splits = self.summary, self.summary.splits

@@ -11,7 +11,7 @@ ranks; every way that fixes its ranks (rows over all, rows over a host, a copy e
 which is close to the busiest rank, and yet sees that one of several equally busy ranks became less busy.
 
 A plan in which no table gains by moving alone is *settled*; one whose time ran out before may have been better with
-more of it, and whoever reads its step is told so.
+more of it. How far the two searches end *apart* says what to expect of a third one. Whoever reads a step is told both.
 
 It complements the annealing of `search.py`, which has no such global steps: with few tables on many devices ("26 tables
 on 128") whole tables cannot be balanced, and the way to a plan in which most tables are cut is long. `best_plan` takes
@@ -20,6 +20,7 @@ the better of both. Cost: tables × places × ranks prices a pass.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,13 @@ class FoundPlan:
     Args:
         assignments: one a table, in the order of the problem.
         settled: whether no table gains by moving alone; False where time ran out before that was known.
+        apart_ms: what the other of the two searches was worse by, on its busiest rank: how far they are from agreeing;
+            infinite where there was no other one.
     """
 
     assignments: tuple[Assignment, ...]
     settled: bool
+    apart_ms: float = math.inf
 
 
 class Places:
@@ -189,8 +193,10 @@ def best_plan(problem: PlanningProblem, cost_model: CostModel, *, budget_s: floa
         improve(places, until=after(0.5 * (1 + _SEARCH_SHARE) if number == 0 else 1.0))
         for number, places in enumerate(found)
     ]
-    best = min(range(len(found)), key=lambda number: float(found[number].costs().max()))
-    return FoundPlan(assignments=found[best].in_order(), settled=settled[best])
+    costs = [float(places.costs().max()) for places in found]
+    best = min(range(len(found)), key=lambda number: costs[number])
+    apart_ms = max(costs) - min(costs) if len(costs) > 1 else math.inf
+    return FoundPlan(assignments=found[best].in_order(), settled=settled[best], apart_ms=apart_ms)
 
 
 def _whole(problem: PlanningProblem, table: int, device: int | None = None) -> Assignment:

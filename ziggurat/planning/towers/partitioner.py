@@ -79,15 +79,16 @@ class TowerPartitionConfig:
     """Settings of the tower partitioner, `partition_towers`.
 
     Args:
-        num_towers: T.
-        strategy: see `TowerStrategy`.
+        num_towers: T, how many.
+        strategy: what a tower holds: features that interact strongly (coherent), little (diverse), dealt out in turn
+            (naive) or neighbours in the order of the model (sequential).
         balance: what towers should hold the same amount of; `naive` and `sequential` balance the count of tables.
         tolerance: share by which a tower may differ from the mean.
         memory_limit_bytes: most that the tables of a tower may take, with optimizer state; 0: no limit.
         seed: of starts.
         restarts: runs of k-means in each space.
-        refine: see `Refine`.
-        plane: see `PlaneConfig`.
+        refine: none takes the clusters in the plane; swaps adds other starts, and moves on the true objective.
+        plane: of the learned plane.
     """
 
     num_towers: int = 2

@@ -10,7 +10,7 @@ multiplies them, so DLRM's projections of narrow tables come first (`planning.in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,16 @@ class Probe:
     note: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PartitionRunConfig:
+    """Everything that decides about towers of a run."""
+
+    partition: TowerPartitionConfig = field(default_factory=TowerPartitionConfig)
+    probe: EmbeddingProbeConfig = field(default_factory=EmbeddingProbeConfig)
+
+
 def partition_run(
-    folder: str | Path,
+    run: str | Path | Run,
     *,
     config: TowerPartitionConfig,
     probe: EmbeddingProbeConfig | None = None,
@@ -91,7 +99,7 @@ def partition_run(
     """Towers for the features of a trained run.
 
     Args:
-        folder: of the run.
+        run: its folder, or the run as `load_run` gives it.
         config: how many towers, what for.
         probe: how many rows to read.
         models: config classes of your own; see `load_run`.
@@ -103,7 +111,8 @@ def partition_run(
         DataError: the run's raw data changed since it was trained.
     """
     progress = progress or NoProgress()
-    found = probe_run(load_run(folder, models=models), config=probe, progress=progress)
+    loaded = run if isinstance(run, Run) else load_run(run, models=models)
+    found = probe_run(loaded, config=probe, progress=progress)
     if found.note:
         progress.say(f"note: {found.note}")
     return partition_towers(found.interactions, features=found.features, config=config)

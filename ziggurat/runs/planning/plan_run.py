@@ -147,6 +147,7 @@ class SimulatedStep:
         note: why not, or what the towers are.
         samples_per_s: of all ranks.
         settled: whether the search of the plan ended by itself, and not because its time was over.
+        apart_ms: how far two independent searches of the plan ended apart, on the busiest rank.
     """
 
     cluster: Cluster
@@ -155,6 +156,7 @@ class SimulatedStep:
     note: str = ""
     samples_per_s: float = 0.0
     settled: bool = True
+    apart_ms: float = 0.0
 
 
 def simulate_run(
@@ -280,4 +282,5 @@ def _simulated(
         note=note,
         samples_per_s=planned.timeline.samples_per_s(config.training.loader.batch_size),
         settled=planned.settled,
+        apart_ms=planned.apart_ms,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ _KIND_OF_PART = {
     "wait: ids": "ids",
 }
 PARTS = ("tables", "towers", "dense", "intra-group", "exchange", "reduction", "ids", "rest")
-SETTLED, CUT_SHORT = "settled", "cut short"
+CUT_SHORT = "cut short"
 _COLOURS = ("#5b8c5a", "#a3c585", "#1f6f8b", "#f2c14e", "#d1495b", "#8d6a9f", "#5f6c7b", "#c8c8c8")
 
 
@@ -39,27 +40,35 @@ def step_parts(timeline: Timeline) -> dict[str, float]:
 def simulation_table(steps: Sequence[SimulatedStep]) -> list[tuple[str, ...]]:
     """Heading and one line a step that fits: milliseconds by kind, million samples a second, gain over the flat model.
 
-    Kinds of time that no step spends are left out. A ratio in which one of the two searches was cut short is called no
-    gain: it may be the search's.
+    Kinds of time that no step spends are left out. `apart` is how far two independent searches of the line's plan ended
+    apart, in ms. A ratio of two steps is called a gain where the searches of both ended by themselves, and the steps
+    differ by more than their searches.
     """
     fitting = [step for step in steps if step.timeline is not None]
     parts = [step_parts(step.timeline) for step in fitting if step.timeline is not None]
     names = [name for name in PARTS if any(each[name] >= 0.005 for each in parts)]
-    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M/s", "search", "gain")]
-    flat: dict[int, tuple[float, bool]] = {}
+    rows: list[tuple[str, ...]] = [("devices", "model", "ms", *names, "M/s", "apart", "gain")]
+    flat: dict[int, tuple[float, SimulatedStep]] = {}
     for step, each in zip(fitting, parts, strict=True):
         step_ms, size = sum(each.values()), step.cluster.world_size
         if step.kind == "flat":
-            flat[size] = step_ms, step.settled
+            flat[size] = step_ms, step
         gain = ""
         if step.kind == "towers" and size in flat:
-            flat_ms, is_flat_settled = flat[size]
-            gain = f"{flat_ms / step_ms:.2f}" if step.settled and is_flat_settled else "–"
+            flat_ms, flat_step = flat[size]
+            is_clear = abs(flat_ms - step_ms) > step.apart_ms + flat_step.apart_ms
+            gain = f"{flat_ms / step_ms:.2f}" if is_clear and step.settled and flat_step.settled else "–"
         model = step.note or step.kind
         cells = (f"{each[name]:.2f}" for name in names)
         rate = f"{step.samples_per_s / 1e6:,.1f}"
-        rows.append((f"{size}", model, f"{step_ms:.2f}", *cells, rate, SETTLED if step.settled else CUT_SHORT, gain))
+        rows.append((f"{size}", model, f"{step_ms:.2f}", *cells, rate, _apart(step), gain))
     return rows
+
+
+def _apart(step: SimulatedStep) -> str:
+    if not step.settled:
+        return CUT_SHORT
+    return f"{step.apart_ms:.2f}" if math.isfinite(step.apart_ms) else "one search"
 
 
 def plot_simulation(steps: Sequence[SimulatedStep], path: Path, *, title: str) -> None:

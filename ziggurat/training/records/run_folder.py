@@ -11,6 +11,7 @@ runs/movielens_dlrm/
   metrics.jsonl      one line a log interval or evaluation
   ledger.bin         one record a batch: which rows were trained (see data/encoded/ledger.py)
   checkpoints/       weights, optimizers, RNG, position; checksummed, no pickle
+  baseline/          logistic regression on the same rows, a run of its own; where it was asked for
   evaluations/       metrics and calibration of each final evaluation
   tensorboard/       for `tensorboard --logdir`
   report.html        plots
@@ -112,6 +113,11 @@ class RunFolder:
     def report(self) -> Path:
         """The file of the HTML report."""
         return self.path / "report.html"
+
+    @property
+    def baseline(self) -> Path:
+        """The folder of logistic regression on the same rows."""
+        return self.path / "baseline"
 
     @property
     def quarantine(self) -> Path:

@@ -1,8 +1,8 @@
 """report.html: one file that shows how a run went, with plots inside (SVG), readable offline.
 
-Metrics of the final evaluation, loss and validation metrics over steps with the best step marked, learning rate,
-throughput, calibration, the start-up report, and which settings differ from their defaults. Made again at any time with
-`ziggurat report RUN`.
+Metrics of the final evaluation (beside those of logistic regression on the same rows, where that was trained), loss
+and validation metrics over steps with the best step marked, learning rate, throughput, calibration, the start-up
+report, and which settings differ from their defaults. Made again at any time with `ziggurat report RUN`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.files import write_text
 from ziggurat.models import MODEL_CONFIGS
 from ziggurat.models.build import kind_of
+from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
+from ziggurat.training.evaluation import versus_baseline
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
 from ziggurat.training.report.plots import calibration_figure, training_figures
@@ -53,7 +55,7 @@ def write_report(folder: str | Path) -> Path:
     """Write `report.html` into a run's folder and return its path."""
     run = RunFolder(Path(folder))
     records = read_records(run.metrics)
-    evaluations = {path.stem: EVALUATION.read(path) for path in sorted((run.path / "evaluations").glob("*.json"))}
+    evaluations, baseline = _evaluations(run.path), _evaluations(run.baseline)
     config = CONFIG.read(run.config) if run.config.exists() else {}
     startup = STARTUP.read(run.startup) if run.startup.exists() else {}
     traffic = TRAFFIC.read(run.traffic) if run.traffic.exists() else {}
@@ -61,7 +63,8 @@ def write_report(folder: str | Path) -> Path:
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=quiet>{html.escape(str(run.path))} · {_date(run)} · {_summary(records, best=best)}</p>",
-        _metrics_table(evaluations),
+        _metrics_table(evaluations, baseline=baseline),
+        _baseline_text(run, evaluations, baseline=baseline, metric=_stop_metric(config)),
         _slices_section(evaluations),
         "<h2>Training</h2><div class=plots>",
         *(_svg(figure) for figure in training_figures(records, best_step=best)),
@@ -74,6 +77,10 @@ def write_report(folder: str | Path) -> Path:
     page = f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
     write_text(run.report, f"{page}<style>{STYLE}</style>{''.join(parts)}</html>\n")
     return run.report
+
+
+def _evaluations(folder: Path) -> dict[str, Any]:
+    return {path.stem: EVALUATION.read(path) for path in sorted((folder / "evaluations").glob("*.json"))}
 
 
 def _svg(figure: Figure) -> str:
@@ -96,12 +103,16 @@ def title_of(run: RunFolder, config: dict[str, Any]) -> str:
 def best_step(records: list[dict[str, Any]], config: dict[str, Any]) -> int:
     """The step of the best evaluation by the metric that training stops by; 0 without one."""
     stop = config.get("training", {}).get("early_stop", {})
-    metric, better = stop.get("metric", "auc"), Better(stop.get("better", Better.AUTO))
+    metric, better = _stop_metric(config), Better(stop.get("better", Better.AUTO))
     valid = [record for record in records if record["kind"] == "valid" and record.get(metric) is not None]
     if not valid:
         return 0
     sign = 1.0 if improves_upwards(EarlyStopConfig(metric=metric, better=better)) else -1.0
     return max(valid, key=lambda record: sign * record[metric])["step"]
+
+
+def _stop_metric(config: dict[str, Any]) -> str:
+    return config.get("training", {}).get("early_stop", {}).get("metric", "auc")
 
 
 def _date(run: RunFolder) -> str:
@@ -118,22 +129,36 @@ def _summary(records: list[dict[str, Any]], *, best: int) -> str:
     return text + (f", {skipped} skipped because of NaN or infinity" if skipped else "")
 
 
-def _metrics_table(evaluations: dict[str, Any]) -> str:
-    """One line a metric, one column a split: narrow, however many labels there are."""
+def _metrics_table(evaluations: dict[str, Any], *, baseline: dict[str, Any]) -> str:
+    """One line a metric, one column a split: narrow, however many labels there are; logistic regression beside it."""
     if not evaluations:
         return ""
+    shown = dict(evaluations)
+    shown |= {f"logistic regression, {split}": value for split, value in baseline.items() if split in evaluations}
     names = list(dict.fromkeys(name for value in evaluations.values() for name in value["metrics"]))
-    head = "".join(f"<th class=n>{html.escape(split)}" for split in evaluations)
-    counts = "".join(f"<td class=n>{value['num_rows']:,}" for value in evaluations.values())
+    head = "".join(f"<th class=n>{html.escape(split)}" for split in shown)
+    counts = "".join(f"<td class=n>{value['num_rows']:,}" for value in shown.values())
     rows = "".join(
         f"<tr><td>{html.escape(name)}"
-        + "".join(f"<td class=n>{_shown(value['metrics'].get(name))}" for value in evaluations.values())
+        + "".join(f"<td class=n>{_shown(value['metrics'].get(name))}" for value in shown.values())
         for name in names
     )
     note = "<p class=quiet>ne: log loss over that of always predicting the mean label; 1 is no better than that.</p>"
     has_ne = any(name.split("/")[0] == "ne" for name in names)
     table = f"<table><tr><th>metric{head}<tr><td>rows{counts}{rows}</table>"
     return f"<h2>Final evaluation</h2>{table}{note if has_ne else ''}"
+
+
+def _baseline_text(run: RunFolder, evaluations: dict[str, Any], *, baseline: dict[str, Any], metric: str) -> str:
+    """How the run compares with logistic regression, and in what the two were computed differently."""
+    split = next((name for name in ("test", "valid") if name in evaluations and name in baseline), "")
+    if not split:
+        return ""
+    text = versus_baseline(evaluations[split]["metrics"], baseline[split]["metrics"], metric=metric)
+    notes = difference_notes([computed_with(run), computed_with(RunFolder(run.baseline))])
+    quiet = "".join(f"<p class=quiet>{html.escape(note)}</p>" for note in notes)
+    link = '<a href="baseline/report.html">its report</a>'
+    return f"<p>{html.escape(f'{split}: {text}; ' if text else '')}{link}</p>{quiet}"
 
 
 def _slices_section(evaluations: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The plots of a run's report: loss, validation metrics, learning rate, throughput, calibration.
+"""The plots of a run's report: loss, validation metrics, learning rate, throughput, calibration, importance.
 
 The best step is marked in every plot over steps. A single point is drawn as one. A curve that does not change is shown
 on a scale of its own size, not zoomed until its last digits look like a mountain.
@@ -67,6 +67,21 @@ def calibration_figure(curves: dict[str, list[dict[str, float]]], *, title: str)
     return figure
 
 
+def importance_figure(bars: Sequence[tuple[str, float, float]], *, title: str, unit: str) -> Figure:
+    """A horizontal bar with its deviation for each (name, value, deviation), the first one on top."""
+    figure, axes = _axes(title, height=max(1.6, 0.26 * len(bars) + 0.9))
+    places = range(len(bars))
+    values, deviations = [bar[1] for bar in bars], [bar[2] for bar in bars]
+    colours = [INK if value >= 0 else SECOND for value in values]
+    axes.barh(places, values, xerr=deviations, color=colours, height=0.65, error_kw={"lw": 1, "capsize": 2})
+    axes.set_yticks(places, [bar[0] for bar in bars], fontsize=8)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.axvline(0, color="#9aa5b1", lw=1)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(unit)
+    return figure
+
+
 def axis_limits(values: Sequence[float]) -> tuple[float, float] | None:
     """Limits of the y axis where values hardly differ: half a percent around them. None: matplotlib's own.
 
@@ -120,8 +135,8 @@ def _curves(curves: dict[str, list[tuple[int, float]]], *, title: str, unit: str
     return figure
 
 
-def _axes(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.4, 3.2), layout="constrained")
+def _axes(title: str, *, height: float = 3.2) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(5.4, height), layout="constrained")
     axes = figure.add_subplot()
     axes.set_title(title, fontsize=11, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,109 @@
+"""Logistic regression beside a run: the same rows, the same numbers each time, and a report that says who is better."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import ziggurat
+from tests.end_to_end.test_main_job import SMALL, events
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.schema import Pooling
+from ziggurat.models import DINConfig, LogisticRegressionConfig
+from ziggurat.recipes.catalogue import table_run
+from ziggurat.runs.baselines import baseline_config, check_baseline, train_baseline
+from ziggurat.runs.load import load_run
+from ziggurat.training.evaluation import versus_baseline
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+
+SCHEMA = ziggurat.Schema(
+    features=(
+        ziggurat.Categorical(name="user_id"),
+        ziggurat.Categorical(name="item"),
+        ziggurat.Dense(name="price"),
+        ziggurat.MultiHot(name="tags"),
+    ),
+    labels=(ziggurat.Label(name="click"),),
+    time="timestamp",
+)
+TINY = ["--model.top.hidden-dims", "8", "--model.bottom.hidden-dims", "8", "--dim", "4", "--precision", "bf16"]
+
+
+def test_a_run_and_its_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    events(2000).write_parquet("events.parquet")
+    ziggurat.write_schema(SCHEMA, "my.toml")
+    train = ["train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/a"]
+    assert main([*train, "--epochs", "1", *SMALL, *TINY]) == 0
+    assert "ziggurat report runs/a --baseline" in capsys.readouterr().out
+    without = Path("runs/a/report.html").read_text()
+    assert "logistic regression" not in without
+
+    assert main(["report", "runs/a", "--baseline"]) == 0
+    shown = capsys.readouterr().out
+    ours, theirs = (
+        EVALUATION.read(RunFolder(folder).evaluation("test")) for folder in (Path("runs/a"), Path("runs/a/baseline"))
+    )
+    assert ours["num_rows"] == theirs["num_rows"]
+    assert theirs["metrics"]["auc"] > 0.6
+    page = Path("runs/a/report.html").read_text()
+    verdict = versus_baseline(ours["metrics"], theirs["metrics"], metric="auc")
+    for words in (verdict, f"logistic regression {theirs['metrics']['auc']:.5f}"):
+        assert words in page
+        assert words in shown
+    assert f"<td class=n>{theirs['metrics']['log_loss']:.5f}" in page
+    assert "precision differs (bf16; fp32)" in page
+    assert "threads differs" not in page
+
+    # it is the run that its config says, and the same each time
+    again = RunFolder(tmp_path / "runs/again")
+    assert main(["train", "--config", "runs/a/baseline/config.json", "--out", str(again.path)]) == 0
+    assert EVALUATION.read(again.evaluation("test"))["metrics"] == theirs["metrics"]
+    log = Path("runs/a/baseline/metrics.jsonl").read_text()
+    assert train_baseline("runs/a").evaluations["test"].metrics == theirs["metrics"]
+    assert Path("runs/a/baseline/metrics.jsonl").read_text() == log  # not trained again
+    assert load_run("runs/a").config.model.kind == "dlrm"
+
+    events(2000, seed=1).write_parquet("events.parquet")
+    shutil.rmtree("runs/a/baseline")
+    with pytest.raises(DataError, match="trained on"):
+        train_baseline("runs/a")
+    assert not Path("runs/a/baseline").exists()
+
+
+def test_the_verdict_follows_the_direction_of_the_metric() -> None:
+    ours, theirs = {"auc": 0.7, "log_loss": 0.5}, {"auc": 0.7, "log_loss": 0.6}
+    assert "no better" in versus_baseline(ours, theirs, metric="auc")
+    assert "(-0.10000, better)" in versus_baseline(ours, theirs, metric="log_loss")
+    assert versus_baseline(ours, {}, metric="auc") == ""
+
+
+def test_what_has_no_baseline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="logistic regression itself"):
+        check_baseline(table_run(LogisticRegressionConfig(), SCHEMA))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="ziggurat report RUN --baseline"):
+        check_baseline(table_run(DINConfig(), SCHEMA))
+
+
+def test_lists_that_are_read_one_by_one_are_summed() -> None:
+    features = (*SCHEMA.features[:3], dataclasses.replace(SCHEMA.features[3], pooling=Pooling.NONE))
+    run = table_run(DINConfig(), dataclasses.replace(SCHEMA, features=features))
+    stop = dataclasses.replace(run.training.early_stop, metric="profit", better="higher")
+    run = dataclasses.replace(run, training=dataclasses.replace(run.training, early_stop=stop, seed=7))
+    rows: Any = SimpleNamespace(train=SimpleNamespace(num_rows=300_000), valid=None)
+    found = baseline_config(run, data=rows)
+    assert (found.training.loader.batch_size, found.training.epochs) == (256, 3)
+    assert found.table_schema.features[3].pooling is Pooling.SUM  # type: ignore[union-attr]
+    assert found.training.early_stop.metric == "auto"  # a function of the user's own is not at hand
+    assert (found.training.seed, found.training.early_stop.patience) == (7, 1)
+    found.check()

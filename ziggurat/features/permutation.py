@@ -1,0 +1,78 @@
+"""Permute features of a batch: samples keep their labels, and get the values of other samples.
+
+    sample     0  1  2        order = [2, 0, 1], feature `item`        sample     0  1  2
+    user     [ 7  4  7 ]                                               user     [ 7  4  7 ]
+    item     [ 3  8  5 ]                                               item     [ 5  3  8 ]
+    tags     [5 9] [] [3]                                              tags     [5 9] [] [3]
+
+What a feature has of a sample moves as a whole: a number, a row, a list with its length, a vector. Several features
+moved together keep what binds them to each other, and lose what binds them to the label and to all the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ziggurat.errors import SchemaError
+from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup
+from ziggurat.features.inputs import InputSpec
+
+
+def feature_names(inputs: InputSpec) -> tuple[str, ...]:
+    """Every feature of a model: numbers, ids, lists, vectors."""
+    specs = (*inputs.single, *inputs.jagged, *inputs.vectors)
+    return (*inputs.dense, *(spec.name for spec in specs))
+
+
+def permuted(batch: Batch, *, inputs: InputSpec, features: Sequence[str], order: Int64[Tensor, "B"]) -> Batch:
+    """The batch with sample b's values of `features` taken from sample `order[b]`; the rest is shared, not copied.
+
+    Args:
+        batch: any number of samples.
+        inputs: of the batch.
+        features: names.
+        order: a permutation of the samples.
+
+    Raises:
+        SchemaError: the inputs have no such feature.
+    """
+    wanted, known = set(features), feature_names(inputs)
+    if unknown := sorted(wanted - set(known)):
+        raise SchemaError(
+            expected="features of the model: " + ", ".join(known),
+            found=", ".join(map(repr, unknown)),
+            where="features to permute",
+            ways_out="correct the names",
+        )
+    dense, single, jagged = batch.dense, batch.single, batch.jagged
+    columns = [index for index, name in enumerate(inputs.dense) if name in wanted]
+    if columns:
+        dense = dense.clone()
+        dense[:, columns] = batch.dense[order][:, columns]
+    rows = [index for index, spec in enumerate(inputs.single) if spec.name in wanted]
+    if rows:
+        single = single.clone()
+        single[rows] = batch.single[rows][:, order]
+    for index, spec in enumerate(inputs.jagged):
+        if spec.name in wanted:
+            jagged = _with_lists_moved(jagged, index, order)
+    vectors = {name: value[order] if name in wanted else value for name, value in batch.vectors.items()}
+    return replace(batch, dense=dense, single=single, jagged=jagged, vectors=vectors)
+
+
+def _with_lists_moved(jagged: JaggedRows, index: int, order: Tensor) -> JaggedRows:
+    """The same lists, those of feature number `index` in another order."""
+    size = len(order)
+    first, last = index * size, (index + 1) * size
+    begin, end = int(jagged.offsets[first]), int(jagged.offsets[last])
+    lists = SequenceGroup(
+        values={"rows": jagged.values[begin:end]}, offsets=jagged.offsets[first : last + 1] - begin
+    ).take(order)
+    values = torch.cat([jagged.values[:begin], lists.values["rows"], jagged.values[end:]])
+    offsets = torch.cat([jagged.offsets[:first], lists.offsets + begin, jagged.offsets[last + 1 :]])
+    return JaggedRows(values, offsets)
