@@ -25,6 +25,7 @@ from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_report import markdown, write_comparison
 from ziggurat.studies.compare_settings import VARIANTS, settings_of, variant
 from ziggurat.training.evaluation import evaluate_batches, ordered_batches
+from ziggurat.training.records.run_folder import STARTUP, RunFolder
 
 ROWS = 6000
 
@@ -52,7 +53,12 @@ def test_compares_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return original(request, **given)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(compare_runs, "_trainer", counted)
+    elsewhere = RunFolder(first.models[0].folders[0]).startup  # as if the first part had been made elsewhere
+    report = STARTUP.read(elsewhere)
+    STARTUP.write(elsewhere, report | {"Machine": report["Machine"] | {"torch": "1.0"}})
     second = compare(config(), out=tmp_path)
+    assert not any("torch differs" in note for note in first.notes)
+    assert any(f"torch differs (1.0; {torch.__version__})" in note for note in second.notes)
     assert trained == ["logistic_regression1", "dnn1"]  # seed 0 was there
     assert second.models[0].runs[0] == first.models[0].runs[0]
     found = second.differences["logistic_regression", "dnn"]

@@ -7,8 +7,8 @@ interactions and layers have learned; a model that is not better has learned no 
     runs/shop/baseline/     logistic regression on the same rows: a run of its own, trained once, read afterwards
 
 It is trained by the ordinary trainer: up to 10 passes of about a thousand steps, until the validation metric that the
-run itself stops by no longer improves, in FP32, with the run's threads, seed and data. Same machine, same numbers. What
-it costs is measured in docs/guides/looking-into-a-run.md. It is trained when asked for: it can double the time of a
+run itself stops by no longer improves, in FP32, with the run's threads, seed and data. Same machine, same numbers. It
+costs a lookup of one number a feature and sample and pass. It is trained when asked for: it can double the time of a
 small run, and whoever trains on the same data again and again needs it once.
 """
 

@@ -13,6 +13,7 @@ from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, RunFolder
 from ziggurat.training.report.page import best_step, changed_settings, dated, title_of, write_report
 from ziggurat.training.report.plots import axis_limits, training_figures
+from ziggurat.training.report.startup import flat_lines
 
 RECORDS: list[dict[str, Any]] = [
     {"kind": "train", "step": 50, "loss": 0.6, "lr": 0.001, "timing": {"samples_per_s": 1000.0}},
@@ -72,6 +73,12 @@ def test_titles_and_dates() -> None:
     assert title_of(run, config) == "dnn on shop.csv"
     assert title_of(run, {}) == "shop"
     assert dated("test from 978133414, 1234567890 rows") == "test from 2000-12-29 23:43:34 UTC, 1234567890 rows"
+
+
+def test_lists_of_groups_are_words_in_the_start_up_report() -> None:
+    report = {"kernel": "cpp", "storages": [{"dim": 16, "rows": 3}, {"dim": 4}], "tried": {"fbgemm": ["a", 2]}}
+    expected = [("kernel", "cpp"), ("storages", "dim 16 rows 3, dim 4"), ("tried fbgemm", "a, 2")]
+    assert flat_lines(report) == expected
 
 
 def test_only_what_differs_from_the_defaults() -> None:

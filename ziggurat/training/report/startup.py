@@ -181,4 +181,8 @@ def flat_lines(value: Any, *, prefix: str = "") -> list[tuple[str, str]]:
     """Nested plain data as (dotted name, text) lines."""
     if isinstance(value, dict):
         return [line for name, item in value.items() for line in flat_lines(item, prefix=f"{prefix}{name} ")]
-    return [(prefix.strip(), ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))]
+    return [(prefix.strip(), ", ".join(map(_words, value)) if isinstance(value, list | tuple) else str(value))]
+
+
+def _words(value: Any) -> str:
+    return " ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, dict) else str(value)
