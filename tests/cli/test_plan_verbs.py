@@ -14,8 +14,8 @@ import pytest
 from ziggurat.cli.main import main
 from ziggurat.plan import Plan, Towers
 from ziggurat.planning.cluster.catalogue import load_cluster
-from ziggurat.runs.plan_run import SimulatedStep
-from ziggurat.runs.simulation_report import simulation_table
+from ziggurat.runs.planning.plan_run import SimulatedStep
+from ziggurat.runs.planning.simulation_report import simulation_table
 
 QUICK = ("--budget-s", "0.1")
 
