@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from ziggurat import __version__
 from ziggurat.models import Model, flops_per_sample, num_parameters
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import FieldMix
@@ -139,7 +138,7 @@ def startup_report(
         training["combinations of fields"] = fields_kernel()
     return StartupReport(
         sections={
-            "Machine": machine_lines() | {"ziggurat": __version__} | version_lines(),
+            "Machine": machine_lines() | version_lines(),
             "Data": data,
             "Training": training | dict(decision or {}),
             **facts.towers,
