@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+import ziggurat
 from ziggurat.cache import cache_folder
 from ziggurat.config import to_json
 from ziggurat.data.datasets import fetch
@@ -210,6 +211,7 @@ def train_run(
             config = resolved(config, trainer=trainer)
             data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
             report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
+            report.sections["Machine"]["ziggurat"] = ziggurat.__version__
             if ranks.tower_size_reason:
                 report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
