@@ -11,9 +11,12 @@ Both sums can be made where the part is computed: `addcmul_` for the first, and 
 (`addmm_`, BLAS's beta = 1) for the second. At width 1728 and batch 2048 each matrix is 14 MiB, so what is saved is
 memory traffic: two of five passes a layer.
 
+Under autocast x stays FP32 and only the products are made in the lower dtype. What autograd keeps of a layer for them,
+x_l in FP32 and its cast, is here the cast alone, and g ⊙ x₀ is rounded where it is computed.
+
 `cross_layers_reference` is the definition. `cross_layers` runs it too where the fast form does not apply: under
-autocast (its backward pass would have to know about the casts), under torch.compile (which fuses by itself) and where
-x₀ needs no gradient. A second derivative is taken through the reference, whose layers are then computed once more.
+torch.compile (which fuses by itself), on the meta device, where x₀ needs no gradient and where dtypes differ. A second
+derivative is taken through the reference, whose layers are then computed once more.
 
 Reference: arXiv 2008.13535, equations 1 and 2. Cost: the matrix products are those of autograd.
 """
@@ -59,50 +62,65 @@ def cross_layers(
         biases: b_l (d) of each layer.
     """
     same_dtype = all(weight.dtype is inputs_Bd.dtype for weight in (*downs, *ups, *biases))
-    autocast = not inputs_Bd.is_meta and torch.is_autocast_enabled(inputs_Bd.device.type)
     wanted = torch.is_grad_enabled() and inputs_Bd.requires_grad
-    if not ups or not wanted or not same_dtype or autocast or torch.compiler.is_compiling():
+    if not ups or not wanted or not same_dtype or inputs_Bd.is_meta or torch.compiler.is_compiling():
         return cross_layers_reference(inputs_Bd, downs=downs, ups=ups, biases=biases)
-    return _CrossLayers.apply(inputs_Bd, len(ups), *downs, *ups, *biases)  # type: ignore[return-value]
+    device = inputs_Bd.device.type
+    lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs_Bd.dtype
+    with torch.autocast(device, enabled=False):
+        return _CrossLayers.apply(inputs_Bd, len(ups), lower, *downs, *ups, *biases)  # type: ignore[return-value]
 
 
 class _CrossLayers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs_Bd: Tensor, num_layers: int, *weights: Tensor) -> Tensor:
-        downs, ups, biases = _split(weights, num_layers)
+    def forward(ctx: Any, inputs_Bd: Tensor, num_layers: int, dtype: torch.dtype, *weights: Tensor) -> Tensor:
+        used = [weight.to(dtype) for weight in weights]
+        downs, ups, biases = _split(used, num_layers)
         crossed_Bd, kept = inputs_Bd, []
         for index, (up, bias) in enumerate(zip(ups, biases, strict=True)):
-            low = F.linear(crossed_Bd, downs[index]) if downs else crossed_Bd
+            cast_Bd = crossed_Bd.to(dtype)
+            low = F.linear(cast_Bd, downs[index]) if downs else cast_Bd
             factor_Bd = F.linear(low, up, bias)
-            kept += [crossed_Bd, low, factor_Bd] if downs else [crossed_Bd, factor_Bd]
+            kept += [cast_Bd, low, factor_Bd] if downs else [cast_Bd, factor_Bd]
             crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, factor_Bd)
-        ctx.num_layers, ctx.num_weights = num_layers, len(weights)
-        ctx.save_for_backward(*weights, *kept)
+        ctx.num_layers, ctx.num_weights, ctx.dtype = num_layers, len(weights), dtype
+        ctx.save_for_backward(inputs_Bd, *weights, *used, *kept)
         return crossed_Bd
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors
-        weights, kept = saved[: ctx.num_weights], saved[ctx.num_weights :]
+        inputs_Bd, *saved = ctx.saved_tensors
+        weights, used, kept = (
+            saved[: ctx.num_weights],
+            saved[ctx.num_weights : 2 * ctx.num_weights],
+            saved[2 * ctx.num_weights :],
+        )
         if torch.is_grad_enabled():  # create_graph=True: through the reference, which can be differentiated again
-            return _differentiable_backward(kept[0], weights, gradient_Bd=gradients[0], context=ctx)
-        needed = ctx.needs_input_grad[2:]
-        found = _backward(weights, kept, num_layers=ctx.num_layers, needed=needed, gradient_Bd=gradients[0])
-        return (found[0], None, *found[1:])
+            return _differentiable_backward(inputs_Bd, weights, gradient_Bd=gradients[0], context=ctx)
+        needed = ctx.needs_input_grad[3:]
+        found = _backward(inputs_Bd, used, kept, num_layers=ctx.num_layers, needed=needed, gradient_Bd=gradients[0])
+        wide = [each if each is None else each.to(inputs_Bd.dtype) for each in found]
+        return (wide[0], None, None, *wide[1:])
 
 
 def _backward(
-    weights: Sequence[Tensor], kept: Sequence[Tensor], *, num_layers: int, needed: Sequence[bool], gradient_Bd: Tensor
+    inputs_Bd: Tensor,
+    weights: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    *,
+    num_layers: int,
+    needed: Sequence[bool],
+    gradient_Bd: Tensor,
 ) -> list[Tensor | None]:
     """Gradients of x₀ and of each weight, with both sums made in place."""
     downs, ups, _ = _split(weights, num_layers)
     gradients: list[Tensor | None] = [None] * len(weights)
     per_layer = 3 if downs else 2
-    inputs_Bd, flowing_Bd, first_Bd = kept[0], gradient_Bd, None
+    flowing_Bd, first_Bd = gradient_Bd, None
     for index in reversed(range(num_layers)):
-        crossed_Bd, *lows, factor_Bd = kept[index * per_layer : (index + 1) * per_layer]
-        low = lows[0] if downs else crossed_Bd
-        factor_gradient_Bd = flowing_Bd * inputs_Bd
+        cast_Bd, *lows, factor_Bd = kept[index * per_layer : (index + 1) * per_layer]
+        low = lows[0] if downs else cast_Bd
+        factor_gradient_Bd = torch.mul(flowing_Bd, inputs_Bd, out=torch.empty_like(factor_Bd))
         up_at = len(downs) + index
         if needed[up_at]:
             gradients[up_at] = factor_gradient_Bd.t() @ low
@@ -113,9 +131,12 @@ def _backward(
         if downs:
             low_gradient, matrix = factor_gradient_Bd @ ups[index], downs[index]
             if needed[index]:
-                gradients[index] = low_gradient.t() @ crossed_Bd
+                gradients[index] = low_gradient.t() @ cast_Bd
         mine = flowing_Bd is not gradient_Bd  # the incoming gradient is not ours to overwrite
-        flowing_Bd = torch.addmm(flowing_Bd, low_gradient, matrix, out=flowing_Bd if mine else None)
+        if low_gradient.dtype is flowing_Bd.dtype:
+            flowing_Bd = torch.addmm(flowing_Bd, low_gradient, matrix, out=flowing_Bd if mine else None)
+        else:
+            flowing_Bd = torch.add(flowing_Bd, low_gradient @ matrix, out=flowing_Bd if mine else None)
     assert first_Bd is not None
     return [first_Bd.add_(flowing_Bd), *gradients]
 
@@ -125,13 +146,15 @@ def _differentiable_backward(
 ) -> tuple[Tensor | None, ...]:
     """The same gradients by autograd, recomputing the layers."""
     downs, ups, biases = _split(weights, context.num_layers)
-    result_Bd = cross_layers_reference(inputs_Bd, downs=downs, ups=ups, biases=biases)
+    device = inputs_Bd.device.type
+    with torch.autocast(device, dtype=context.dtype, enabled=context.dtype is not inputs_Bd.dtype):
+        result_Bd = cross_layers_reference(inputs_Bd, downs=downs, ups=ups, biases=biases)
     every = [inputs_Bd, *weights]
-    needed = [context.needs_input_grad[0], *context.needs_input_grad[2:]]
+    needed = [context.needs_input_grad[0], *context.needs_input_grad[3:]]
     wanted = [each for each, need in zip(every, needed, strict=True) if need]
     found = iter(torch.autograd.grad(result_Bd, wanted, gradient_Bd, create_graph=True))
     first, *others = (next(found) if need else None for need in needed)
-    return (first, None, *others)
+    return (first, None, None, *others)
 
 
 def _split(weights: Sequence[Tensor], num_layers: int) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
