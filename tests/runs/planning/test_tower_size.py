@@ -55,13 +55,23 @@ def test_the_fastest_size_on_the_cluster_is_taken_with_its_reason(tmp_path: Path
 def test_without_a_cluster_a_host_decides_and_the_report_says_that_nothing_was_predicted() -> None:
     found = choose_tower_size(config(), inputs(), world_size=4, ranks_per_host=2)
     assert found.size == 2
-    assert "the ranks of a host; whether it gains over a flat model is not predicted" in found.reason
+    assert "the ranks of a host; no gain over a flat model was predicted: --parallel.cluster FILE" in found.reason
+    assert "ziggurat plan RECIPE --cluster FILE" in found.reason
     found = choose_tower_size(config(), inputs(), world_size=12, ranks_per_host=2)
     assert found.size == 3
     assert "the smallest of [3, 6, 12]: the 2 of a host do not fit" in found.reason
     assert choose_tower_size(config(tower_size=4), inputs(), world_size=4, ranks_per_host=2).size == 4
     flat = replace(config(), towers=None)
     assert choose_tower_size(flat, inputs(), world_size=4, ranks_per_host=2).reason == ""
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_one_host_for_all_ranks_is_said_because_towers_spare_no_link_there(asked: int) -> None:
+    found = choose_tower_size(config(tower_size=asked), inputs(), world_size=4, ranks_per_host=4)
+    assert "towers cannot spare traffic here" in found.reason
+    assert "all ranks share one host" in found.reason
+    several = choose_tower_size(config(tower_size=asked), inputs(), world_size=4, ranks_per_host=2)
+    assert "one host" not in several.reason
 
 
 def test_a_cluster_of_other_machines_is_refused(tmp_path: Path) -> None:

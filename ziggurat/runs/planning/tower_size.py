@@ -10,7 +10,7 @@ model was slower than the flat one (214 ms against 172). The size therefore foll
     neither                       the ranks of a host, where the towers allow it, else the smallest S; not predicted
 
 The towers are part of the model, so a run that asks for them gets them also where none gains; the start-up report says
-so.
+so, and it says where nothing was predicted, and that towers cannot gain where all ranks share one host.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ from ziggurat.planning.simulator.step_simulator import StepSimulator
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.planning.plan_inputs import PlanInputs, measured_lengths, prepared_data
 from ziggurat.runs.planning.plan_run import model_to_place, step_settings
+
+_NOT_PREDICTED = (
+    "no gain over a flat model was predicted: --parallel.cluster FILE takes the size with the shortest predicted step, "
+    "and `ziggurat plan RECIPE --cluster FILE --towers FILE` compares sizes and the flat model before a run"
+)
+_SINGLE_HOST = (
+    "towers cannot spare traffic here: they spare links between hosts, and all ranks share one host; a model without "
+    "--towers is flat"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +68,10 @@ def choose_tower_size(config: RunConfig, inputs: InputSpec, *, world_size: int, 
     towers, asked = config.towers, config.parallel.tower_size
     if towers is None:
         return ChosenSize(size=0, reason="")
+    shares_host = ranks_per_host >= world_size
     if asked:
-        return ChosenSize(size=asked, reason=f"{asked} ranks, as --parallel.tower-size says")
+        note = f"; {_SINGLE_HOST}" if shares_host else ""
+        return ChosenSize(size=asked, reason=f"{asked} ranks, as --parallel.tower-size says{note}")
     if config.parallel.cluster:
         cluster = cluster_of_ranks(config.parallel.cluster, world_size=world_size, ranks_per_host=ranks_per_host)
         return _fastest(config, inputs, cluster, towers=towers)
@@ -68,8 +79,8 @@ def choose_tower_size(config: RunConfig, inputs: InputSpec, *, world_size: int, 
     fits = ranks_per_host in possible
     size = ranks_per_host if fits else possible[0]
     why = "the ranks of a host" if fits else f"the smallest of {possible}: the {ranks_per_host} of a host do not fit"
-    unknown = "; whether it gains over a flat model is not predicted (--parallel.cluster NAME does)"
-    return ChosenSize(size=size, reason=f"{size} ranks, {why}{unknown}")
+    note = _SINGLE_HOST if shares_host else _NOT_PREDICTED
+    return ChosenSize(size=size, reason=f"{size} ranks, {why}; {note}")
 
 
 def cluster_of_ranks(name: str, *, world_size: int, ranks_per_host: int) -> Cluster:
