@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.models.own_model import OwnConfig, OwnModel
-from ziggurat.embeddings import EmbeddingTables
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizerKind
 from ziggurat.features.batch import Batch
 from ziggurat.models import DLRMConfig, Embedded, MLPConfig, Outputs, build_model, flops_per_sample
 from ziggurat.testing.batches import small_inputs
@@ -51,3 +51,16 @@ def test_zeros_that_align_memory_are_no_work() -> None:
     mlp = MLPConfig(hidden_dims=(8,))
     found = flops_per_sample(build_model(DLRMConfig(embedding_dim=16, bottom=mlp, top=mlp), inputs, seed=0))
     assert found.forward == 2 * (3 * 8 + 8 * 16) + 2 * 20**2 * 16 + 2 * (206 * 8 + 8)
+
+
+@pytest.mark.parametrize("draw_tables", [True, False])
+def test_tables_that_are_parameters_are_left_alone(draw_tables: bool) -> None:
+    dense = EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE)
+    mlp = MLPConfig(hidden_dims=(8,))
+    found = [
+        flops_per_sample(
+            build_model(DLRMConfig(bottom=mlp, top=mlp, embedding=embedding), INPUTS, seed=0, draw_tables=draw_tables)
+        )
+        for embedding in (EmbeddingConfig(), dense)
+    ]
+    assert found[0] == found[1]

@@ -118,6 +118,7 @@ def _count(module: nn.Module, run: Run, size: int, device: torch.device) -> tupl
     weights = {
         f"module.{name}": weight.detach().to(device).requires_grad_(weight.requires_grad)
         for name, weight in module.named_parameters()
+        if not name.startswith("embeddings.")  # tables that are parameters: no dense network reads them
     }
     buffers = {f"module.{name}": buffer.detach().to(device, copy=True) for name, buffer in module.named_buffers()}
     with torch.enable_grad(), FlopCounterMode(display=False) as forward:
