@@ -22,7 +22,7 @@ from ziggurat.models import build_model
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.wire import WireConfig, WireFormat
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.planning.placement import place_tables
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.step import TrainStep
