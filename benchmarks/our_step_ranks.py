@@ -13,16 +13,16 @@ from typing import Any
 import torch.distributed as dist  # noqa: TID251
 
 from benchmarks.datacentre.serve import serve_ranks
-from benchmarks.ours import config_of, inputs_of, to_batch, training_config
+from benchmarks.ours import config_of, inputs_of, training_config, with_label_sets
 from benchmarks.rank_batches import rank_batches
-from benchmarks.workload import Workload
+from benchmarks.workload import NUM_LABEL_SETS, Workload
 from ziggurat.config import from_json
 from ziggurat.features.batch import Batch
 from ziggurat.models import build_model
 from ziggurat.parallel.dense import Reduction
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
-from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.planning.placement import place_tables
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.step import TrainStep
@@ -81,10 +81,9 @@ class StepRanks:
     def __init__(self, settings: dict[str, Any]) -> None:
         workload = Workload.from_json(settings["workload"])
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        batches = [
-            to_batch(raw, workload, labels=raw.label_sets[0])
-            for raw in rank_batches(workload, rank=rank, world_size=world_size)
-        ]
+        raws = rank_batches(workload, rank=rank, world_size=world_size)
+        labelled = [with_label_sets(raw, workload) for raw in raws]
+        batches = [labels[number] for number in range(NUM_LABEL_SETS) for labels in labelled]  # nothing to memorise
         variants = [from_json(StepVariant, each, where="variants") for each in settings["variants"]]
         self.variants = {each.name: OneStep(each, workload, batches) for each in variants}
         self.info = {

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
 from ziggurat.parallel.dense import Reduction, unreduced
 from ziggurat.parallel.exchange.blocks import BlockExchange, Transfer
+from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.towers import TowerTransform
@@ -71,7 +71,9 @@ class Pipeline:
             lines.append("last hop of embeddings: with nothing (means of row-wise tables are finished after it)")
         else:
             lines.append("last hop of embeddings: with nothing (one part)")
-        lines.append("gradients of the dense network: with the backward pass")
+        in_memory = self._parallel.topology.world.memory is not None
+        when = "with nothing (one sum in shared memory, at the end)" if in_memory else "with the backward pass"
+        lines.append(f"gradients of the dense network: {when}")
         return lines
 
     def step(
@@ -159,7 +161,7 @@ class Pipeline:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         flat = flat.to(torch.bfloat16) if self._parallel.config.reduction is Reduction.BF16 else flat
         self._parallel.traffic.count_reduction("tower module gradients", num_bytes=flat.numel() * flat.element_size())
-        dist.all_reduce(flat, group=group.process_group)
+        start_sum(flat, group=group, purpose="tower module gradients").wait()
         for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 

@@ -8,6 +8,8 @@ all-reduced while the pass goes on (Li et al., arXiv 2006.15704). Torch's Distri
 waits for ever, or raises, where a weight gets no gradient: a part of the model that this batch did not use, or an
 output that the loss does not read. Here the end of the backward pass sends what is left, the same on every rank.
 
+Ranks of one host that share memory sum everything once, at the end: no message travels there while they compute.
+
 Buckets are summed in a fixed order, so a repeated or resumed run adds up in the same order. The gradient of a weight is
 a view of its bucket; nothing is copied back.
 
@@ -17,6 +19,7 @@ Cost: the gradients once over the wire, and one copy of them into the buckets.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
@@ -26,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ziggurat.parallel.exchange.collectives import Pending, start_sum
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import RankGroup
 
@@ -51,7 +55,7 @@ class _Bucket:
         self.views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         self.missing: set[int] = set()
         self.sent: Tensor | None = None
-        self.work: Any = None
+        self.work: Pending | None = None
 
 
 class ReplicatedNetwork:
@@ -70,14 +74,18 @@ class ReplicatedNetwork:
     ) -> None:
         self.module = module
         self._group, self._reduction, self._traffic, self._purpose = group, reduction, traffic, purpose
-        self._buckets = [_Bucket(parameters) for parameters in _bucketed(module)]
+        # In shared memory nothing travels by itself: sums cost the same whenever they are made, and one costs least.
+        is_early = group.memory is None
+        limits = (_FIRST_BUCKET_BYTES, _BUCKET_BYTES) if is_early else (sys.maxsize, sys.maxsize)
+        self._buckets = [_Bucket(parameters) for parameters in _bucketed(module, limits=limits)]
         self._place: dict[nn.Parameter, tuple[int, int]] = {}
         self._is_reduced, self._is_open = True, False
         self._next = 0
         for index, bucket in enumerate(self._buckets):
             for position, parameter in enumerate(bucket.parameters):
                 self._place[parameter] = (index, position)
-                parameter.register_post_accumulate_grad_hook(self._arrived)
+                if is_early:
+                    parameter.register_post_accumulate_grad_hook(self._arrived)
         with torch.no_grad():
             for value in (*module.parameters(), *module.buffers()):
                 dist.broadcast(value.detach(), group_src=0, group=group.process_group)
@@ -127,10 +135,10 @@ class ReplicatedNetwork:
         self._is_open = False
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
-            for position in bucket.missing:
-                _collect(bucket, position)
+            _collect_all(bucket, sorted(bucket.missing))
             self._send(bucket)
         for bucket in self._buckets:
+            assert bucket.work is not None
             bucket.work.wait()
             if bucket.sent is not None and bucket.sent is not bucket.flat:
                 bucket.flat.copy_(bucket.sent)
@@ -139,7 +147,7 @@ class ReplicatedNetwork:
     def _send(self, bucket: _Bucket) -> None:
         bucket.sent = bucket.flat.to(torch.bfloat16) if self._reduction is Reduction.BF16 else bucket.flat
         self._traffic.count_reduction(self._purpose, num_bytes=bucket.sent.numel() * bucket.sent.element_size())
-        bucket.work = dist.all_reduce(bucket.sent, group=self._group.process_group, async_op=True)
+        bucket.work = start_sum(bucket.sent, group=self._group, purpose=self._purpose)
         self._next += 1
 
 
@@ -153,14 +161,29 @@ def _collect(bucket: _Bucket, position: int) -> None:
     parameter.grad = view
 
 
-def _bucketed(module: nn.Module) -> list[list[nn.Parameter]]:
-    """Weights that need gradients, the last ones first, in buckets of one type."""
+def _collect_all(bucket: _Bucket, positions: list[int]) -> None:
+    """`_collect` for many weights, in one copy."""
+    views, gradients = [], []
+    for position in positions:
+        parameter, view = bucket.parameters[position], bucket.views[position]
+        if parameter.grad is None or parameter.grad is view:
+            _collect(bucket, position)
+        else:
+            views.append(view)
+            gradients.append(parameter.grad)
+            parameter.grad = view
+    if views:
+        torch._foreach_copy_(views, gradients)
+
+
+def _bucketed(module: nn.Module, *, limits: tuple[int, int]) -> list[list[nn.Parameter]]:
+    """Weights that need gradients, the last ones first, in buckets of one type and of so many bytes."""
     buckets: list[list[nn.Parameter]] = []
-    num_bytes, limit = 0, _FIRST_BUCKET_BYTES
+    num_bytes, limit = 0, limits[0]
     for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
         same = bool(buckets) and (buckets[-1][0].dtype, buckets[-1][0].device) == (parameter.dtype, parameter.device)
         if not same or num_bytes >= limit:
-            limit = _BUCKET_BYTES if buckets else _FIRST_BUCKET_BYTES
+            limit = limits[1] if buckets else limits[0]
             buckets.append([])
             num_bytes = 0
         buckets[-1].append(parameter)

@@ -34,13 +34,14 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import torch
 import torch.distributed as dist
 
 from ziggurat.errors import TopologyError
+from ziggurat.parallel.exchange.host_memory import HostMemory, open_host_memory
 from ziggurat.parallel.lost_ranks import communicating
 
 
@@ -52,11 +53,15 @@ class RankGroup:
         ranks: places (`Topology.order` has the launcher's ranks).
         position: this process's place among them.
         process_group: None for a group of one.
+        memory: what ranks of one host exchange through; None: through the process group.
+        why_no_memory: the reason, where a group of one host has none.
     """
 
     ranks: tuple[int, ...]
     position: int
     process_group: dist.ProcessGroup | None = field(default=None, repr=False, compare=False)
+    memory: HostMemory | None = field(default=None, repr=False, compare=False)
+    why_no_memory: str = field(default="", repr=False, compare=False)
 
     @property
     def size(self) -> int:
@@ -236,7 +241,7 @@ class Topology:
         axes = {}
         for axis, groups in wanted.items():
             key = tuple(map(tuple, groups))
-            made[key] = axes[axis] = made.get(key) or _join(groups, rank, order=order)
+            made[key] = axes[axis] = made.get(key) or _join(groups, rank, order=order, hosts=places)
         return Topology(rank=rank, tower_size=tower_size, hosts=places, order=order, axes=axes)
 
 
@@ -247,7 +252,7 @@ def communication_device(group: dist.ProcessGroup | None = None) -> torch.device
     return torch.device("cpu")
 
 
-def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...]) -> RankGroup:
+def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...], hosts: tuple[int, ...]) -> RankGroup:
     """Make every group (torch demands that all ranks make all of them, in order); return this rank's."""
     mine = None
     for ranks in groups:
@@ -261,7 +266,13 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...])
             known = group if isinstance(group, dist.ProcessGroup) else None
             mine = RankGroup(tuple(ranks), list(ranks).index(rank), known)
     assert mine is not None
-    return mine
+    if mine.process_group is None or len({hosts[place] for place in mine.ranks}) > 1:
+        return mine
+    if communication_device(mine.process_group).type != "cpu":
+        return mine
+    with communicating("meeting of ranks that share memory"):
+        memory, reason = open_host_memory(mine.process_group)
+    return replace(mine, memory=memory, why_no_memory=reason)
 
 
 def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> list[int]:

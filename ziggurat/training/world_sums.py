@@ -21,30 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ziggurat.parallel.lost_ranks import communicating
+from ziggurat.parallel.exchange.collectives import Pending, start_sum
 from ziggurat.parallel.parallelize import Parallel
-
-
-class PendingWeight:
-    """The global weight of each label, on its way."""
-
-    def __init__(self, weight_L: Tensor | None, work: Any) -> None:
-        self._weight_L, self._work = weight_L, work
-
-    def wait(self) -> Float[Tensor, "L"] | None:
-        """The weight; None without `parallelize`, where a batch's own weight is the global one."""
-        if self._work is not None:
-            with communicating("loss weights"):
-                self._work.wait()
-        return self._weight_L
+from ziggurat.parallel.topology import communication_device
 
 
 class WorldSums:
@@ -57,23 +42,17 @@ class WorldSums:
 
     def __init__(self, parallel: Parallel | None, named: Mapping[str, nn.Parameter]) -> None:
         self._parallel = parallel
-        self._group = None if parallel is None else parallel.topology.world.process_group
+        self._world = None if parallel is None else parallel.topology.world
         self._counted = [value for name, value in named.items() if self._counts(name, value)]
 
-    def start_weight(self, weight_L: Float[Tensor, "L"]) -> PendingWeight:
-        """Start to add up the weight of this step's batches.
+    def start_weight(self, weight_L: Float[Tensor, "L"]) -> Pending:
+        """Start to add up the weight of this step's batches; on many ranks, and on one that `parallelize` knows.
 
         Args:
             weight_L: `Model.loss_weight` of this rank's batch; overwritten.
         """
-        if self._parallel is None:
-            return PendingWeight(None, None)
-        if self._group is None:
-            return PendingWeight(weight_L, None)
-        self._parallel.traffic.count_reduction("loss weights", num_bytes=weight_L.numel() * weight_L.element_size())
-        with communicating("loss weights"):
-            work = dist.all_reduce(weight_L, group=self._group, async_op=True)
-        return PendingWeight(weight_L, work)
+        assert self._parallel is not None
+        return self._start(weight_L, purpose="loss weights")
 
     def squared_norm(self) -> Tensor:
         """This rank's part of Σ g² over dense network and tower modules; a scalar."""
@@ -82,16 +61,21 @@ class WorldSums:
 
     def totals(self, *, loss: float, squared: float, finite: bool) -> tuple[float, float, bool]:
         """Loss, Σ g² and verdict of all ranks, the same on each."""
-        if self._group is not None and self._parallel is not None:
-            topology = self._parallel.topology
-            device = "cuda" if dist.get_backend(topology.world.process_group) == "nccl" else "cpu"
+        if self._world is not None and self._world.process_group is not None:
+            device = communication_device(self._world.process_group)
             sums = torch.tensor([loss, squared, 0.0 if finite else 1.0], dtype=torch.float64, device=device)
-            self._parallel.traffic.count_reduction("loss and guard", num_bytes=sums.numel() * sums.element_size())
-            with communicating("loss and guard"):
-                dist.all_reduce(sums, group=self._group)
-            loss, squared, bad = sums.tolist()
+            loss, squared, bad = self._start(sums, purpose="loss and guard").wait().tolist()
             finite = bad == 0.0
         return loss, squared, finite and math.isfinite(loss) and math.isfinite(squared)
+
+    def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
+        """Start to add up a few numbers over all ranks, in place."""
+        assert self._parallel is not None
+        world = self._parallel.topology.world
+        if world.process_group is None:
+            return Pending(lambda: numbers, where=purpose)
+        self._parallel.traffic.count_reduction(purpose, num_bytes=numbers.numel() * numbers.element_size())
+        return start_sum(numbers, group=world, purpose=purpose)
 
     def _counts(self, name: str, value: nn.Parameter) -> bool:
         """Whether this rank's gradient of a weight counts in the global norm."""

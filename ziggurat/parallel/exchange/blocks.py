@@ -35,9 +35,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.parallel.exchange.collectives import Pending, all_to_all
+from ziggurat.ops.columns import ColumnMoves, Columns
+from ziggurat.parallel.exchange.collectives import Pending, all_to_all, outbox
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat, decode_pieces, encode_pieces
+from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat, encode_pieces
 from ziggurat.parallel.topology import RankGroup
 
 
@@ -107,12 +108,9 @@ class BlockExchange:
         self._backward_wires = [Wire(wire, layout, backward_rounding) for layout in layouts]
         self._traffic = traffic
         self._purpose = purpose
-        self._is_concatenation = (
-            num_local == 0
-            and [b.sources for b in self.blocks]
-            == [((member, 0),) for member, number in enumerate(self.columns) if number]
-            and [b.width for b in self.blocks] == [number for number in self.columns if number]
-        )
+        # Every source of every block: what the backward pass sends, and without sums also what comes forward.
+        self._moves = ColumnMoves(_columns_of(self.blocks, local=len(layouts)))
+        self._has_sums = any(len(block.sources) > 1 for block in self.blocks)
 
     def describe(self, dtype: torch.dtype) -> str:
         """What values of type `dtype` travel as, and their gradients; see `Wire.describe`."""
@@ -157,13 +155,15 @@ class BlockExchange:
         """Forward, first half."""
         wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
         assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
+        if wire.is_plain and not wire.is_exact(values_RC.dtype):
+            message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
+            message.view_as(values_RC).copy_(values_RC)
+        else:
+            message = wire.encode(values_RC.contiguous())
         transfer.forward = all_to_all(
-            wire.encode(values_RC.contiguous()),
+            message,
             sent=[wire.num_items(rows * mine) for rows in transfer.rows_sent],
-            received=[
-                each.num_items(transfer.num_rows * number)
-                for each, number in zip(self._forward_wires, self.columns, strict=True)
-            ],
+            received=self._items(transfer),
             group=self.group,
             traffic=self._traffic,
             purpose=f"{self._purpose} forward",
@@ -172,40 +172,28 @@ class BlockExchange:
     def receive_values(self, transfer: Transfer) -> Float[Tensor, "B T"]:
         """Forward, second half."""
         assert transfer.forward is not None
-        rows = transfer.num_rows
-        sizes = [rows * number for number in self.columns]
-        received = decode_pieces(self._forward_wires, transfer.forward.wait(), sizes=sizes, dtype=transfer.dtype)
+        with transfer.forward.pieces(self._items(transfer)) as came:
+            arranged = self._arranged(came, transfer)
         transfer.forward = None
-        pieces = [piece.view(rows, number) for piece, number in zip(received, self.columns, strict=True)]
-        pieces.append(transfer.local)  # LOCAL is the last
-        if self._is_concatenation:
-            filled = [piece for piece in pieces if piece.shape[1]]
-            return filled[0] if len(filled) == 1 else torch.cat([*filled, transfer.local], dim=1)
-        parts = []
-        for block in self.blocks:
-            (member, first), *others = block.sources
-            part = pieces[member][:, first : first + block.width]
-            for member, first in others:
-                part = part + pieces[member][:, first : first + block.width]
-            parts.append(part)
-        return torch.cat(parts, dim=1) if parts else transfer.local.new_empty(rows, 0)
+        return arranged
 
     def send_gradient(self, transfer: Transfer, gradient_BT: Tensor) -> None:
         """Backward, first half."""
         rows = transfer.num_rows
         sizes = [rows * number for number in self.columns]
-        packed = gradient_BT.new_empty(sum(sizes))
-        pieces = [piece.view(rows, number) for piece, number in zip(packed.split(sizes), self.columns, strict=True)]
-        transfer.local = gradient_BT.new_empty(rows, self.num_local)
-        pieces.append(transfer.local)
-        column = 0
-        for block in self.blocks:
-            for member, first in block.sources:
-                pieces[member][:, first : first + block.width] = gradient_BT[:, column : column + block.width]
-            column += block.width
         mine, wires = self.columns[self.group.position], self._backward_wires
+        is_direct = self._is_direct(wires[0], gradient_BT.dtype)
+        carried = wires[0].carried(gradient_BT.dtype) if is_direct else gradient_BT.dtype
+        if is_direct:
+            packed = outbox(sum(sizes), like=gradient_BT, dtype=carried, group=self.group)
+        else:
+            packed = gradient_BT.new_empty(sum(sizes))
+        pieces = [piece.view(rows, number) for piece, number in zip(packed.split(sizes), self.columns, strict=True)]
+        local = gradient_BT.new_empty(rows, self.num_local, dtype=carried)
+        self._moves.split(gradient_BT.to(carried).contiguous(), out=[*pieces, local])
+        transfer.local = local.to(gradient_BT.dtype)
         transfer.backward = all_to_all(
-            encode_pieces(wires, packed, sizes=sizes),
+            packed if is_direct else encode_pieces(wires, packed, sizes=sizes),
             sent=[wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)],
             received=[wires[self.group.position].num_items(number * mine) for number in transfer.rows_sent],
             group=self.group,
@@ -220,6 +208,36 @@ class BlockExchange:
         gradient = wire.decode(transfer.backward.wait(), dtype=transfer.dtype)
         transfer.backward = None
         return gradient.view(sum(transfer.rows_sent), self.columns[self.group.position])
+
+    def _items(self, transfer: Transfer) -> list[int]:
+        """Items that come from each member, of values for this rank's samples."""
+        wires = zip(self._forward_wires, self.columns, strict=True)
+        return [wire.num_items(transfer.num_rows * number) for wire, number in wires]
+
+    def _is_direct(self, wire: Wire, dtype: torch.dtype) -> bool:
+        """True if columns can be moved as they travel: those that stay on the rank are not rounded with them."""
+        return wire.is_plain and (self.num_local == 0 or wire.is_exact(dtype))
+
+    def _arranged(self, came: Sequence[Tensor], transfer: Transfer) -> Tensor:
+        """The columns of all members in the order of the output, in memory of its own."""
+        rows, dtype, wires = transfer.num_rows, transfer.dtype, self._forward_wires
+        if not self._is_direct(wires[0], dtype) or self._has_sums:
+            came = [wire.decode(piece, dtype=dtype) for wire, piece in zip(wires, came, strict=True)]
+        pieces = [piece.view(rows, number) for piece, number in zip(came, self.columns, strict=True)]
+        local = transfer.local.to(pieces[0].dtype)
+        pieces.append(local)  # LOCAL is the last
+        if not self._has_sums:
+            arranged = local.new_empty(rows, self.output_dim)
+            self._moves.join(pieces, out=arranged)
+            return arranged.to(dtype)
+        parts = []
+        for block in self.blocks:
+            (member, first), *others = block.sources
+            part = pieces[member][:, first : first + block.width]
+            for member, first in others:
+                part = part + pieces[member][:, first : first + block.width]
+            parts.append(part)
+        return torch.cat(parts, dim=1)
 
 
 class _Start(torch.autograd.Function):
@@ -267,3 +285,13 @@ def _merge(blocks: Sequence[Block]) -> list[Block]:
                 continue
         merged.append(block)
     return merged
+
+
+def _columns_of(blocks: Sequence[Block], *, local: int) -> list[Columns]:
+    """Where the columns of the output are in what each member sends; those that stay are in part `local`."""
+    found, begin = [], 0
+    for block in blocks:
+        for member, first in block.sources:
+            found.append(Columns(local if member == Block.LOCAL else member, first, begin, block.width))
+        begin += block.width
+    return found

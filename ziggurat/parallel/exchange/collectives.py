@@ -4,45 +4,87 @@
 
 A group of one, and a job without torch.distributed, copies nothing: what was sent is what was received.
 
+Ranks of one host exchange through memory that they share, where the machine allows it (`host_memory.py`), all others
+through their process group.
+
 When a rank ends, the others notice by its connection, at once; when it hangs, by the time limit of the job
 (`lost_ranks.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ziggurat.parallel.exchange.host_memory import HostMemory, Ticket
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.topology import RankGroup
 
+_SMALL_BYTES = 16 << 10  # every rank adds up everything: one exchange instead of two
+
 
 class Pending:
-    """A buffer that is on its way. The buffer that is sent must not be changed before `wait`."""
+    """Numbers that are on their way. The buffer that is sent must not be changed before they have come.
 
-    def __init__(self, received: Tensor, *, work: dist.Work | None, sent: Tensor, where: str) -> None:
-        self._received = received
-        self._work = work
-        self._sent: Tensor | None = sent
+    Args:
+        receive: waits; returns them, flat, sender after sender.
+        where: names the exchange in errors.
+        pieces: waits; what came from each sender, where it lies, until the context is left. None: cut from `receive`.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[], Tensor],
+        *,
+        where: str,
+        pieces: Callable[[], contextlib.AbstractContextManager[list[Tensor]]] | None = None,
+    ) -> None:
+        self._receive: Callable[[], Tensor] | None = receive
+        self._pieces = pieces
+        self._received: Tensor | None = None
         self._where = where
 
     def wait(self) -> Tensor:
-        """The received buffer.
+        """The received numbers.
 
         Raises:
             TopologyError: another rank ended or did not answer in time.
         """
-        if self._work is not None:
+        if self._receive is not None:
             with communicating(self._where):
-                self._work.wait()
-            self._work = None
-        self._sent = None
+                self._received = self._receive()
+            self._receive = None
+        assert self._received is not None
         return self._received
+
+    @contextlib.contextmanager
+    def pieces(self, sizes: Sequence[int]) -> Iterator[Sequence[Tensor]]:
+        """What came from each sender, to be read inside the context, once, instead of `wait`; saves a copy.
+
+        Args:
+            sizes: numbers from each sender.
+        """
+        if self._pieces is None:
+            yield self.wait().split(list(sizes))
+            return
+        with communicating(self._where), self._pieces() as found:
+            yield found
+        self._receive = None
+
+
+def outbox(count: int, *, like: Tensor, dtype: torch.dtype, group: RankGroup) -> Tensor:
+    """Memory for the next message of a group, to be filled and then sent: where the others read it, if that can be."""
+    memory = memory_of(group, like)
+    if memory is None:
+        return torch.empty(count, dtype=dtype, device=like.device)
+    return memory.outbox(count, dtype=dtype)
 
 
 def all_to_all(
@@ -65,15 +107,81 @@ def all_to_all(
         purpose: what the messages are, for counts and errors.
     """
     if group.process_group is None:
-        return Pending(send, work=None, sent=send, where=purpose)
+        return Pending(lambda: send, where=purpose)
     size = send.element_size()
     traffic.count_messages(purpose, sizes_bytes=[number * size for number in sent], group=group)
-    buffer = torch.empty(sum(received), dtype=send.dtype, device=send.device)
+    memory = memory_of(group, send)
     with communicating(purpose):
+        if memory is not None:
+            ticket = memory.send(send, sizes=sent, purpose=purpose)
+            come: dict[str, Any] = {"sizes": received, "dtype": send.dtype}
+            return Pending(
+                lambda: memory.receive(ticket, **come), where=purpose, pieces=lambda: memory.pieces(ticket, **come)
+            )
+        buffer = torch.empty(sum(received), dtype=send.dtype, device=send.device)
         work = dist.all_to_all_single(
             buffer, send, list(received), list(sent), group=group.process_group, async_op=True
         )
-    return Pending(buffer, work=work, sent=send, where=purpose)
+
+    def receive() -> Tensor:
+        work.wait()
+        return buffer
+
+    return Pending(receive, where=purpose)
+
+
+def start_sum(values: Tensor, *, group: RankGroup, purpose: str) -> Pending:
+    """Start to add up a tensor over a group, in place; the same bits on every rank.
+
+    Args:
+        values: contiguous; must not be read or changed before `wait`, which returns it.
+        group: more than one rank.
+        purpose: for errors.
+    """
+    memory = memory_of(group, values)
+    with communicating(purpose):
+        if memory is not None:
+            ticket = memory.share(values, purpose=purpose)
+            return Pending(lambda: _sum(values, ticket, memory), where=purpose)
+        work = dist.all_reduce(values, group=group.process_group, async_op=True)
+
+    def receive() -> Tensor:
+        work.wait()
+        return values
+
+    return Pending(receive, where=purpose)
+
+
+def memory_of(group: RankGroup, tensor: Tensor) -> HostMemory | None:
+    """The memory that a group exchanges such a tensor through; None: its process group does it."""
+    return group.memory if tensor.device.type == "cpu" else None
+
+
+def _sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:
+    """Each rank adds up one part of what all have shared, in the order of ranks, and shares the sum."""
+    flat, size = values.view(-1), memory.size
+    if size * flat.numel() * flat.element_size() <= _SMALL_BYTES:
+        with memory.pieces(ticket, sizes=[flat.numel()] * size, dtype=flat.dtype) as shared:
+            flat.copy_(_sum_of(shared))
+        return values
+    bounds = [flat.numel() * member // size for member in range(size + 1)]
+    part = slice(bounds[memory.position], bounds[memory.position + 1])
+    with memory.pieces(ticket, sizes=[flat.numel()] * size, dtype=flat.dtype) as shared:
+        total = _sum_of([each[part] for each in shared]).to(flat.dtype)
+    sums = memory.share(total, purpose=f"{ticket.purpose}, sums")
+    sizes = [last - first for first, last in itertools.pairwise(bounds)]
+    with memory.pieces(sums, sizes=sizes, dtype=flat.dtype) as shared:
+        torch.cat(shared, out=flat)
+    return values
+
+
+def _sum_of(parts: Sequence[Tensor]) -> Tensor:
+    """The sum from left to right, of halves in FP32."""
+    first, *others = parts
+    total = first.to(torch.float32) if first.element_size() < 4 else first.clone()
+    for part in others:
+        total += part
+    return total
 
 
 # torch renamed both: the old names warn where the new ones exist.

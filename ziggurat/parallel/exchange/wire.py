@@ -106,6 +106,11 @@ class Wire:
         """True if a number of type `dtype` arrives with all its bits."""
         return self.carried(dtype) is dtype
 
+    @property
+    def is_plain(self) -> bool:
+        """True if a message is its numbers, each converted by itself to the nearest."""
+        return not self.has_scales and (self.format is WireFormat.FP32 or self.rounding is Rounding.NEAREST)
+
     def bytes_per_number(self, dtype: torch.dtype) -> float:
         """Bytes that a number of type `dtype` takes, its share of a scale included."""
         return self.num_items(self.num_columns) * self.carried(dtype).itemsize / max(self.num_columns, 1)

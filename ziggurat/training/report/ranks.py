@@ -16,6 +16,7 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
+from ziggurat.parallel.topology import Axis, Topology
 from ziggurat.parallel.towers import TowerTransform
 
 _DENSE = {
@@ -43,6 +44,7 @@ def rank_sections(
     topology, config = parallel.topology, parallel.config
     lines = {
         "ranks": topology.describe(),
+        "ranks of one host": _host_link(topology),
         "dense network": f"{config.dense.value}: {_DENSE[config.dense]}; reduced as {config.reduction.value}",
     }
     towers = model.towers
@@ -59,6 +61,15 @@ def rank_sections(
         ranks = ", ".join(str(shard.rank) for shard in shards)
         plan[name] = f"{shards[0].placement.value}, rank {ranks}, {mib:,.2f} MiB"
     return {"Ranks": lines, "Plan": plan}
+
+
+def _host_link(topology: Topology) -> str:
+    """How ranks of one host exchange embeddings and gradients."""
+    groups = [topology.axes[axis] for axis in (Axis.WORLD, Axis.TOWER)]
+    if any(group.memory is not None for group in groups):
+        return "through shared memory"
+    reason = next((group.why_no_memory for group in groups if group.why_no_memory), "")
+    return f"through torch.distributed, slower: {reason}" if reason else "through torch.distributed"
 
 
 def kernel_report(model: Model) -> dict[str, Any]:

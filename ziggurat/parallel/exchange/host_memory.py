@@ -1,0 +1,377 @@
+"""HostMemory: ranks of one host exchange through memory that they share, instead of through sockets.
+
+    rank 0   writes its message once ──► [ to 0 | to 1 | to 2 ]  ◄── ranks 1 and 2 copy their parts out
+             number of messages += 1     who waits is woken           each says that it has read
+
+A socket copies every byte into the kernel and out of it, and hands each message from thread to thread: on a machine
+whose cores compute, those threads were a quarter of a step's processor time (docs/experiments.md). Here a message is
+one copy in and one out, made by the threads that compute, and waiting is a futex: no spinning, so more ranks than cores
+do no harm.
+
+Memory belongs to the rank that writes it (`memfd`): it has no name, needs no room in /dev/shm, and the kernel takes it
+back when the ranks have ended, however they end. Others open it through /proc/<pid>/fd, and see by a random number
+whether it is the right one. Messages of a group have numbers, the same on every rank, since all ranks exchange the same
+things in the same order; each carries its purpose, so that ranks that differ raise instead of mixing messages up.
+Memory is used again once everybody has read what was there; a message that finds no room makes the memory grow, so
+sending never waits.
+
+A rank that ends is noticed at once by its pidfd, one that hangs after the time limit of the process group.
+
+Where any of this is missing (no compiler, no Linux, ranks in different containers), the group keeps gloo:
+`open_host_memory` returns the reason, and the start-up report shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import secrets
+import select
+import struct
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_int32, c_int64, c_uint32, c_uint64
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ziggurat.errors import MissingDependencyError, TopologyError
+from ziggurat.ops.cpp_build import CppSource
+
+_T = TypeVar("_T")
+_SOURCE = CppSource(
+    path=Path(__file__).parents[2] / "ops" / "csrc" / "words.cpp",
+    without="go on without: ranks of one host then exchange through gloo's sockets, slower",
+)
+_NUM_SLOTS = 64  # messages of a rank that may be under way: more than any step has
+_LINE = 64  # bytes that processors exchange as one; also the alignment of messages
+_FIRST_BYTES = 1 << 20
+_GLANCE_MS = 100  # how often a waiting rank looks whether the other one still lives
+_TOKEN, _POSTED = struct.Struct("<q"), _LINE  # control memory: token, number of messages, slots
+_HEADER = struct.Struct("<IIqq")  # message number, purpose, segment, its file
+
+
+@dataclass
+class Ticket:
+    """A message of this rank that is under way, and those of the others that belong to it."""
+
+    number: int
+    purpose: str
+    code: int
+
+
+@dataclass
+class _Sent:
+    """Memory of a message that others may still read."""
+
+    number: int
+    segment: int
+    begin: int
+
+
+@dataclass
+class _Control:
+    """What everybody knows of one rank's messages, in its memory."""
+
+    memory: mmap.mmap
+    pid: int
+    pidfd: int
+    address: int = field(init=False)
+    segments: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+
+class HostMemory:
+    """Exchanges of a group whose ranks share a host; made by `open_host_memory`.
+
+    Args:
+        library: `words.cpp`, compiled.
+        controls: of every member; this rank's own is at `position`.
+        position: of this rank.
+        timeout_s: how long to wait for a rank that lives.
+    """
+
+    def __init__(self, library: ctypes.CDLL, *, controls: Sequence[_Control], position: int, timeout_s: float) -> None:
+        self.size, self.position = len(controls), position
+        self._words, self._controls, self._timeout_s = library, list(controls), timeout_s
+        self._own = controls[position]
+        self._places = struct.Struct(f"<{2 * self.size}q")  # of a message: first byte and number of bytes, by member
+        self._slot_bytes = _slot_bytes(self.size)
+        self._next = 0
+        self._sent: deque[_Sent] = deque()
+        self._segment, self._file, self._free = -1, -1, 0
+        self._ready: tuple[int, Tensor] | None = None
+
+    def outbox(self, count: int, *, dtype: torch.dtype) -> Tensor:
+        """Memory for the next message, to be filled and then sent: what is written there is not copied again."""
+        self._ready = self._memory(count, dtype)
+        return self._ready[1]
+
+    def send(self, numbers: Tensor, *, sizes: Sequence[int], purpose: str) -> Ticket:
+        """Write a message for everybody; waits for nobody.
+
+        Args:
+            numbers: flat and contiguous, member after member.
+            sizes: numbers for each member.
+            purpose: the same on every rank.
+        """
+        item, begin = numbers.element_size(), self._written(numbers)
+        places, at = [], begin
+        for size in sizes:
+            places += [at, size * item]
+            at += size * item
+        return self._post(begin, places, purpose=purpose)
+
+    def share(self, numbers: Tensor, *, purpose: str) -> Ticket:
+        """Write one message that every member reads whole; waits for nobody."""
+        num_bytes, begin = numbers.numel() * numbers.element_size(), self._written(numbers)
+        return self._post(begin, [begin, num_bytes] * self.size, purpose=purpose)
+
+    def receive(self, ticket: Ticket, *, sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Copy out what all members have sent here; waits for them.
+
+        Args:
+            ticket: of this rank's own message.
+            sizes: numbers from each member.
+            dtype: of the numbers.
+        """
+        with self.pieces(ticket, sizes=sizes, dtype=dtype) as pieces:
+            return torch.cat(pieces)
+
+    @contextlib.contextmanager
+    def pieces(self, ticket: Ticket, *, sizes: Sequence[int], dtype: torch.dtype) -> Iterator[list[Tensor]]:
+        """What each member has sent here, where it lies in that member's memory; waits for them.
+
+        The memory may be overwritten once the context is left.
+        """
+        found = [self._peek(ticket, member).view(dtype) for member in range(self.size)]
+        came = [piece.numel() for piece in found]
+        if came != list(sizes):
+            raise self._differing(ticket.purpose, expected=f"{list(sizes)} numbers", found=f"{came} numbers")
+        yield found
+        slot = self._slot(ticket.number)
+        for control in self._controls:
+            self._words.ziggurat_word_add(control.address + slot)
+
+    # ----------------------------------------------------------------------------------------------------- inside
+
+    def _peek(self, ticket: Ticket, member: int) -> Tensor:
+        """The bytes that a member has sent here, in its memory; waits for it."""
+        control, slot = self._controls[member], self._slot(ticket.number)
+        self._wait(control, control.address + _POSTED, ticket.number + 1, member=member, purpose=ticket.purpose)
+        number, code, segment, file = _HEADER.unpack_from(control.memory, slot + _LINE)
+        if (number, code) != (ticket.number & 0xFFFFFFFF, ticket.code):
+            found = f"member {member} of the group exchanges something else"
+            raise self._differing(ticket.purpose, expected="all ranks to exchange the same, in one order", found=found)
+        places = self._places.unpack_from(control.memory, slot + _LINE + _HEADER.size)
+        if segment not in control.segments:
+            control.segments[segment] = _mapped(_opened(control.pid, file))
+        begin, count = places[2 * self.position : 2 * self.position + 2]
+        return control.segments[segment][begin : begin + count]
+
+    def _written(self, numbers: Tensor) -> int:
+        """Where a message lies in this rank's memory; put there now unless it was made there (`outbox`)."""
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[1].data_ptr() == numbers.data_ptr() and ready[1].numel() == numbers.numel():
+            return ready[0]
+        begin, target = self._memory(numbers.numel(), numbers.dtype)
+        target.copy_(numbers.reshape(-1))
+        return begin
+
+    def _memory(self, count: int, dtype: torch.dtype) -> tuple[int, Tensor]:
+        """Memory for so many numbers, with its first byte in the segment."""
+        num_bytes = count * dtype.itemsize
+        begin = self._room(num_bytes)
+        return begin, self._own.segments[self._segment][begin : begin + num_bytes].view(dtype)
+
+    def _differing(self, purpose: str, *, expected: str, found: str) -> TopologyError:
+        return TopologyError(
+            expected=expected,
+            found=found,
+            where=f"{purpose}, member {self.position} of a group of {self.size} ranks that share memory",
+            ways_out="let all ranks take the same steps with the same settings: an exchange needs everybody",
+        )
+
+    def _slot(self, number: int) -> int:
+        return 2 * _LINE + number % _NUM_SLOTS * self._slot_bytes
+
+    def _post(self, begin: int, places: list[int], *, purpose: str) -> Ticket:
+        """Tell everybody of the message that lies in this rank's memory."""
+        number, code = self._next, zlib.crc32(purpose.encode())
+        self._next += 1
+        slot = self._slot(number)
+        self._words.ziggurat_word_set(self._own.address + slot, 0)  # nobody has read it
+        _HEADER.pack_into(self._own.memory, slot + _LINE, number & 0xFFFFFFFF, code, self._segment, self._file)
+        self._places.pack_into(self._own.memory, slot + _LINE + _HEADER.size, *places)
+        self._words.ziggurat_word_set(self._own.address + _POSTED, (number + 1) & 0xFFFFFFFF)
+        self._sent.append(_Sent(number, self._segment, begin))
+        return Ticket(number, purpose, code)
+
+    def _room(self, num_bytes: int) -> int:
+        """Where a message of so many bytes begins in this rank's memory, a ring that grows if need be."""
+        while self._sent and self._is_read(self._sent[0]):
+            self._sent.popleft()
+        if len(self._sent) >= _NUM_SLOTS:
+            found = f"{_NUM_SLOTS} messages of this rank that are not read"
+            raise self._differing("the next message", expected="messages to be received", found=found)
+        num_bytes = -(-num_bytes // _LINE) * _LINE
+        first = next((each.begin for each in self._sent if each.segment == self._segment), None)
+        begin, room = self._free, 0 if self._segment < 0 else self._own.segments[self._segment].numel()
+        if first is None:
+            begin, limit = 0, room
+        elif begin < first:  # the ring goes on at the front: up to what is still read, and not quite
+            limit = first - 1
+        elif begin + num_bytes > room:
+            begin, limit = 0, first - 1
+        else:
+            limit = room
+        if self._segment < 0 or begin + num_bytes > limit:
+            self._grow(num_bytes)
+            begin = 0
+        self._free = begin + num_bytes
+        return begin
+
+    def _is_read(self, sent: _Sent) -> bool:
+        return self._words.ziggurat_word_get(self._own.address + self._slot(sent.number)) == self.size
+
+    def _grow(self, num_bytes: int) -> None:
+        """Go on in a new segment, four times as large as what is needed; the old ones stay for who still reads."""
+        old = self._own.segments[self._segment].numel() if self._segment >= 0 else 0
+        size = max(_FIRST_BYTES, 2 * old, 1 << (4 * num_bytes - 1).bit_length())
+        self._segment += 1
+        self._file = _new_file(f"ziggurat-messages-{self._segment}", num_bytes=size)
+        self._own.segments[self._segment] = _mapped(self._file)
+
+    def _wait(self, control: _Control, address: int, value: int, *, member: int, purpose: str) -> None:
+        """Wait until a rank has sent that many messages.
+
+        Raises:
+            RuntimeError: it has ended, or does not answer within the time limit; as torch words it (`lost_ranks.py`).
+        """
+        wait, number = self._words.ziggurat_word_wait, value & 0xFFFFFFFF
+        if wait(address, number, _GLANCE_MS):
+            return
+        deadline = time.monotonic() + self._timeout_s
+        watched = select.poll()
+        watched.register(control.pidfd, select.POLLIN)
+        while not wait(address, number, _GLANCE_MS):
+            if watched.poll(0) and not wait(address, number, 0):
+                raise RuntimeError(f"Connection closed by peer: rank {member} of the group has ended ({purpose})")
+            if time.monotonic() > deadline:
+                limit = f"{self._timeout_s:g} s"
+                raise RuntimeError(f"Timed out waiting {limit} for rank {member} of the group ({purpose})")
+
+
+def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None) -> tuple[HostMemory | None, str]:
+    """Share memory among the ranks of a group, which lie on one host; collective.
+
+    Args:
+        group: of gloo; used once, to meet.
+        timeout_s: how long to wait for a rank later; None: as the group.
+
+    Returns:
+        The memory, and ""; or None on every rank, and the first rank's reason.
+    """
+    position, size = group.rank(), group.size()
+    made, reason = _attempt(lambda: _made(size))
+    library, own, token, file = made or (None, None, 0, -1)
+    told = _gathered([os.getpid(), file, token, int(made is not None)], group)
+    controls, reason_there = None, ""
+    if all(is_made for *_, is_made in told):
+        controls, reason_there = _attempt(
+            lambda: [own if i == position else _met(*row[:3], size=size) for i, row in enumerate(told)]
+        )
+    reason = reason or reason_there
+    met = _gathered([int(controls is not None)], group)
+    failed = [i for i in range(size) if not (told[i][3] and met[i][0])]
+    if failed:
+        first = next((i for i in failed if not told[i][3]), failed[0])
+        return None, reason or f"member {first} of the group cannot share memory"
+    assert controls is not None
+    assert library is not None
+    limit = _limit_s(group) if timeout_s is None else timeout_s
+    return HostMemory(library, controls=controls, position=position, timeout_s=limit), ""
+
+
+def _made(size: int) -> tuple[ctypes.CDLL, _Control, int, int]:
+    """The library, and this rank's control memory with a token in it."""
+    library = _library()
+    token = secrets.randbits(62)
+    file = _new_file("ziggurat-control", num_bytes=2 * _LINE + _NUM_SLOTS * _slot_bytes(size))
+    memory = mmap.mmap(file, 0)
+    _TOKEN.pack_into(memory, 0, token)
+    return library, _Control(memory, os.getpid(), os.pidfd_open(os.getpid())), token, file
+
+
+def _met(pid: int, file: int, token: int, *, size: int) -> _Control:
+    """The control memory of another rank."""
+    opened = _opened(pid, file)
+    memory = mmap.mmap(opened, 2 * _LINE + _NUM_SLOTS * _slot_bytes(size))
+    os.close(opened)
+    if _TOKEN.unpack_from(memory, 0)[0] != token:
+        raise OSError(f"process {pid} is another one here: the ranks see different processes")
+    return _Control(memory, pid, os.pidfd_open(pid))
+
+
+def _attempt(action: Callable[[], _T]) -> tuple[_T | None, str]:
+    """What an action returns, or why this machine does not allow it."""
+    try:
+        return action(), ""
+    except MissingDependencyError as error:
+        return None, error.found
+    except (OSError, AttributeError, ValueError) as error:  # no Linux, an old one, or other containers
+        return None, f"{type(error).__name__}: {error}"
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = _SOURCE.load()
+    library.ziggurat_word_set.argtypes, library.ziggurat_word_set.restype = [c_uint64, c_uint32], None
+    library.ziggurat_word_add.argtypes, library.ziggurat_word_add.restype = [c_uint64], c_uint32
+    library.ziggurat_word_get.argtypes, library.ziggurat_word_get.restype = [c_uint64], c_uint32
+    library.ziggurat_word_wait.argtypes = [c_uint64, c_uint32, c_int64]
+    library.ziggurat_word_wait.restype = c_int32
+    return library
+
+
+def _slot_bytes(size: int) -> int:
+    """A slot: how many have read it, then header and places."""
+    return _LINE + -(-(_HEADER.size + 16 * size) // _LINE) * _LINE
+
+
+def _gathered(numbers: list[int], group: dist.ProcessGroup) -> list[list[int]]:
+    mine = torch.tensor(numbers, dtype=torch.int64)
+    found = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(found, mine, group=group)
+    return [each.tolist() for each in found]
+
+
+def _limit_s(group: dist.ProcessGroup) -> float:
+    """The time limit of a process group."""
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def _new_file(name: str, *, num_bytes: int) -> int:
+    file = os.memfd_create(name)
+    os.ftruncate(file, num_bytes)
+    return file
+
+
+def _opened(pid: int, file: int) -> int:
+    return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+
+
+def _mapped(file: int) -> Tensor:
+    """All bytes of a file as a tensor."""
+    return torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
