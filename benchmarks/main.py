@@ -23,6 +23,7 @@ NAMES = {
     "compile_cost": "start-up time of torch.compile, cold and cached",
     "wukong": "training Wukong and DHEN, against FuxiCTR's Wukong",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
+    "ranks": "four ranks against one process on the same cores, and small steps against TorchRec",
     "simulator": "predicted steps against measured and published ones, error by error",
     "planning_measured": "plans by measured costs against additive plans, run on four ranks",
     "planning": "plans found against NeuroShard's, the optimum of small cases, 1,000 tables on 128 devices",

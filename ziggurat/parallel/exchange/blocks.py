@@ -155,7 +155,7 @@ class BlockExchange:
         """Forward, first half."""
         wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
         assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
-        if wire.is_plain and not wire.is_exact(values_RC.dtype):
+        if wire.is_plain(values_RC.dtype) and not wire.is_exact(values_RC.dtype):
             message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
             message.view_as(values_RC).copy_(values_RC)
         else:
@@ -216,7 +216,7 @@ class BlockExchange:
 
     def _is_direct(self, wire: Wire, dtype: torch.dtype) -> bool:
         """True if columns can be moved as they travel: those that stay on the rank are not rounded with them."""
-        return wire.is_plain and (self.num_local == 0 or wire.is_exact(dtype))
+        return wire.is_exact(dtype) or (wire.is_plain(dtype) and self.num_local == 0)
 
     def _arranged(self, came: Sequence[Tensor], transfer: Transfer) -> Tensor:
         """The columns of all members in the order of the output, in memory of its own."""

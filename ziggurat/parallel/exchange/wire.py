@@ -106,10 +106,9 @@ class Wire:
         """True if a number of type `dtype` arrives with all its bits."""
         return self.carried(dtype) is dtype
 
-    @property
-    def is_plain(self) -> bool:
-        """True if a message is its numbers, each converted by itself to the nearest."""
-        return not self.has_scales and (self.format is WireFormat.FP32 or self.rounding is Rounding.NEAREST)
+    def is_plain(self, dtype: torch.dtype) -> bool:
+        """True if numbers of type `dtype` travel each by itself, as they are or rounded to the nearest."""
+        return not self.has_scales and (self.is_exact(dtype) or self.rounding is Rounding.NEAREST)
 
     def bytes_per_number(self, dtype: torch.dtype) -> float:
         """Bytes that a number of type `dtype` takes, its share of a scale included."""
