@@ -123,11 +123,7 @@ def all_to_all(
             buffer, send, list(received), list(sent), group=group.process_group, async_op=True
         )
 
-    def receive() -> Tensor:
-        work.wait()
-        return buffer
-
-    return Pending(receive, where=purpose)
+    return Pending(lambda: _after(work, buffer), where=purpose)
 
 
 def start_sum(values: Tensor, *, group: RankGroup, purpose: str) -> Pending:
@@ -145,16 +141,18 @@ def start_sum(values: Tensor, *, group: RankGroup, purpose: str) -> Pending:
             return Pending(lambda: _sum(values, ticket, memory), where=purpose)
         work = dist.all_reduce(values, group=group.process_group, async_op=True)
 
-    def receive() -> Tensor:
-        work.wait()
-        return values
-
-    return Pending(receive, where=purpose)
+    return Pending(lambda: _after(work, values), where=purpose)
 
 
 def memory_of(group: RankGroup, tensor: Tensor) -> HostMemory | None:
     """The memory that a group exchanges such a tensor through; None: its process group does it."""
     return group.memory if tensor.device.type == "cpu" else None
+
+
+def _after(work: dist.Work | None, result: Tensor) -> Tensor:
+    assert work is not None, "this process is in the group"
+    work.wait()
+    return result
 
 
 def _sum(values: Tensor, ticket: Ticket, memory: HostMemory) -> Tensor:

@@ -285,23 +285,23 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
     """
     position, size = group.rank(), group.size()
     made, reason = _attempt(lambda: _made(size))
-    library, own, token, file = made or (None, None, 0, -1)
+    token, file = (0, -1) if made is None else made[2:]
     told = _gathered([os.getpid(), file, token, int(made is not None)], group)
-    controls, reason_there = None, ""
-    if all(is_made for *_, is_made in told):
-        controls, reason_there = _attempt(
+    controls: list[_Control] | None = None
+    if made is not None and all(is_made for *_, is_made in told):
+        own = made[1]
+        controls, reason = _attempt(
             lambda: [own if i == position else _met(*row[:3], size=size) for i, row in enumerate(told)]
         )
-    reason = reason or reason_there
     met = _gathered([int(controls is not None)], group)
     failed = [i for i in range(size) if not (told[i][3] and met[i][0])]
     if failed:
         first = next((i for i in failed if not told[i][3]), failed[0])
         return None, reason or f"member {first} of the group cannot share memory"
     assert controls is not None
-    assert library is not None
+    assert made is not None
     limit = _limit_s(group) if timeout_s is None else timeout_s
-    return HostMemory(library, controls=controls, position=position, timeout_s=limit), ""
+    return HostMemory(made[0], controls=controls, position=position, timeout_s=limit), ""
 
 
 def _made(size: int) -> tuple[ctypes.CDLL, _Control, int, int]:
