@@ -118,7 +118,7 @@ def test_what_rank_0_finds_wrong_ends_all_ranks(place: Path, arguments: list[str
 
 DIFFERENT: list[tuple[list[str], str]] = [
     (["--training.seed", "9"], "training.seed"),
-    (["--model.embedding-dim", "8"], "model.embedding-dim"),
+    (["--model.embedding-dim", "12"], "model.embedding-dim"),
     (["--model.top.hidden-dims", "5"], "model.top.hidden-dims"),
     (["--wire", "bf16"], "parallel.wire.between-towers"),
     (["--dense", "fsdp"], "parallel.dense"),

@@ -30,7 +30,7 @@ SCHEMA = ziggurat.Schema(
 DATA = ["--data.train", "events.parquet", "--schema", "my.toml"]
 
 
-FAST = [*SMALL, "--training.precision", "fp32", "--model.embedding.kernel", "torch"]
+FAST = [*SMALL, "--dim", "16", "--training.precision", "fp32", "--model.embedding.kernel", "torch"]
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_contradictions_are_refused_before_data_is_read(
     monkeypatch.setenv("ZIGGURAT_CACHE", str(place / "cache"))
     (place / "strange.json").write_text('{"towers": [["tags", "user_id", "age"], ["item"]]}')
     (place / "doubled.json").write_text('{"towers": [["tags", "user_id"], ["item", "tags"]]}')
-    assert main(["train", "table_dlrm", *DATA, *arguments, "--out", "runs/a"]) == 2
+    assert main(["train", "table_dlrm", *DATA, "--dim", "16", *arguments, "--out", "runs/a"]) == 2
     assert words in capsys.readouterr().err
     assert not (place / "runs").exists()
     assert not (place / "cache/prepared").exists()

@@ -131,9 +131,11 @@ def _is_run(options: argparse.Namespace) -> bool:
 def _list_settings(
     options: argparse.Namespace, default: PartitionRunConfig, settings: PartitionRunConfig, others: Mapping[str, str]
 ) -> None:
+    from ziggurat.cli.verbs import fitted
+
     print_settings(default, settings)
     if not _is_run(options):
-        stored = _recipe(options)
+        stored = fitted(_recipe(options), others)
         print_settings(stored, apply_settings(stored, others))
 
 
@@ -159,12 +161,15 @@ def _recipe(options: argparse.Namespace) -> RunConfig:
 
 def _trained_run(options: argparse.Namespace, others: Mapping[str, str]) -> Run:
     """The run, with data where the command line says it lies now; a recipe's after training it."""
-    from ziggurat.config import override
+    from ziggurat.cli.verbs import fitted
+    from ziggurat.config import override, settings
     from ziggurat.runs.load import load_run
 
     models = own_models(options)
     if not _is_run(options):
-        return load_run(_train(options, _recipe(options), others), models=models)
+        recipe = _recipe(options)
+        refuse_unknown(others, known=[path for path, _, _ in settings(recipe)])
+        return load_run(_train(options, fitted(recipe, others), others), models=models)
     idle = [path for path in others if not path.startswith("data.")]
     if idle or options.schema or options.run_folder:
         found = [f"--{path}" for path in idle]
@@ -181,11 +186,9 @@ def _trained_run(options: argparse.Namespace, others: Mapping[str, str]) -> Run:
 
 def _train(options: argparse.Namespace, config: Any, others: Mapping[str, str]) -> Path:
     """Train a recipe, or go on with it, or take the finished run."""
-    from ziggurat.config import settings
     from ziggurat.runs.execute import train_run
     from ziggurat.training.report.progress import show_progress
 
-    refuse_unknown(others, known=[path for path, _, _ in settings(config)])
     folder = Path(options.run_folder or f"runs/{options.run}")
     resume = (folder / "config.json").is_file()
     return train_run(apply_settings(config, others), folder=folder, resume=resume, progress=show_progress()).folder

@@ -17,6 +17,8 @@ from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ziggurat.features.schema import Schema
     from ziggurat.recipes.run_config import RunConfig
 
@@ -57,7 +59,10 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
 
     stored, folder = _run_to_train(options)
     stored = with_model(stored, own_models(options))
-    config = _with_towers(apply_settings(stored, settings_from(options, rest) | _rank_overrides(options)), options)
+    changes = settings_from(options, rest) | _rank_overrides(options)
+    if not options.resume and not options.config:
+        stored = fitted(stored, changes)
+    config = _with_towers(apply_settings(stored, changes), options)
     if options.settings:
         print_settings(stored, config)
         return 0
@@ -228,6 +233,14 @@ def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     elif options.settings and options.recipe.startswith("table_"):
         schema = any_schema()  # settings do not depend on it
     return recipe_named(options.recipe, schema=schema), Path(options.out or f"runs/{options.recipe}")
+
+
+def fitted(recipe: RunConfig, changes: Mapping[str, str]) -> RunConfig:
+    """The recipe with sizes for the rows of the files that the command line names; nothing else of it changes."""
+    from ziggurat.recipes.catalogue import fit_to_rows
+
+    data = apply_settings(recipe, changes).data
+    return dataclasses.replace(fit_to_rows(dataclasses.replace(recipe, data=data)), data=recipe.data)
 
 
 def any_schema() -> Schema:

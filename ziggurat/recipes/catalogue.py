@@ -21,7 +21,7 @@ from ziggurat.data.datasets.criteo import mlperf_schema
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
-from ziggurat.data.raw.source import FileFormat
+from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
@@ -48,6 +48,10 @@ Recipe = Callable[[], RunConfig]
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
+SMALL_ROWS, SMALL_BATCH = 100_000, 256
+SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
+SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
+_FITTED = {"table_dlrm": (SMALL_DLRM, DATA_DLRM), "table_dcn_v2": (SMALL_DCN_V2, DATA_DCN_V2)}
 
 
 def _recipe(data: str, model: ModelConfig, *, run: Callable[[ModelConfig], RunConfig], about: str) -> Recipe:
@@ -180,6 +184,42 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
         model=model,
         training=_faster_tables_alone(training, model),
     )
+
+
+def fit_to_rows(config: RunConfig) -> RunConfig:
+    """The run of `table_dlrm` or `table_dcn_v2` with sizes for the rows of its files; any other config as it is.
+
+    Rows are counted in Parquet and estimated in plain text; nobody knows them in gzip, which keeps the large sizes.
+    What they were chosen by stands in docs/experiments.md, "Which sizes for a table of few rows?".
+
+    Raises:
+        DataError: a file of the training data is absent or cannot be read.
+    """
+    small, large = _FITTED.get(config.recipe, (None, None))
+    if small is None or config.model != large or not config.data.train:
+        return config
+    rows = RawSource(config.data.train, format=config.data.format, text=config.data.text).num_rows_hint()
+    if rows is None or rows > SMALL_ROWS:
+        return config
+    loader = replace(config.training.loader, batch_size=SMALL_BATCH)
+    return replace(config, model=small, training=replace(config.training, loader=loader))
+
+
+def sizes_text(config: RunConfig) -> str:
+    """What the start-up report says of the sizes of `table_dlrm` and `table_dcn_v2`; "" for other runs."""
+    small, large = _FITTED.get(config.recipe, (None, None))
+    if small is None or large is None or type(config.model) is not type(small):
+        return ""
+    batch_size = config.training.loader.batch_size
+    if _same_sizes(config.model, small) and batch_size == SMALL_BATCH:
+        return f"those for up to {SMALL_ROWS:,} rows"
+    return "those for many rows" if _same_sizes(config.model, large) and batch_size != SMALL_BATCH else "as given"
+
+
+def _same_sizes(one: ModelConfig, other: ModelConfig) -> bool:
+    """Do two models have the same columns and hidden layers?"""
+    names = ("embedding_dim", "bottom", "top", "deep")
+    return all(getattr(one, name, None) == getattr(other, name, None) for name in names)
 
 
 def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:

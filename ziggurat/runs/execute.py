@@ -38,6 +38,7 @@ from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.plan import Plan
+from ziggurat.recipes.catalogue import sizes_text
 from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 from ziggurat.runs.data_paths import with_absolute_paths
 from ziggurat.runs.data_record import DataRecord, refuse_other_data
@@ -212,6 +213,8 @@ def train_run(
             data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
             report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
             report.sections["Machine"]["ziggurat"] = ziggurat.__version__
+            if sizes := sizes_text(config):
+                report.sections["Training"]["sizes"] = sizes
             if ranks.tower_size_reason:
                 report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
