@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ziggurat.models import XDeepFMConfig as XDeepFMConfig
     from ziggurat.models import build_model as build_model
     from ziggurat.models import loss_sums as loss_sums
+    from ziggurat.models import wrap as wrap
     from ziggurat.parallel.parallelize import ParallelConfig as ParallelConfig
     from ziggurat.parallel.parallelize import parallelize as parallelize
     from ziggurat.parallel.topology import Topology as Topology
@@ -146,6 +147,7 @@ _HOMES = {
         "TowerLayer",
         "Unpooled",
         "loss_sums",
+        "wrap",
     ),
     "ziggurat.parallel.parallelize": ("ParallelConfig", "parallelize"),
     "ziggurat.parallel.topology": ("Topology",),

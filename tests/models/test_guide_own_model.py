@@ -57,8 +57,10 @@ def test_the_guide_runs_on_one_device_and_on_four_ranks(tmp_path: Path, monkeypa
     module, script = scripts()
     (tmp_path / "own_model.py").write_text(module)
     assert len([line for line in module.splitlines() if line.strip()]) <= 30
-    auc, *scores, precision, steps = run_script(tmp_path, script)
+    auc, *scores, precision, steps, plain_steps, plain_auc = run_script(tmp_path, script)
     assert 0.5 < float(auc) <= 1.0
+    assert 0.5 < float(plain_auc) <= 1.0
+    assert plain_steps == steps
     assert len(scores) == 3
     assert 0.0 <= float(precision) <= 1.0
     assert int(steps) == 20

@@ -23,6 +23,8 @@ from ziggurat.models.contract.model import Model as Model
 from ziggurat.models.contract.model import Outputs as Outputs
 from ziggurat.models.contract.model import Unpooled as Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel as RankingModel
+from ziggurat.models.contract.wrapped import WrappedModel as WrappedModel
+from ziggurat.models.contract.wrapped import wrap as wrap
 from ziggurat.models.cost import Flops as Flops
 from ziggurat.models.cost import ParameterCount as ParameterCount
 from ziggurat.models.cost import flops_per_sample as flops_per_sample

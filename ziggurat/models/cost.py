@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.models.contract.model import Embedded, Model, Unpooled
+from ziggurat.models.contract.wrapped import WrappedModel
 
 Run = Callable[[int, torch.device], Tensor]
 """From a number of samples and a device to what is computed of them."""
@@ -145,7 +146,8 @@ class _Call(nn.Module):
 def _embedded(model: Model, size: int, device: torch.device) -> Embedded:
     """What the dense network reads of some samples; what was looked up requires a gradient."""
     inputs, places = model.inputs, model.embeddings.tables.places
-    if type(model).embed is not Model.embed:
+    is_wrapped = isinstance(model, WrappedModel)
+    if type(model).embed is not Model.embed and not is_wrapped:
         if device == _META:
             raise NotImplementedError("the model has an `embed` of its own, which reads rows")
         with torch.no_grad():
@@ -158,12 +160,15 @@ def _embedded(model: Model, size: int, device: torch.device) -> Embedded:
         )
         for spec in inputs.sequences
     }
-    return Embedded(
+    embedded = Embedded(
         dense=torch.zeros(size, len(inputs.dense), device=device),
         fields=_leaf(size, sum(model.field_dims), device),
         sequences=sequences,
         vectors={spec.name: torch.zeros(size, spec.dim, device=device) for spec in inputs.vectors},
     )
+    if not is_wrapped:
+        return embedded
+    return WrappedModel.batched(embedded, batch=_row_zero(model, size).to(device))
 
 
 def _row_zero(model: Model, size: int) -> Batch:
