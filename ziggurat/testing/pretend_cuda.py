@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from ziggurat.ops.machine_memory import host_memory
+
 _CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
 
@@ -127,7 +129,13 @@ def pretend_cuda() -> Iterator[torch.device]:
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") makes a tensor here, then moves it
     try:
-        with mock.patch("torch.cuda._lazy_init"), _Mode():
+        with mock.patch("torch.cuda._lazy_init"), mock.patch("torch.cuda.mem_get_info", _memory), _Mode():
             yield _CUDA
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
+
+
+def _memory(device: Any = None) -> tuple[int, int]:
+    """Free and all bytes of the device, whose tensors are in the host's memory."""
+    host = host_memory()
+    return host.free_bytes, host.total_bytes
