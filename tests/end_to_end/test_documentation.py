@@ -240,6 +240,16 @@ def test_python_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names
 
 
+@pytest.mark.parametrize("page", ["formats.md", "own-loss.md"])
+def test_python_of_a_maintainers_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = ROOT / "docs" / "maintainers" / page
+    python = [content for language, content in blocks(path) if language == "python"]
+    assert python
+    for content in python:
+        exec(compile(content, page, "exec"), {})
+
+
 def ratings(num_rows: int = 2000) -> pl.DataFrame:
     """A table like the one in the README: people, movies, genres, ratings in order of time."""
     rows = pl.int_range(num_rows, eager=True)
