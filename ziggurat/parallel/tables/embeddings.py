@@ -176,6 +176,12 @@ class ShardedEmbeddings(nn.Module):
         """As `EmbeddingTables.sequence`, but L is the longest list of this rank's batch; collective."""
         return pad_lists(*self.unpooled(batch, name, dtype=dtype))
 
+    def vectors(
+        self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "N D"]:
+        """As `EmbeddingTables.vectors`; collective, each rank asks for rows of its own. See `sequences.py`."""
+        return self._sequences.vectors(table, rows_N, dtype=dtype)
+
     def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
         """The first half of `forward`, of a flat model: look up and send; `hop` has the second. See `pipeline.py`."""
         assert self._is_flat

@@ -81,6 +81,18 @@ class SequenceExchange:
         check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
         return self._vectors(rows_N, shards, dtype=dtype), offsets - offsets[:1]
 
+    def vectors(
+        self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
+    ) -> Float[Tensor, "N D"]:
+        """The vectors of some rows of one table; collective, each rank asks for rows of its own.
+
+        Raises:
+            BoundsError: a row outside the table.
+        """
+        shards = self._tables.shards[table]
+        check_bounds(rows_N, table_rows=shards[0].table_rows, feature="(rows by hand)", lengths=None, table=table)
+        return self._vectors(rows_N, shards, dtype=dtype)
+
     def _vectors(self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...], *, dtype: torch.dtype) -> Tensor:
         """(N, D) vectors of rows of one table."""
         kind = shards[0].placement
