@@ -139,7 +139,7 @@ class Reader:
         if origin in (Union, types.UnionType):
             return self._union(arguments, data, path)
         if origin is Literal:
-            if data in arguments:
+            if any(isinstance(data, type(each)) and data == each for each in arguments):  # a frame has an == of its own
                 return data
             raise self.wrong(path, " or ".join(map(repr, arguments)), data)
         if origin in (tuple, list):
@@ -255,7 +255,11 @@ class Reader:
 
     def _member(self, hint: type[enum.Enum], data: Any, path: str) -> enum.Enum:
         try:
-            return data if isinstance(data, hint) else hint(data)
+            if isinstance(data, hint):
+                return data
+            if not isinstance(data, str):  # a frame would be compared with every member, each in its own way
+                raise ValueError(data)
+            return hint(data)
         except ValueError:
             choices = [str(member.value) for member in hint]
             near = nearest(str(data), choices, instead=f'use one of these words, in quotes: "{choices[0]}"')

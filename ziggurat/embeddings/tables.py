@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.embeddings.weights import TableWeights
@@ -59,6 +60,7 @@ class EmbeddingTables(nn.Module):
         make_storage: makes what holds the rows of one dim; the memory of the device by default.
     """
 
+    @check_arguments
     def __init__(
         self,
         inputs: InputSpec,

@@ -42,6 +42,7 @@ from pathlib import Path
 import tomlkit
 from tomlkit.items import AoT, Item
 
+from ziggurat.arguments import check_arguments
 from ziggurat.errors import DataError, SchemaError, ZigguratError
 from ziggurat.features.schema import (
     MISSING_TEXTS,
@@ -72,6 +73,7 @@ VERSION = 1  # of the file; `version = 1` may stand at its top
 _COMMENT_WIDTH = 116
 
 
+@check_arguments
 def read_schema(path: str | os.PathLike[str]) -> Schema:
     """The schema in the TOML file `path`.
 
@@ -91,6 +93,7 @@ def read_schema(path: str | os.PathLike[str]) -> Schema:
     return schema_from_toml(text, os.fspath(path))
 
 
+@check_arguments
 def write_schema(schema: Schema, path: str | os.PathLike[str], *, comments: Mapping[str, str] | None = None) -> Path:
     """Write `schema` as TOML, atomically (temporary file, then rename); returns the path.
 

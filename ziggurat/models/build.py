@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, get_args, runtime_checkable
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
@@ -146,6 +147,7 @@ def check_config_class(cls: type[Any]) -> None:
         )
 
 
+@check_arguments
 def build_model(
     config: ModelConfig, inputs: InputSpec, *, seed: int, towers: Towers | None = None, draw_tables: bool = True
 ) -> Model:

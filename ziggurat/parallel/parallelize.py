@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ziggurat.arguments import check_arguments
 from ziggurat.config import to_json
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
@@ -73,6 +74,7 @@ class Parallel:
         return ShardedTableOptimizer(model.embeddings, topology=self.topology, traffic=self.traffic)
 
 
+@check_arguments
 def parallelize(
     model: Model,
     plan: Plan,

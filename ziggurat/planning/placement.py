@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ziggurat.arguments import check_arguments
 from ziggurat.features.inputs import InputSpec
 from ziggurat.plan import Placement, Plan, TablePlacement, Towers
 
 
+@check_arguments
 def place_tables(
     inputs: InputSpec,
     *,

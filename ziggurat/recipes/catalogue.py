@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+from ziggurat.arguments import check_arguments
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
 from ziggurat.data.encoded.loader import LoaderConfig
@@ -167,6 +168,7 @@ def table_model(cls: type[Any]) -> ModelConfig:
     return next((each for each in (DATA_DLRM, DATA_DCN_V2) if type(each) is cls), None) or cls()
 
 
+@check_arguments
 def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunConfig:
     """Any model, a built-in one or one of your own, on any table: split by time if there is one, three epochs.
 
@@ -273,6 +275,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
 )
 
 
+@check_arguments
 def recipe_named(name: str, *, schema: Schema | None = None) -> RunConfig:
     """The config of the recipe called `name`.
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ from ziggurat.training.evaluation import evaluate_batches
 from ziggurat.training.metrics.accumulator import higher_is_better, metric_names
 from ziggurat.training.report.plots import importance_figure
 from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.typed import checked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,6 +57,7 @@ COLUMNS = ("feature", "importance", "± sd over rounds", "permuted metric")
 
 
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ImportanceConfig:
     """What to permute, how often, and what to measure.
 
@@ -73,7 +75,7 @@ class ImportanceConfig:
     samples: int = 65_536
     seed: int = 0
     features: tuple[str, ...] = ()
-    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.samples < 0 or self.seed < 0:

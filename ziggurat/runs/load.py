@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from ziggurat.arguments import check_arguments
 from ziggurat.config import from_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
@@ -277,6 +278,7 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
         yield load_run(folder, step=step, models=models, ranks=Ranks(any_size, plan=None, given=given))
 
 
+@check_arguments
 def load_run(
     folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = (), ranks: Ranks | None = None
 ) -> Run:

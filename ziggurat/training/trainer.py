@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ziggurat.arguments import check_arguments
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
@@ -75,6 +76,7 @@ class Trainer:
         ConfigError: the evaluation of the validation data has no such metric as early stop names.
     """
 
+    @check_arguments
     def __init__(
         self,
         model: Model,

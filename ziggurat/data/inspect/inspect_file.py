@@ -26,6 +26,7 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
+from ziggurat.arguments import check_arguments
 from ziggurat.data.inspect.column_facts import ColumnFacts, Values, find_decimal, measure, number, percent
 from ziggurat.data.inspect.column_roles import (
     LEAK_AUC,
@@ -131,6 +132,7 @@ class Inspection:
         return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>{notes}"
 
 
+@check_arguments
 def inspect_file(
     path: str | os.PathLike[str], *, label: str = "", separator: str = "", sample_rows: int = 100_000
 ) -> Inspection:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ziggurat.arguments import check_arguments
 from ziggurat.data.preprocess.build import Build, ProgressCallback, Sources, fingerprint_of
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.leaks import refuse_label_as_feature
@@ -37,6 +38,7 @@ from ziggurat.features.schema import Schema
 _POLL_S = 0.2
 
 
+@check_arguments
 def prepare(
     config: DataConfig, *, schema: Schema, folder: str | Path, progress: ProgressCallback | None = None
 ) -> PreparedData:

@@ -16,6 +16,7 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
@@ -37,6 +38,7 @@ class RankingModel(Model):
 
     reads_sequences: ClassVar[bool] = False
 
+    @check_arguments
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
         super().__init__(inputs, embeddings=embeddings, towers=towers)
         if inputs.sequences and not self.reads_sequences:
