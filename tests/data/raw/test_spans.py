@@ -84,7 +84,7 @@ def test_spans_are_filtered_and_sliced(tmp_path: Path):
     path.write_text("a,b\n" + "".join(f"id{i},{i}\n" for i in range(10)))
     chunks = list(RawSource(path).frames(ids=["a", "b"], chunk_rows=4))
     assert [chunk.num_rows for chunk in chunks] == [4, 4, 2]
-    assert chunks[1].columns == ["a", "b"]
+    assert chunks[1].columns == ("a", "b")
     kept = chunks[1].filter(np.array([True, False, False, True]))
     assert kept.column("a").to_list() == ["id4", "id7"]
     assert kept.global_rows.tolist() == [4, 7]
