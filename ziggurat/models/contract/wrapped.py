@@ -32,6 +32,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingTables
 from ziggurat.embeddings.tables import pad_lists
 from ziggurat.errors import ConfigError
@@ -170,6 +171,7 @@ class WrappedModel(Model):
         )
 
 
+@check_arguments
 def wrap(module: nn.Module) -> WrappedModel:
     """Make a `Model` of a module whose `forward(batch)` looks up its own `EmbeddingTables` and gives logits.
 
