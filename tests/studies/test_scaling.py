@@ -29,7 +29,7 @@ INPUTS = InputSpec(
 
 
 @pytest.mark.parametrize("name", sorted(SMALLEST))
-@pytest.mark.parametrize("factor", [1.0, 3.0, 16.0, 100.0])
+@pytest.mark.parametrize("factor", [1.0, 16.0])
 def test_growth_meets_the_compute(name: str, factor: float) -> None:
     start = smallest(name)
     grown = grow(start, INPUTS, factor=factor)

@@ -18,6 +18,7 @@ Cost of finding the settings: a few dozen models are built without their tables,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,6 +40,7 @@ MAX_CROSS_LAYERS = 4
 _MAX_WIDTH = 4096.0
 
 
+@functools.lru_cache(maxsize=1024)  # searches for widths come to the same settings again
 def forward_flops(config: BuiltInConfig, inputs: InputSpec) -> int:
     """FLOPs of a forward pass of one sample."""
     return flops_per_sample(build_model(config, inputs, seed=0, draw_tables=False)).forward
