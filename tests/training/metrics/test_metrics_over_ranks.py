@@ -9,29 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Task
+from tests.training.metrics.labelled_samples import CLICK, FULL, full_samples
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.metrics.accumulator import MetricAccumulator
-
-CLICK = InputSpec(labels=(LabelSpec(name="click"),))
-FULL = InputSpec(
-    labels=(LabelSpec(name="click"), LabelSpec(name="stars", task=Task.REGRESSION), LabelSpec(name="buy")),
-    has_weights=True,
-    has_groups=True,
-)
-
-
-def full_samples(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    scores = torch.rand(count, 3, generator=generator)
-    scores[:, 1] = scores[:, 1] * 10 - 5
-    labels = (torch.rand(count, 3, generator=generator) < 0.3).float()
-    labels[:, 1] = torch.randn(count, generator=generator)
-    labels[torch.rand(count, 3, generator=generator) < 0.2] = torch.nan
-    weights = torch.rand(count, generator=generator) + 0.1
-    groups = torch.randint(-5, 20, (count,), generator=generator)
-    return scores, labels, weights, groups
 
 
 def uneven_slices(world_size: int, count: int) -> list[slice]:
