@@ -1,0 +1,1 @@
+"""Serving: an exported folder answers requests, in Python, in bulk and over HTTP."""
