@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ziggurat.cache import cache_folder
+from ziggurat.ops.bitmask import bitmask_kernel
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
@@ -34,6 +35,7 @@ def diagnose() -> StartupReport:
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),
             "Dense kernels": {"pairwise dot products": dot_kernel(), "combinations of fields": fields_kernel()},
+            "Retrieval kernels": {"masks of items": bitmask_kernel()},
             "Data kernels": text_kernel_lines(),
         }
     )
