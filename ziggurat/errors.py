@@ -70,6 +70,10 @@ class BoundsError(ZigguratError, IndexError):
     """An id lies outside its embedding table; names feature and row."""
 
 
+class RequestError(ZigguratError, ValueError):
+    """A request to an export cannot be answered: an unknown item, a wrong field, a mistake in a filter."""
+
+
 class FileError(ZigguratError, OSError):
     """A file or folder could not be written: no room, no permission, or something else of that name."""
 
