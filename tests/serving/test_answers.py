@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ziggurat.errors import RequestError
-from ziggurat.serving.answers import MAX_K, RankRequest, RecommendRequest, Recommendations, ScoredItem
+from ziggurat.serving.answers import MAX_K, RankRequest, Recommendations, RecommendRequest, ScoredItem
 
 
 def test_request_from_json() -> None:
@@ -46,4 +46,6 @@ def test_answer_to_json() -> None:
     answer = Recommendations(items=(ScoredItem(id="m1", score=0.5, tasks={"like": 0.5}),), version="v", plan="exact")
     data = json.loads(json.dumps(answer.to_json()))
     assert data["items"] == [{"id": "m1", "score": 0.5, "tasks": {"like": 0.5}, "position": 0}]
-    assert data["version"] == "v" and data["degraded"] == [] and data["plan"] == "exact"
+    assert data["version"] == "v"
+    assert data["degraded"] == []
+    assert data["plan"] == "exact"

@@ -265,7 +265,7 @@ class Answerer(Protocol):
         """Scores for the items of each request, computed together."""
         ...
 
-    def item(self, id: str) -> dict[str, Any]:  # noqa: A002  the word of the catalogue
+    def item(self, id: str) -> dict[str, Any]:
         """The raw columns of an item of the catalogue; RequestError if there is none of that id."""
         ...
 
@@ -277,6 +277,6 @@ class Answerer(Protocol):
         """Ids of the items that a user had in the data, the latest first."""
         ...
 
-    def explain_item(self, request: RecommendRequest, id: str) -> str:  # noqa: A002
-        """Why an item is in the answer to a request, or is not: seen already, excluded, filtered (and by which term)."""
+    def explain_item(self, request: RecommendRequest, id: str) -> str:
+        """Why an item is in an answer, or is not: seen already, excluded, filtered (and by which term)."""
         ...
