@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ziggurat.errors import ZigguratError as ZigguratError
     from ziggurat.features.batch import Batch as Batch
     from ziggurat.features.inputs import InputSpec as InputSpec
+    from ziggurat.features.items import Items as Items
     from ziggurat.features.schema import Categorical as Categorical
     from ziggurat.features.schema import Dense as Dense
     from ziggurat.features.schema import Label as Label
@@ -105,6 +106,7 @@ _HOMES = {
         "EmbeddingTables",
     ),
     "ziggurat.errors": ("ZigguratError",),
+    "ziggurat.features.items": ("Items",),
     "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
     "ziggurat.features.schema_io": ("read_schema", "write_schema"),
     "ziggurat.models": (

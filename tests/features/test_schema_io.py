@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.errors import MissingFileError, SchemaError
+from ziggurat.features.items import Items
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Categorical,
@@ -87,6 +89,9 @@ def schemas(draw: st.DrawFn) -> Schema:
     ]
     roles = {role: draw(maybe) for role in ("weight", "group", "time")}
     missing = draw(st.one_of(st.just(MISSING_TEXTS), st.lists(texts, max_size=3).map(tuple)))
+    ids = [feature.name for feature in features if isinstance(feature, Categorical)]
+    described = draw(st.lists(st.sampled_from(names), unique=True).map(tuple))
+    roles["items"] = Items(id=draw(st.sampled_from(ids)), features=described) if ids and draw(st.booleans()) else None
     return Schema(features=tuple(features), labels=tuple(labels), tables=tuple(tables), missing_texts=missing, **roles)
 
 
@@ -117,6 +122,14 @@ def test_defaults_are_left_out_and_comments_stand_above_their_block(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["my.toml"]
 
 
+def test_items_are_written_as_a_block_and_hold_their_own_id():
+    schema = Schema(features=(Categorical(name="u"), Categorical(name="m"), MultiHot(name="g")))
+    with_items = replace(schema, items=Items(id="m", features=("g",)))
+    assert with_items.items.features == ("m", "g")
+    assert schema_to_toml(with_items).endswith('[items]\nid = "m"\nfeatures = ["m", "g"]\n')
+    assert "items" not in schema.to_state()  # what was prepared with a schema of before is found again
+
+
 GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
 
 
@@ -143,6 +156,13 @@ GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
         (GOOD + '[[table]]\nname = "u"\nencoding = "hashing"', ["my.toml, table 'u'", "num_rows"]),
         (GOOD + GOOD, ["my.toml, schema, features", "['u'] more than once"]),
         (GOOD + "[[label]]\nname = like", ["valid TOML", "line 5", "text needs quotes"]),
+        ("items = 3\n" + GOOD, ["my.toml", "one block that opens with [items]", "items = 3"]),
+        (GOOD + "[items]\nfeatures = []", ["my.toml, [items]", "without 'id'"]),
+        (GOOD + '[items]\nid = "u"\nfeature = ["u"]', ["[items]", "unknown key 'feature'", 'did you mean "features"?']),
+        (GOOD + '[items]\nid = "v"', ["my.toml, schema, items", "'v'"]),
+        (GOOD + '[items]\nid = "u"\nfeatures = ["w"]', ["schema, items", "names of features: u", "'w'"]),
+        (GOOD + '[items]\nid = "u"\nfeatures = ["u", "u"]', ["schema, items", "once"]),
+        (GOOD.replace("categorical", "multi_hot") + '[items]\nid = "u"', ["one id for each item", "multi_hot"]),
         ("", ["at least one feature", "data inspect"]),
     ],
 )

@@ -16,6 +16,7 @@ from tests.end_to_end.test_main_job import SMALL, events
 from ziggurat.cli.main import main
 from ziggurat.config import override, to_json
 from ziggurat.errors import ConfigError
+from ziggurat.features.items import Items
 from ziggurat.features.schema import Task
 from ziggurat.parallel.device import choose_device
 from ziggurat.recipes.catalogue import recipe_named
@@ -199,3 +200,18 @@ def test_an_auto_that_comes_to_what_is_stored_is_no_difference(tmp_path: Path) -
         config_to_resume(run, given)
     CONFIG.write(run.config, to_json(override(given, {**chosen, "device": "cuda"})))
     assert [change.setting for change in config_to_resume(run, given)[1]] == ["device"], "runs move between machines"
+
+
+def test_a_run_from_before_items_goes_on_without_them(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    config = recipe_named("table_dlrm", schema=SCHEMA)
+    stored = to_json(config)
+    del stored["table_schema"]["items"]
+    CONFIG.write(run.config, stored)
+    given = dataclasses.replace(config, table_schema=dataclasses.replace(SCHEMA, items=Items(id="item")))
+    resumed, changes = config_to_resume(run, given)
+    assert not changes
+    assert resumed.table_schema.items is None
+    CONFIG.write(run.config, to_json(given))
+    with pytest.raises(ConfigError, match="another schema"):
+        config_to_resume(run, config)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ziggurat.features.items import Items
 from ziggurat.features.schema import Pooling, Task
 from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
 
@@ -82,6 +83,7 @@ class InputSpec:
     labels: tuple[LabelSpec, ...] = ()
     has_weights: bool = False
     has_groups: bool = False
+    items: Items | None = None  # which features describe the item
 
     def table(self, name: str) -> TableSpec:
         """The table called `name`; KeyError if there is none."""

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
+from ziggurat.features.items import Items
 from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, Rows, checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
@@ -281,6 +282,7 @@ class Schema:
         time: column with the order of events (integer, float, date or datetime), or "".
         missing_texts: whole cells of these texts are null, in every column that the schema reads. `missing` in TOML,
             where the default is `MISSING_TEXTS`.
+        items: which features describe the item; None where nobody said so.
     """
 
     features: tuple[Feature, ...]
@@ -291,6 +293,7 @@ class Schema:
     session: str = ""
     time: str = ""
     missing_texts: tuple[str, ...] = ()
+    items: Items | None = None
     _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
     _tables: dict[str, Table] = field(init=False, repr=False, compare=False, hash=False)
 
@@ -306,6 +309,8 @@ class Schema:
                 where="schema",
                 ways_out="let `ziggurat data inspect FILE --write-schema my.toml` guess one",
             )
+        if self.items is not None:
+            self.items.check({feature.name: feature.kind for feature in self.features})
         object.__setattr__(self, "_by_name", {feature.name: feature for feature in self.features})
         object.__setattr__(self, "_tables", {table.name: table for table in self.tables})
         used = {table_of(feature) for feature in self.features}
@@ -341,8 +346,9 @@ class Schema:
     def to_state(self) -> dict[str, Any]:
         """Plain data that fingerprints are made of: settings younger than the first release count only when used."""
         state = to_json(self)
-        if not self.missing_texts:
-            del state["missing_texts"]
+        for name in ("missing_texts", "items"):
+            if not state[name]:
+                del state[name]
         for label in state["labels"]:
             for name in ("positive", "negative"):
                 if not label[name]:

@@ -1,7 +1,7 @@
 """Schemas as TOML files: written by `ziggurat data inspect`, edited by hand, read back exactly.
 
-A schema file has one block for each feature, label and table, and one for the roles. What has its default value is
-left out, so a file says only what was decided:
+A schema file has one block for each feature, label and table, one for the roles, and one for the items. What has its
+default value is left out, so a file says only what was decided:
 
     # 6,040 distinct whole numbers in 1,000,209 rows, like an id
     [[feature]]
@@ -20,6 +20,10 @@ left out, so a file says only what was decided:
     [roles]
     group = "user_id"
     time = "timestamp"
+
+    [items]
+    id = "movie_id"
+    features = ["movie_id", "genres"]
 
 Above the first block, `missing = ["NULL", "?"]` says which texts mean that there is no value; left out, those of
 `schema.MISSING_TEXTS` do, and `missing = []` takes every text as it is.
@@ -44,6 +48,7 @@ from tomlkit.items import AoT, Item
 
 from ziggurat.arguments import check_arguments
 from ziggurat.errors import DataError, SchemaError, ZigguratError
+from ziggurat.features.items import Items
 from ziggurat.features.schema import (
     MISSING_TEXTS,
     Categorical,
@@ -68,7 +73,7 @@ KINDS: dict[str, type[Feature]] = {
     "vector": Vector,
 }
 ROLES = ("weight", "group", "session", "time")
-BLOCKS = ("missing", "feature", "label", "table", "roles")
+BLOCKS = ("missing", "feature", "label", "table", "roles", "items")
 VERSION = 1  # of the file; `version = 1` may stand at its top
 _COMMENT_WIDTH = 116
 
@@ -128,6 +133,8 @@ def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None)
     if roles:
         notes = {role: pending.pop(column, "") for role, column in roles.items()}
         lines.append(_roles_text(roles, notes))
+    if schema.items is not None:
+        lines.append(_items_text(schema.items))
     if pending:
         rest = [_comment(f"  {column}: {text}") for column, text in pending.items()]
         lines.append("".join([_comment("Columns that no block reads:"), *rest]))
@@ -147,10 +154,9 @@ def schema_from_toml(text: str, where: str) -> Schema:
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
-    missing, roles = _read_missing(data, where), _read_roles(data, where)
-    return _located(
-        where, lambda: Schema(features=features, labels=labels, tables=tables, missing_texts=missing, **roles)
-    )
+    missing, roles, items = _read_missing(data, where), _read_roles(data, where), _read_items(data, where)
+    given = {"labels": labels, "tables": tables, "missing_texts": missing, "items": items, **roles}
+    return _located(where, lambda: Schema(features=features, **given))
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -179,6 +185,11 @@ def _missing_text(texts: tuple[str, ...]) -> str:
 def _roles_text(roles: Mapping[str, str], notes: Mapping[str, str]) -> str:
     lines = [f"{_comment(notes[role])}{role} = {_plain(column).as_string()}\n" for role, column in roles.items()]
     return "".join(["[roles]\n", *lines])
+
+
+def _items_text(items: Items) -> str:
+    names = tomlkit.item(list(items.features)).as_string()
+    return f"[items]\nid = {_plain(items.id).as_string()}\nfeatures = {names}\n"
 
 
 def _plain(value: object) -> Item:
@@ -276,6 +287,19 @@ def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
     return {
         role: Reader(where=place, noun="key", error=SchemaError).read(str, value, role) for role, value in roles.items()
     }
+
+
+def _read_items(data: Mapping[str, object], where: str) -> Items | None:
+    if "items" not in data:
+        return None
+    if not isinstance(data["items"], dict):
+        raise SchemaError(
+            expected="one block that opens with [items]",
+            found=f"items = {quoted(data['items'])}",
+            where=where,
+            ways_out='write [items], in single brackets, and below it id = "movie_id", features = ["year"]',
+        )
+    return Reader(where=f"{where}, [items]", noun="key", error=SchemaError).build(Items, data["items"])
 
 
 def _refuse_unknown(data: Iterable[str], known: Iterable[str], *, where: str, what: str) -> None:

@@ -131,13 +131,15 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         training = replace(training, early_stop=replace(training.early_stop, metric=metric))
     if embedding.kernel is KernelChoice.AUTO:
         embedding = replace(embedding, kernel=stored.model.embedding.kernel)
-    data, device = given.data, given.device
+    data, device, schema = given.data, given.device, given.table_schema
+    if stored.table_schema.items is None:  # older than items, and its model reads none
+        schema = replace(schema, items=None)
     if data.split.by is SplitBy.AUTO:
         data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))
     if device is Device.AUTO and choose_device().device.type == stored.device:
         device = stored.device
     model = replace(given.model, embedding=embedding)
-    return replace(given, training=training, model=model, data=data, device=device)
+    return replace(given, training=training, model=model, data=data, device=device, table_schema=schema)
 
 
 def _files(config: RunConfig) -> dict[str, tuple[str, ...]]:

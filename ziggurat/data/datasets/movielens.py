@@ -40,6 +40,7 @@ from ziggurat.data.datasets.fetch import (
     write_dataset,
 )
 from ziggurat.errors import DataError
+from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Label, MultiHot, Schema, Table
 from ziggurat.files import sha256_of
 
@@ -112,6 +113,7 @@ def movielens_schema() -> Schema:
         tables=(Table(name="zip_code", min_count=20),),
         group="user_id",
         time="timestamp",
+        items=Items(id="movie_id", features=("movie_id", "year", "genres")),
     )
 
 

@@ -331,6 +331,7 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
         ),
         has_weights=bool(schema.weight),
         has_groups=bool(schema.group),
+        items=schema.items,
     )
 
 
