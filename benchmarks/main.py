@@ -39,10 +39,13 @@ WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "planning_me
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="ziggurat bench", description=__doc__.splitlines()[0])
-    parser.add_argument("name", type=lambda name: name.replace("-", "_"), choices=[*NAMES, "all", "list"])
+    parser.add_argument("name", type=lambda name: name.replace("-", "_"), help="see `ziggurat bench list`")
     parser.add_argument("--json", default="", help="also write the JSON there (with `all`: a folder)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds and workloads; not to be quoted")
     options, rest = parser.parse_known_args(arguments)
+    if options.name not in (*NAMES, "all", "list"):
+        print(_no_such(options.name), file=sys.stderr)
+        return 1
     if rest and options.name not in WITH_OPTIONS:
         parser.error(f"`ziggurat bench {options.name}` has no options of its own: {' '.join(rest)}")
     if options.name == "list":
@@ -66,6 +69,20 @@ def main(arguments: list[str]) -> int:
         print(f"{type(error).__name__}\n{error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _no_such(name: str) -> str:
+    from ziggurat.errors import ConfigError
+    from ziggurat.typed import nearest
+
+    ways_out = nearest(name, NAMES, instead="see what each measures: ziggurat bench list")
+    error = ConfigError(
+        expected=f"a benchmark out of {', '.join(NAMES)}, or all",
+        found=repr(name),
+        where="command line",
+        ways_out=ways_out,
+    )
+    return f"ConfigError\n{error}"
 
 
 if __name__ == "__main__":

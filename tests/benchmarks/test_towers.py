@@ -55,6 +55,11 @@ def test_options_reach_the_benchmark_and_others_have_none(monkeypatch):
         main.main(["towers", "--no-such-option"])
 
 
+def test_a_wrong_name_gets_the_nearest_one(capsys):
+    assert main.main(["towerz"]) == 1
+    assert 'did you mean "towers"?' in capsys.readouterr().err
+
+
 def test_a_tower_is_a_host_or_a_rack():
     by_host = towers.variants_for(NetworkConfig(hosts=4, ranks_per_host=1))
     assert {(each.towers, each.tower_size) for each in by_host if each.towers} == {(4, 1)}

@@ -191,6 +191,7 @@ def test_the_old_name_of_a_setting_works_with_a_notice(flag: str, capsys: pytest
 
 
 def test_settings_of_a_table_recipe_need_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "table_dlrm", "--data.train", "absent.parquet", "--settings"]) == 0  # rows are not needed
     assert main(["train", "table_dlrm", "--settings"]) == 0
     assert "--training.loader.batch-size" in capsys.readouterr().out
 

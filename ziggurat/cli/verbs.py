@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import runpy
 import shlex
@@ -61,7 +62,9 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     stored = with_model(stored, own_models(options))
     changes = settings_from(options, rest) | _rank_overrides(options)
     if not options.resume and not options.config:
-        stored = fitted(stored, changes)
+        # Settings are listed without the files too; those that would fit their rows are then not known.
+        with contextlib.suppress(MissingFileError) if options.settings else contextlib.nullcontext():
+            stored = fitted(stored, changes)
     config = _with_towers(apply_settings(stored, changes), options)
     if options.settings:
         print_settings(stored, config)

@@ -32,6 +32,9 @@ from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, R
 # say otherwise (`missing = [...]`); a Schema made in Python names its own.
 MISSING_TEXTS = ("NULL", "null", "N/A", "n/a", "NA", "NaN", "nan", "None", "\\N", "-")
 
+# Every feature costs time before training begins (about 8 ms), and so many are one list that was written wide.
+MAX_FEATURES = 20_000
+
 PADDING_ROW = 0
 UNKNOWN_ROW = 1
 MISSING_ROW = 2
@@ -298,6 +301,7 @@ class Schema:
     _tables: dict[str, Table] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
+        refuse_too_many_columns(len(self.features), what="features", where="schema")
         _refuse_doubles("feature", [feature.name for feature in self.features])
         _refuse_doubles("label", [label.name for label in self.labels])
         _refuse_doubles("table", [table.name for table in self.tables])
@@ -357,6 +361,20 @@ class Schema:
                 if label[name] == 1.0:
                     del label[name]
         return state
+
+
+def refuse_too_many_columns(count: int, *, what: str, where: str) -> None:
+    """Raise SchemaError for more columns than a schema may have features."""
+    if count > MAX_FEATURES:
+        raise SchemaError(
+            expected=f"at most {MAX_FEATURES:,} {what}",
+            found=f"{count:,}",
+            where=where,
+            ways_out=(
+                "keep the columns that matter: a file may have any number that the schema does not name",
+                "write columns that mean the same (tag_1, tag_2, …) as one list column, a multi_hot feature",
+            ),
+        )
 
 
 def column_of(item: Feature | Label) -> str:

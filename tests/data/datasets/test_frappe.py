@@ -118,3 +118,12 @@ def test_the_schema_has_the_ten_features(folder: Path):
     assert all(isinstance(feature, Categorical) for feature in schema.features)
     assert set(schema.columns) == set(pl.read_parquet_schema(folder / "train.parquet"))
     assert schema.table("item").min_count == 1
+
+
+def test_a_gzip_bomb_is_read_no_further_than_the_file_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(frappe, "_MAX_BYTES", 1000)
+    (tmp_path / "whole.gz").write_bytes(gzip.compress(bytes(1000)))
+    assert frappe._read_plain_or_gzip(tmp_path, "whole") == bytes(1000)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(1_000_000)))
+    with pytest.raises(DataError, match="more than 1,000 bytes when unpacked"):
+        frappe._read_plain_or_gzip(tmp_path, "bomb")

@@ -15,8 +15,8 @@ from ziggurat.data.inspect.column_rules import find_separator, words
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
-from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
+from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.errors import ConfigError, DataError, MissingFileError, SchemaError, ZigguratError
 from ziggurat.features.schema import (
     Categorical,
     Dense,
@@ -24,6 +24,7 @@ from ziggurat.features.schema import (
     Label,
     MultiHot,
     NumericTransform,
+    Schema,
     Sequence,
     Task,
     Vector,
@@ -455,3 +456,14 @@ def test_any_table_is_guessed_or_refused_in_words(frame: pl.DataFrame):
         chunks = list(RawSource(path).frames(columns=found.schema.columns))
         bad_rows = BadRows(BadRowPolicy.QUARANTINE, folder=Path(folder) / "bad")
         Preprocessing.fit(found.schema, chunks, bad_rows=bad_rows)
+
+
+def test_a_file_may_be_wide_and_a_schema_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ziggurat.features.schema.MAX_FEATURES", 30)
+    wide = pl.DataFrame({f"c{i}": [1, 2] for i in range(31)})
+    wide.write_parquet(tmp_path / "wide.parquet")
+    with pytest.raises(SchemaError, match="at most 30 columns to look at"):
+        inspect_file(tmp_path / "wide.parquet")
+    with pytest.raises(SchemaError, match="at most 30 features"):
+        Schema(features=tuple(Categorical(name=name) for name in wide.columns))
+    assert Preprocessing.fit(Schema(features=(Categorical(name="c7"),)), [RawChunk.of(wide)]).inputs

@@ -48,7 +48,16 @@ from ziggurat.data.raw.names import name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import DataError, SchemaError
-from ziggurat.features.schema import MISSING_TEXTS, Categorical, Feature, Label, MultiHot, Schema, Task
+from ziggurat.features.schema import (
+    MISSING_TEXTS,
+    Categorical,
+    Feature,
+    Label,
+    MultiHot,
+    Schema,
+    Task,
+    refuse_too_many_columns,
+)
 from ziggurat.features.schema import Sequence as SequenceFeature
 
 _EXACT_ROWS = 5_000_000
@@ -147,7 +156,7 @@ def inspect_file(
     Raises:
         MissingFileError: no such file.
         ConfigError: a suffix that says no format.
-        SchemaError: no such label.
+        SchemaError: no such label, or more columns than a schema may have features.
         DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
             that cannot be a label.
     """
@@ -155,6 +164,7 @@ def inspect_file(
     text = TextOptions(delimiter=separator or RawSource(file).better_separator())
     source = RawSource(file, text=text)
     dtypes = source.columns()
+    refuse_too_many_columns(len(dtypes), what="columns to look at", where=str(file))
     from_text = source.is_text(file)
     if from_text:
         _require_header(file, list(dtypes))
