@@ -66,6 +66,10 @@ class DataError(ZigguratError, ValueError):
     """A file or a row in it cannot be used; names file, row and column."""
 
 
+class FilterError(ZigguratError, ValueError):
+    """A filter of items cannot be read, or names what the items do not have; points at the column of its text."""
+
+
 class BoundsError(ZigguratError, IndexError):
     """An id lies outside its embedding table; names feature and row."""
 

@@ -9,6 +9,7 @@ from ziggurat.ops.bitmask import bitmask_kernel
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
+from ziggurat.ops.mask_program import mask_program_kernel
 from ziggurat.ops.matmul_rate import measure_ratio
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
@@ -35,7 +36,7 @@ def diagnose() -> StartupReport:
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),
             "Dense kernels": {"pairwise dot products": dot_kernel(), "combinations of fields": fields_kernel()},
-            "Retrieval kernels": {"masks of items": bitmask_kernel()},
+            "Retrieval kernels": {"masks of items": bitmask_kernel(), "filters": mask_program_kernel()},
             "Data kernels": text_kernel_lines(),
         }
     )

@@ -1,0 +1,226 @@
+// Boolean programs over packed masks, a block of words at a time; see ziggurat/ops/mask_program.py.
+//
+// A block of 256 words is 16,384 items: the stack of a program and the planes it touches stay in the first two caches.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int64_t BLOCK = 256;
+
+enum Op : int64_t { CONSTANT, PLANE, MASK, LIST, CODES, BLOOM, FOLD };
+enum Combine : int64_t { PUSH, AND, OR };
+enum Mode { LOWER, UPPER, EXACT };
+
+struct Step {
+    int64_t op, combine, invert, present;
+    int64_t first, second, third, fourth, fifth, sixth;  // what they mean depends on op
+};
+
+struct Problem {
+    const Step* steps;
+    int64_t num_steps;
+    const uint64_t* planes;
+    int64_t num_words;
+    int64_t num_items;
+    std::vector<uint64_t> stack;
+    int64_t verified = 0;
+};
+
+template <class Word>
+void combine(uint64_t* top, int64_t how, int64_t count, Word word) {
+    if (how == AND) {
+        for (int64_t i = 0; i < count; ++i) top[i] &= word(i);
+    } else if (how == OR) {
+        for (int64_t i = 0; i < count; ++i) top[i] |= word(i);
+    } else {
+        for (int64_t i = 0; i < count; ++i) top[i] = word(i);
+    }
+}
+
+// Combine with a leaf, or with what is present and not in the leaf.
+template <class Word>
+void leaf(const Problem& problem, const Step& step, int64_t begin, int64_t count, uint64_t* top, Word word) {
+    if (!step.invert) {
+        combine(top, step.combine, count, word);
+    } else if (step.present < 0) {
+        combine(top, step.combine, count, [&](int64_t i) { return ~word(i); });
+    } else {
+        const uint64_t* present = problem.planes + step.present * problem.num_words + begin;
+        combine(top, step.combine, count, [&](int64_t i) { return present[i] & ~word(i); });
+    }
+}
+
+// Which of 64 codes lie in [low, low + span].
+inline uint64_t codes_word(const uint8_t* codes, uint8_t low, uint8_t span) {
+#if defined(__AVX512BW__)
+    const __m512i shifted = _mm512_sub_epi8(_mm512_loadu_si512(codes), _mm512_set1_epi8(char(low)));
+    return _mm512_cmple_epu8_mask(shifted, _mm512_set1_epi8(char(span)));
+#elif defined(__AVX2__)
+    uint64_t word = 0;
+    for (int half = 0; half < 2; ++half) {
+        const __m256i here = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + half * 32));
+        const __m256i shifted = _mm256_sub_epi8(here, _mm256_set1_epi8(char(low)));
+        const __m256i inside = _mm256_cmpeq_epi8(_mm256_min_epu8(shifted, _mm256_set1_epi8(char(span))), shifted);
+        word |= uint64_t(uint32_t(_mm256_movemask_epi8(inside))) << (half * 32);
+    }
+    return word;
+#else
+    uint64_t word = 0;
+    for (int i = 0; i < 64; ++i) word |= uint64_t(uint8_t(codes[i] - low) <= span) << i;
+    return word;
+#endif
+}
+
+void codes_leaf(const Problem& problem, const Step& step, int64_t begin, int64_t count, uint64_t* top) {
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(step.first) + begin * 64;
+    const uint8_t low = uint8_t(step.second), span = uint8_t(step.third - step.second);
+    const int64_t left = problem.num_items - begin * 64;
+    const int64_t whole = std::min(count, left / 64);
+    uint8_t last[64] = {};  // the codes end within the last word
+    if (whole < count) std::memcpy(last, codes + whole * 64, size_t(left - whole * 64));
+    leaf(problem, step, begin, count, top, [&](int64_t i) {
+        return codes_word(i < whole ? codes + i * 64 : last, low, span);
+    });
+}
+
+void list_leaf(const Problem& problem, const Step& step, int64_t begin, int64_t count, uint64_t* top) {
+    const int32_t* rows = reinterpret_cast<const int32_t*>(step.first);
+    const int32_t* end = rows + step.second;
+    uint64_t words[BLOCK];
+    std::memset(words, 0, size_t(count) * 8);
+    const int64_t stop = (begin + count) * 64;
+    for (const int32_t* row = std::lower_bound(rows, end, int32_t(begin * 64)); row != end && *row < stop; ++row) {
+        words[*row / 64 - begin] |= uint64_t(1) << (*row % 64);
+    }
+    leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
+}
+
+bool has_code(const Step& step, int64_t item) {
+    const int32_t* codes = reinterpret_cast<const int32_t*>(step.third);
+    const int32_t* offsets = reinterpret_cast<const int32_t*>(step.fourth);
+    if (!offsets) return codes[item] == step.fifth;
+    for (int32_t entry = offsets[item]; entry < offsets[item + 1]; ++entry) {
+        if (codes[entry] == step.fifth) return true;
+    }
+    return false;
+}
+
+// Items whose planes are all set may have the value; in EXACT mode those that are needed are looked up.
+void bloom_leaf(
+    Problem& problem, const Step& step, int64_t begin, int64_t count, Mode mode, const uint64_t* need, uint64_t* top
+) {
+    const bool nothing_is_sure = mode == (step.invert ? UPPER : LOWER);
+    uint64_t words[BLOCK];
+    if (nothing_is_sure) {
+        std::memset(words, 0, size_t(count) * 8);
+    } else {
+        const int64_t* numbers = reinterpret_cast<const int64_t*>(step.first);
+        const uint64_t* plane = problem.planes + numbers[0] * problem.num_words + begin;
+        std::memcpy(words, plane, size_t(count) * 8);
+        for (int64_t k = 1; k < step.second; ++k) {
+            plane = problem.planes + numbers[k] * problem.num_words + begin;
+            for (int64_t i = 0; i < count; ++i) words[i] &= plane[i];
+        }
+    }
+    if (mode == EXACT) {
+        for (int64_t i = 0; i < count; ++i) {
+            for (uint64_t maybe = words[i] & need[i]; maybe; maybe &= maybe - 1) {
+                const int bit = __builtin_ctzll(maybe);
+                ++problem.verified;
+                if (!has_code(step, (begin + i) * 64 + bit)) words[i] &= ~(uint64_t(1) << bit);
+            }
+        }
+    }
+    leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
+}
+
+// Run the program for one block; the result is at the bottom of the stack.
+const uint64_t* run_block(Problem& problem, int64_t begin, int64_t count, Mode mode, const uint64_t* need) {
+    uint64_t* top = problem.stack.data() - BLOCK;
+    for (const Step* step = problem.steps; step != problem.steps + problem.num_steps; ++step) {
+        if (step->op == FOLD) {
+            const uint64_t* other = top;
+            top -= BLOCK;
+            combine(top, step->combine, count, [&](int64_t i) { return other[i]; });
+            continue;
+        }
+        if (step->combine == PUSH) top += BLOCK;
+        if (step->op == CONSTANT) {
+            const uint64_t word = step->first ? ~uint64_t(0) : 0;
+            leaf(problem, *step, begin, count, top, [&](int64_t) { return word; });
+        } else if (step->op == PLANE) {
+            const uint64_t* plane = problem.planes + step->first * problem.num_words + begin;
+            leaf(problem, *step, begin, count, top, [&](int64_t i) { return plane[i]; });
+        } else if (step->op == MASK) {
+            const uint64_t* mask = reinterpret_cast<const uint64_t*>(step->first) + begin;
+            leaf(problem, *step, begin, count, top, [&](int64_t i) { return mask[i]; });
+        } else if (step->op == LIST) {
+            list_leaf(problem, *step, begin, count, top);
+        } else if (step->op == CODES) {
+            codes_leaf(problem, *step, begin, count, top);
+        } else {
+            bloom_leaf(problem, *step, begin, count, mode, need, top);
+        }
+    }
+    return problem.stack.data();
+}
+
+void bounded_block(Problem& problem, int64_t begin, int64_t count, uint64_t* out) {
+    uint64_t need[BLOCK];
+    std::memcpy(need, run_block(problem, begin, count, UPPER, nullptr), size_t(count) * 8);
+    const uint64_t* lower = run_block(problem, begin, count, LOWER, nullptr);
+    uint64_t any = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        out[i] = lower[i];
+        need[i] &= ~lower[i];
+        any |= need[i];
+    }
+    if (!any) return;
+    const uint64_t* exact = run_block(problem, begin, count, EXACT, need);
+    for (int64_t i = 0; i < count; ++i) out[i] |= exact[i] & need[i];
+}
+
+}  // namespace
+
+extern "C" {
+
+// Write the words of the spans [begin, end) of `out`; returns how many items had a Bloom term looked up.
+int64_t ziggurat_run_mask_program(
+    const int64_t* steps, int64_t num_steps, int64_t depth, int64_t is_bounded, const uint64_t* planes,
+    int64_t num_items, const int64_t* spans, int64_t num_spans, uint64_t* out
+) {
+    Problem problem{
+        reinterpret_cast<const Step*>(steps), num_steps, planes, (num_items + 63) / 64, num_items,
+        std::vector<uint64_t>(size_t(depth * BLOCK)),
+    };
+    for (int64_t span = 0; span < num_spans; ++span) {
+        for (int64_t begin = spans[2 * span]; begin < spans[2 * span + 1]; begin += BLOCK) {
+            const int64_t count = std::min(BLOCK, spans[2 * span + 1] - begin);
+            if (is_bounded) {
+                bounded_block(problem, begin, count, out + begin);
+            } else {
+                std::memcpy(out + begin, run_block(problem, begin, count, EXACT, nullptr), size_t(count) * 8);
+            }
+            if (begin + count == problem.num_words && num_items % 64) {
+                out[problem.num_words - 1] &= (uint64_t(1) << (num_items % 64)) - 1;
+            }
+        }
+    }
+    return problem.verified;
+}
+
+// Clear the bits of rows; -1 is passed over.
+void ziggurat_clear_rows(const int64_t* rows, int64_t num_rows, uint64_t* words) {
+    for (int64_t i = 0; i < num_rows; ++i) {
+        if (rows[i] >= 0) words[rows[i] / 64] &= ~(uint64_t(1) << (rows[i] % 64));
+    }
+}
+}

@@ -1,0 +1,341 @@
+"""Boolean programs over packed masks: AND and OR of sets of items, in one pass, exact although some sets are Bloom's.
+
+A set of items (`Leaf`) is stored in the way that suits it:
+
+    PlaneLeaf       one of the planes (P, W): a bit an item
+    MaskLeaf        a mask of its own
+    ListLeaf        numbers of items, ascending: few items
+    CodesLeaf       one byte an item; the set is a range of bytes
+    BloomLeaf       the items that have all of k planes set, which are those of the set and a few others; a code of each
+                    item tells for sure
+    ConstantLeaf    all items, or none
+
+A `Literal` is a leaf, or what is `present` and not in the leaf: NOT stands at the leaves alone, so the tree above them
+(`AllOf`, `AnyOf`) is monotone. That is what makes bounds easy. A Bloom leaf lies between "no item" and "the items with
+all planes set", its negation between "present without those" and "present"; the tree of all lower ends holds items that
+pass for sure, the tree of all upper ends every item that may pass. Only what is in the second and not in the first is
+looked up, in blocks of 16,384 items, and only where a Bloom leaf says perhaps. So a false positive never becomes a wrong
+answer, with or without NOT.
+
+`run_reference` defines the result, by torch on whole masks, for any device. On the CPU `csrc/mask_program.cpp` does the
+same a block at a time, in the caches. `mask_program_kernel()` says which runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int32, Int64, UInt8
+from torch import Tensor
+
+from ziggurat.errors import MissingDependencyError
+from ziggurat.ops.bitmask import full_mask, mask_of_rows, num_words, pack_mask, rows_of_mask
+from ziggurat.ops.cpp_build import CppSource
+
+_SOURCE = CppSource(
+    path=Path(__file__).parent / "csrc" / "mask_program.cpp",
+    without="go on without: torch's own operations give the same masks, several times slower",
+)
+_FIELDS = 10  # numbers in a step
+_CONSTANT, _PLANE, _MASK, _LIST, _CODES, _BLOOM, _FOLD = range(7)
+_PUSH, _AND, _OR = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLeaf:
+    """All items, or none of them."""
+
+    value: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneLeaf:
+    """The items of one plane."""
+
+    plane: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskLeaf:
+    """The items of a mask of its own."""
+
+    words: Int64[Tensor, "W"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListLeaf:
+    """The items of a list, ascending."""
+
+    rows: Int32[Tensor, "R"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodesLeaf:
+    """The items whose code is from `low` to `high`."""
+
+    codes: UInt8[Tensor, "N"]
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BloomLeaf:
+    """The items that have a code, found by planes that some other items have set, too.
+
+    Args:
+        planes: all of them are set for each item of the set.
+        item_codes: the code of each item, or the codes of one item after the other.
+        item_offsets: where an item's codes begin, if it can have several.
+        code: of the items in the set.
+    """
+
+    planes: tuple[int, ...]
+    item_codes: Int32[Tensor, "E"]
+    item_offsets: Int32[Tensor, "N+1"] | None
+    code: int
+
+
+Leaf = ConstantLeaf | PlaneLeaf | MaskLeaf | ListLeaf | CodesLeaf | BloomLeaf
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """The items of a leaf, or those that are present and not in it.
+
+    Args:
+        leaf: a set of items.
+        negated: whether those outside of the leaf are meant.
+        present: the plane of the items of which the leaf knows something; -1 if those are all. Only read if negated.
+    """
+
+    leaf: Leaf
+    negated: bool = False
+    present: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """The items in every child; there is at least one child."""
+
+    children: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """The items in at least one child; there is at least one child."""
+
+    children: tuple[Tree, ...]
+
+
+Tree = Literal | AllOf | AnyOf
+
+
+class MaskProgram:
+    """A tree of sets that is ready to run.
+
+    Args:
+        tree: what to compute.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._steps: list[list[int]] = []
+        self._kept: list[Tensor] = []  # whose addresses are in the steps
+        self._is_bounded = False
+        self._depth = self._height = 0
+        self._emit(tree, combine=_PUSH)
+        self._encoded = torch.tensor(self._steps, dtype=torch.int64)
+
+    def run(
+        self,
+        planes: Int64[Tensor, "P W"],
+        *,
+        n: int,
+        out: Int64[Tensor, "W"],
+        spans: Int64[Tensor, "S 2"] | None = None,
+    ) -> int:
+        """Write the mask of the items in the tree.
+
+        Args:
+            planes: what the plane leaves name.
+            n: number of items.
+            out: the mask; contiguous.
+            spans: first and last + 1 of the words to write; all if None. Other words of `out` stay as they are.
+
+        Returns:
+            How many items a Bloom leaf had to look up (0 where torch runs).
+        """
+        library = _library_or_reason()[0] if out.device.type == "cpu" else None
+        if library is None:
+            self._run_torch(planes, n=n, out=out, spans=spans)
+            return 0
+        spans = torch.tensor([[0, num_words(n)]]) if spans is None else spans.contiguous()
+        return library.ziggurat_run_mask_program(
+            self._encoded.data_ptr(),
+            len(self._encoded),
+            self._depth,
+            self._is_bounded,
+            planes.data_ptr(),
+            n,
+            spans.data_ptr(),
+            len(spans),
+            out.data_ptr(),
+        )
+
+    def _run_torch(self, planes: Tensor, *, n: int, out: Tensor, spans: Tensor | None) -> None:
+        words = run_reference(self.tree, planes=planes, n=n)
+        for begin, end in [(0, len(out))] if spans is None else spans.tolist():
+            out[begin:end] = words[begin:end]
+
+    def _emit(self, tree: Tree, *, combine: int) -> None:
+        """Add the steps that push a tree on the stack, or combine it with what lies on top."""
+        if isinstance(tree, Literal):
+            self._add(self._leaf(tree.leaf), combine=combine, invert=tree.negated, present=tree.present)
+            return
+        inner = _AND if isinstance(tree, AllOf) else _OR
+        children = sorted(tree.children, key=lambda child: isinstance(child, Literal))  # deep ones first: a low stack
+        for number, child in enumerate(children):
+            if number == 0 or not isinstance(child, Literal):
+                self._emit(child, combine=_PUSH)
+                if number:
+                    self._add([_FOLD], combine=inner)
+            else:
+                self._emit(child, combine=inner)
+        if combine != _PUSH:
+            self._add([_FOLD], combine=combine)
+
+    def _add(self, step: list[int], *, combine: int, invert: bool = False, present: int = -1) -> None:
+        op, *rest = step
+        fields = [op, combine, int(invert), present, *rest]
+        self._steps.append(fields + [0] * (_FIELDS - len(fields)))
+        self._height += -1 if op == _FOLD else int(combine == _PUSH)
+        self._depth = max(self._depth, self._height)
+
+    def _leaf(self, leaf: Leaf) -> list[int]:
+        if isinstance(leaf, ConstantLeaf):
+            return [_CONSTANT, int(leaf.value)]
+        if isinstance(leaf, PlaneLeaf):
+            return [_PLANE, leaf.plane]
+        if isinstance(leaf, MaskLeaf):
+            return [_MASK, self._address(leaf.words)]
+        if isinstance(leaf, ListLeaf):
+            return [_LIST, self._address(leaf.rows), len(leaf.rows)]
+        if isinstance(leaf, CodesLeaf):
+            return [_CODES, self._address(leaf.codes), leaf.low, leaf.high]
+        self._is_bounded = True
+        numbers = self._address(torch.tensor(leaf.planes, dtype=torch.int64))
+        offsets = 0 if leaf.item_offsets is None else self._address(leaf.item_offsets)
+        return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code]
+
+    def _address(self, tensor: Tensor) -> int:
+        assert tensor.is_contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+class _End(enum.Enum):
+    LOWER = "lower"
+    UPPER = "upper"
+    EXACT = "exact"
+
+
+def run_reference(tree: Tree, *, planes: Int64[Tensor, "P W"], n: int) -> Int64[Tensor, "W"]:
+    """What `MaskProgram.run` must write."""
+    full = full_mask(n, device=planes.device)
+    lower, upper = (_evaluate(tree, planes=planes, full=full, end=end) for end in (_End.LOWER, _End.UPPER))
+    need = upper & ~lower & full
+    if need.any():
+        exact = _evaluate(tree, planes=planes, full=full, end=_End.EXACT, need=need)
+        return (lower | (exact & need)) & full
+    return lower & full
+
+
+def _evaluate(tree: Tree, *, planes: Tensor, full: Tensor, end: _End, need: Tensor | None = None) -> Tensor:
+    if isinstance(tree, Literal):
+        words = _leaf_words(tree, planes=planes, full=full, end=end, need=need)
+        return words if not tree.negated else (full if tree.present < 0 else planes[tree.present]) & ~words
+    parts = [_evaluate(child, planes=planes, full=full, end=end, need=need) for child in tree.children]
+    return functools.reduce(torch.bitwise_and if isinstance(tree, AllOf) else torch.bitwise_or, parts)
+
+
+def _leaf_words(literal: Literal, *, planes: Tensor, full: Tensor, end: _End, need: Tensor | None) -> Tensor:
+    leaf = literal.leaf
+    if isinstance(leaf, ConstantLeaf):
+        return full if leaf.value else torch.zeros_like(full)
+    if isinstance(leaf, PlaneLeaf):
+        return planes[leaf.plane]
+    if isinstance(leaf, MaskLeaf):
+        return leaf.words
+    if isinstance(leaf, ListLeaf):
+        return mask_of_rows(leaf.rows.long(), n=len(full) * 64)
+    if isinstance(leaf, CodesLeaf):
+        return pack_mask((leaf.codes >= leaf.low) & (leaf.codes <= leaf.high))
+    if end is (_End.UPPER if literal.negated else _End.LOWER):
+        return torch.zeros_like(full)
+    words = functools.reduce(torch.bitwise_and, [planes[plane] for plane in leaf.planes])
+    if end is _End.EXACT:
+        assert need is not None
+        rows = rows_of_mask(words & need)
+        wrong = rows[~_has_code(leaf, rows)]
+        words = words & ~mask_of_rows(wrong, n=len(full) * 64)
+    return words
+
+
+def _has_code(leaf: BloomLeaf, rows: Tensor) -> Tensor:
+    if leaf.item_offsets is None:
+        return leaf.item_codes[rows] == leaf.code
+    hits = torch.zeros(len(leaf.item_codes) + 1, dtype=torch.int64, device=rows.device)
+    hits[1:] = (leaf.item_codes == leaf.code).cumsum(0)
+    return hits[leaf.item_offsets[rows + 1].long()] > hits[leaf.item_offsets[rows].long()]
+
+
+def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
+    """Clear the bits of rows in a mask, in place; -1 among the rows is passed over."""
+    library = _library_or_reason()[0] if words.device.type == "cpu" and words.is_contiguous() else None
+    if library is None:
+        words &= ~mask_of_rows(rows[rows >= 0].to(words.device), n=len(words) * 64)
+        return
+    rows = rows.contiguous()
+    library.ziggurat_clear_rows(rows.data_ptr(), len(rows), words.data_ptr())
+
+
+def mask_program_kernel() -> str:
+    """Which implementation serves filters on the CPU here, and why; builds the kernel if need be."""
+    reason = _library_or_reason()[1]
+    return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
+
+
+@functools.cache
+def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
+    """The compiled library, or why there is none; tried once a process."""
+    try:
+        library = _SOURCE.load()
+    except MissingDependencyError as error:
+        return None, error.found
+    run = library.ziggurat_run_mask_program
+    run.argtypes = [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
+    run.restype = c_int64
+    library.ziggurat_clear_rows.argtypes = [c_void_p, c_int64, c_void_p]
+    library.ziggurat_clear_rows.restype = None
+    return library, ""
+
+
+def conjunction(trees: Sequence[Tree]) -> Tree:
+    """The items in all of some trees; every item if there are none."""
+    if not trees:
+        return Literal(ConstantLeaf(True))
+    return trees[0] if len(trees) == 1 else AllOf(tuple(trees))
+
+
+def disjunction(trees: Sequence[Tree]) -> Tree:
+    """The items in any of some trees; no item if there are none."""
+    if not trees:
+        return Literal(ConstantLeaf(False))
+    return trees[0] if len(trees) == 1 else AnyOf(tuple(trees))
