@@ -1,4 +1,4 @@
-"""Programs over masks: C++ and torch give the mask that sets of Python give, with Bloom leaves and with negated ones."""
+"""Programs over masks: C++ and torch give the mask that sets of Python give, with Bloom leaves, with negated ones."""
 
 from __future__ import annotations
 

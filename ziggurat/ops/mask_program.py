@@ -14,8 +14,8 @@ A `Literal` is a leaf, or what is `present` and not in the leaf: NOT stands at t
 (`AllOf`, `AnyOf`) is monotone. That is what makes bounds easy. A Bloom leaf lies between "no item" and "the items with
 all planes set", its negation between "present without those" and "present"; the tree of all lower ends holds items that
 pass for sure, the tree of all upper ends every item that may pass. Only what is in the second and not in the first is
-looked up, in blocks of 16,384 items, and only where a Bloom leaf says perhaps. So a false positive never becomes a wrong
-answer, with or without NOT.
+looked up, in blocks of 16,384 items, and only where a Bloom leaf says perhaps. So a false positive never makes an
+answer wrong, with or without NOT.
 
 `run_reference` defines the result, by torch on whole masks, for any device. On the CPU `csrc/mask_program.cpp` does the
 same a block at a time, in the caches. `mask_program_kernel()` says which runs.
