@@ -94,5 +94,9 @@ class CheckpointError(ZigguratError, OSError):
     """A checkpoint is damaged, incomplete, of another version, or could not be written."""
 
 
+class ExportError(ZigguratError, OSError):
+    """An export is damaged, incomplete, of another version, or does not answer as the run it was made from."""
+
+
 class NumericsError(ZigguratError, ArithmeticError):
     """A loss, gradient or metric is NaN or infinite, or undefined for the data given."""

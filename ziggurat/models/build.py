@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.schema import Pooling
@@ -149,7 +150,13 @@ def check_config_class(cls: type[Any]) -> None:
 
 @check_arguments
 def build_model(
-    config: ModelConfig, inputs: InputSpec, *, seed: int, towers: Towers | None = None, draw_tables: bool = True
+    config: ModelConfig,
+    inputs: InputSpec,
+    *,
+    seed: int,
+    towers: Towers | None = None,
+    draw_tables: bool = True,
+    make_storage: MakeStorage = MemoryStorage,
 ) -> Model:
     """Build a model with fresh weights.
 
@@ -160,6 +167,7 @@ def build_model(
         towers: groups of features, each behind a module as `config.tower_module` says; None for a flat model.
         draw_tables: False leaves the tables open and takes no memory for them: they are loaded next, or spread over
             ranks (`parallelize(…, seed=seed)` draws on each rank the part that it holds).
+        make_storage: makes what holds the rows of the tables.
 
     Raises:
         SchemaError: no label, or no feature.
@@ -170,7 +178,7 @@ def build_model(
     _check_inputs(inputs)
     check_towers(config, towers)
     inputs = _unpool(config, inputs)
-    embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None)
+    embeddings = _build_tables(config, inputs, seed=seed if draw_tables else None, make_storage=make_storage)
     with _DenseRoom(config.kind), torch.random.fork_rng(devices=[]):
         layer = _build_towers(config, inputs, embeddings=embeddings, towers=towers, seed=seed)
         torch.manual_seed(seed)
@@ -189,7 +197,9 @@ def _unpool(config: ModelConfig, inputs: InputSpec) -> InputSpec:
     return dataclasses.replace(inputs, jagged=jagged)
 
 
-def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -> EmbeddingTables:
+def _build_tables(
+    config: ModelConfig, inputs: InputSpec, *, seed: int | None, make_storage: MakeStorage
+) -> EmbeddingTables:
     columns = config.table_columns(inputs)
     open_dims = [columns[table.name] for table in inputs.tables if not table.embedding_dim]
     given, default = config.embedding.dim, EmbeddingConfig().dim
@@ -204,7 +214,10 @@ def _build_tables(config: ModelConfig, inputs: InputSpec, *, seed: int | None) -
     tables = tuple(dataclasses.replace(table, embedding_dim=columns[table.name]) for table in inputs.tables)
     dim = max(set(open_dims), key=open_dims.count) if open_dims else wanted
     return EmbeddingTables(
-        dataclasses.replace(inputs, tables=tables), dataclasses.replace(config.embedding, dim=dim), seed=seed
+        dataclasses.replace(inputs, tables=tables),
+        dataclasses.replace(config.embedding, dim=dim),
+        seed=seed,
+        make_storage=make_storage,
     )
 
 

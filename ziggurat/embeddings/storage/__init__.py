@@ -2,14 +2,17 @@
 
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
+from ziggurat.embeddings.storage.quantised import QuantisedStorage, TablePrecision
 from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage
 
 __all__ = [
     "WEIGHT",
     "MakeStorage",
     "MemoryStorage",
+    "QuantisedStorage",
     "StoredRows",
     "TablePart",
+    "TablePrecision",
     "TableStorage",
     "advise_huge_pages",
     "reader",

@@ -1,0 +1,311 @@
+"""The export folder on disk: one manifest that proves every other file, written whole or not at all.
+
+    exports/films/
+      export.json                 what it was made from, and size and SHA-256 of every other file
+      ranker/model.json           config of the model, towers, precision of the tables
+      ranker/weights.safetensors  all weights
+      ranker/preprocessing/       schema, vocabularies and statistics, as fitted
+      ranker/dense.pt2            the dense network as `torch.export` sees it; for other programs, never read here
+      encoder/…                   the same four for the model of users and items, if there is one
+      items/catalogue.parquet     one row an item: its raw columns
+      items/index.safetensors     vectors and attributes, as the index searches them
+      users/…                     what is known of users: their last columns, and what they have had
+      value_model.json            how the scores of tasks become one
+      golden.json                 requests with their answers, to compare with
+
+Trust runs in one direction: export.json carries the checksum of its own content, and those of all files. `open_export`
+reads every byte once and compares; a flipped bit, a cut, swapped or missing file is an `ExportError` that names it.
+Files are regular files below the folder, opened without following links; a name in the manifest is plain letters in at
+most four parts, so that nothing outside can be named. What the manifest does not list is never opened. Checksums prove
+that nothing changed by accident; they are no signature: who may write the folder may replace all of it.
+
+*version* of an export: 16 hex digits of the checksums of its files. Equal content has equal versions.
+
+Cost of opening: SHA-256 of all files, about 1.5 GB/s a core.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ziggurat
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ConfigError, ExportError, MissingFileError
+from ziggurat.files import Format, digest_of, replacing_folder
+from ziggurat.typed import CountOrNone
+
+MANIFEST_NAME = "export.json"
+WAYS_OUT = ("copy the folder again, or restore it", "make it again: ziggurat export RUN --out FOLDER")
+EXPORT = Format(name="ziggurat.export", what="the manifest of an export", error=ExportError, ways_out=WAYS_OUT)
+MAX_FILES = 10_000
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_MAX_PARTS = 4
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """What a file must be to count as intact."""
+
+    bytes: CountOrNone
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A run that a part of the export was made from.
+
+    Args:
+        part: "ranker" or "encoder".
+        run: name of the run's folder.
+        model: its kind.
+        step: of the checkpoint.
+        config: digest of its whole configuration.
+        preprocessing: fingerprint of what was fitted.
+    """
+
+    part: str
+    run: str
+    model: str
+    step: int
+    config: str
+    preprocessing: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The content of export.json.
+
+    Args:
+        version_of_content: 16 hex digits of the checksums of all files.
+        created: UTC time in ISO format, for people.
+        made_with: versions of Ziggurat, torch and Python that wrote it.
+        sources: the runs that it was made from.
+        facts: what was found when it was made, for people: parity with the runs, sizes.
+        files: by name, with "/" between folders.
+    """
+
+    version_of_content: str
+    created: str
+    made_with: dict[str, str] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFolder:
+    """An export whose files were all found to be as they were written.
+
+    Args:
+        path: of the folder, without symbolic links.
+        manifest: what export.json says.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """16 hex digits that change with any file."""
+        return self.manifest.version_of_content
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name, or a folder with files."""
+        return name in self.manifest.files or any(file.startswith(f"{name}/") for file in self.manifest.files)
+
+    def file(self, name: str) -> Path:
+        """The path of a file that the manifest lists.
+
+        Raises:
+            ExportError: it lists none of that name.
+        """
+        if name not in self.manifest.files:
+            raise damaged(self.path / MANIFEST_NAME, expected=f"a file {name!r}", found="none")
+        return self.path / name
+
+    def read(self, name: str, form: Format) -> Any:
+        """The content of a JSON file."""
+        return form.read(self.file(name))
+
+
+@contextmanager
+def writing_export(path: str | Path, *, sources: tuple[Source, ...], facts: dict[str, Any]) -> Iterator[Path]:
+    """A temporary folder to fill, which becomes the export when the block ends without an error.
+
+    Args:
+        path: of the export; an older export there is replaced.
+        sources: the runs that it is made from.
+        facts: for the manifest; may be filled in the block.
+
+    Raises:
+        ConfigError: `path` is a file, or a folder with something else in it.
+        FileError: the system refuses.
+    """
+    folder = Path(path)
+    _refuse_other_content(folder)
+    with replacing_folder(folder) as temporary:
+        yield temporary
+        files = {name: _entry(temporary / name) for name in sorted(_files_below(temporary))}
+        manifest = Manifest(
+            version_of_content=_version_of(files),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            made_with={
+                "ziggurat": ziggurat.__version__,
+                "torch": str(torch.__version__),
+                "python": platform.python_version(),
+            },
+            sources=sources,
+            facts=facts,
+            files=files,
+        )
+        EXPORT.write(temporary / MANIFEST_NAME, _to_json(manifest))
+
+
+def open_export(path: str | Path) -> ExportFolder:
+    """Read the manifest of an export and check every file that it lists.
+
+    Args:
+        path: of the folder; may be a symbolic link to one (`current → v17`), but nothing in it may be.
+
+    Raises:
+        MissingFileError: there is no export.
+        ExportError: a file is damaged, missing, or no regular file; or a newer Ziggurat wrote it; names the file.
+    """
+    given = Path(path)
+    folder = Path(os.path.realpath(given))
+    if not folder.is_dir():
+        raise MissingFileError(
+            expected="the folder of an export",
+            found="a file" if folder.exists() else "no such folder",
+            where=str(given),
+            ways_out=("correct the path", f"make one: ziggurat export RUN --out {given}"),
+        )
+    with _opened(folder / MANIFEST_NAME):
+        pass  # a regular file, and no link
+    where = str(folder / MANIFEST_NAME)
+    manifest = from_json(Manifest, EXPORT.read(where), where=where, error=ExportError)
+    if len(manifest.files) > MAX_FILES:
+        raise damaged(where, expected=f"at most {MAX_FILES:,} files", found=f"{len(manifest.files):,}")
+    for name, entry in manifest.files.items():
+        _check_name(name, where=where)
+        if not _DIGEST.fullmatch(entry.sha256):
+            raise damaged(where, expected=f"the SHA-256 of {name}", found=f"{entry.sha256!r:.80}")
+    if manifest.version_of_content != _version_of(manifest.files):
+        raise damaged(
+            where, expected=f"version {_version_of(manifest.files)}", found=f"{manifest.version_of_content!r:.80}"
+        )
+    for name, entry in manifest.files.items():
+        _check_file(folder, name, entry)
+    return ExportFolder(path=folder, manifest=manifest)
+
+
+def damaged(where: str | Path, *, expected: str, found: str) -> ExportError:
+    """The error for a file of an export that is not as it was written."""
+    return ExportError(expected=expected, found=found, where=str(where), ways_out=WAYS_OUT)
+
+
+def _to_json(manifest: Manifest) -> dict[str, Any]:
+    files = {name: to_json(entry) for name, entry in manifest.files.items()}
+    return {
+        "version_of_content": manifest.version_of_content,
+        "created": manifest.created,
+        "made_with": manifest.made_with,
+        "sources": [to_json(source) for source in manifest.sources],
+        "facts": manifest.facts,
+        "files": files,
+    }
+
+
+def _check_name(name: str, *, where: str) -> None:
+    parts = name.split("/")
+    if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts) or name == MANIFEST_NAME:
+        raise damaged(where, expected="names of files below the folder, in plain letters", found=f"{name!r:.120}")
+
+
+def _check_file(folder: Path, name: str, entry: FileEntry) -> None:
+    place = folder
+    for part in name.split("/")[:-1]:
+        place /= part
+        if place.is_symlink():
+            raise damaged(place, expected="a folder", found="a symbolic link")
+    path = folder / name
+    with _opened(path) as descriptor:
+        size = os.fstat(descriptor).st_size
+        if size != entry.bytes:
+            raise damaged(path, expected=f"{entry.bytes:,} bytes", found=f"{size:,} bytes")
+        digest = hashlib.sha256()
+        block = memoryview(bytearray(min(_BLOCK_BYTES, max(size, 1))))
+        read = 0
+        while (count := os.readv(descriptor, [block])) and read <= size:
+            digest.update(block[:count])
+            read += count
+    if digest.hexdigest() != entry.sha256:
+        raise damaged(path, expected=f"SHA-256 {entry.sha256}", found=f"SHA-256 {digest.hexdigest()}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file; a link, pipe, folder or device is refused without waiting for it."""
+    try:
+        if path.is_symlink():
+            raise damaged(path, expected="a regular file", found="a symbolic link")
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise damaged(path, expected="a file of an export", found="no such file") from None
+    except OSError as problem:
+        if isinstance(problem, ExportError):
+            raise
+        raise damaged(path, expected="a file that can be read", found=problem.strerror or str(problem)) from problem
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise damaged(path, expected="a regular file", found="a folder, pipe or device")
+        yield descriptor
+    except OSError as problem:
+        if isinstance(problem, ExportError):
+            raise
+        raise damaged(path, expected="a file that can be read", found=problem.strerror or str(problem)) from problem
+    finally:
+        os.close(descriptor)
+
+
+def _entry(path: Path) -> FileEntry:
+    with path.open("rb") as file:
+        return FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def _files_below(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _version_of(files: dict[str, FileEntry]) -> str:
+    return digest_of({name: entry.sha256 for name, entry in files.items()})[:16]
+
+
+def _refuse_other_content(folder: Path) -> None:
+    if not folder.exists() or (folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not any(folder.iterdir()))):
+        return
+    raise ConfigError(
+        expected="a folder that does not exist yet, or an older export to replace",
+        found="a folder with other files" if folder.is_dir() else "a file",
+        where=str(folder),
+        ways_out=(f"--out {folder / 'export'}", "name another folder"),
+    )
