@@ -1,0 +1,156 @@
+"""Rows of requests as frames: plain values of any JSON type become columns of the type that each feature reads.
+
+A data set has one type a column; the users of one batch of requests may send 17, "17" and 17.0 for the same id. So ids
+become their canonical text one by one (`data/preprocess/cells.py` says which), numbers floats, lists lists, before the
+run's own preprocessing sees them: the same values then give the same rows as in a file.
+
+What no feature can read (an object for a number, a list for an id) is a `RequestError` that names the column.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from ziggurat.errors import RequestError
+from ziggurat.features.schema import Categorical, Dense, Feature, Schema, Vector, column_of
+from ziggurat.typed import nearest
+
+MAX_TEXT = 10_000  # characters of one value
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
+    """The columns of a schema's features; what a row leaves out is null.
+
+    Args:
+        rows: raw columns by name; others are ignored (`refuse_unknown` looks at them).
+        schema: features.
+
+    Raises:
+        RequestError: a value that its feature cannot read; names the column.
+    """
+    columns: dict[str, pl.Series] = {}
+    for feature in schema.features:
+        name = column_of(feature)
+        if name not in columns:
+            values = [_value(row.get(name), feature, name) for row in rows]
+            columns[name] = pl.Series(name, values, dtype=_type_of(feature), strict=True)
+    return pl.DataFrame(columns)
+
+
+def refuse_unknown(row: Mapping[str, Any], known: Iterable[str], *, what: str) -> None:
+    """Refuse columns that nothing reads: a misspelt name would be a missing value without a word.
+
+    Raises:
+        RequestError: there is one; names the nearest that is read.
+    """
+    known = tuple(known)
+    for name in row:
+        if name not in known:
+            raise RequestError(
+                expected=f"columns of the {what}: {', '.join(known[:30]) or 'there are none'}",
+                found=f"{name!r:.80}",
+                where=f"request, {what}",
+                ways_out=nearest(str(name), known, instead="leave it out: nothing reads it"),
+            )
+
+
+def canonical_id(value: Any) -> str | None:
+    """The canonical text of one id; None where it is missing.
+
+    Raises:
+        RequestError: the value is no id.
+    """
+    text = _id(value, "id")
+    if text is not None and text.endswith(".0") and text[:-2].lstrip("-").isdecimal() and text.isascii():
+        whole = text[:-2]
+        return "0" if whole == "-0" else whole if whole.count("-") <= 1 else text
+    return text or None
+
+
+def _type_of(feature: Feature) -> Any:
+    if isinstance(feature, Dense):
+        return pl.Float64
+    if isinstance(feature, Categorical):
+        return pl.String
+    if isinstance(feature, Vector):
+        return pl.List(pl.Float64)
+    return pl.List(pl.String)
+
+
+def _value(value: Any, feature: Feature, column: str) -> Any:
+    if value is None:
+        return None
+    if isinstance(feature, Dense):
+        return _number(value, column)
+    if isinstance(feature, Categorical):
+        return _id(value, column)
+    if isinstance(value, str) and not isinstance(feature, Vector) and feature.separator:
+        return value[: MAX_TEXT * 10].split(feature.separator) if value else None
+    if not isinstance(value, list | tuple):
+        kind = "numbers" if isinstance(feature, Vector) else "ids"
+        raise _wrong(f"a list of {kind}", value, column)
+    if isinstance(feature, Vector):
+        return [_number(each, column) for each in value]
+    return [_id(each, column) for each in value]
+
+
+def _number(value: Any, column: str) -> float | None:
+    if isinstance(value, bool | int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            raise _wrong("a number within ±3.4e38", value, column) from None
+    if isinstance(value, str):
+        text = value.strip()
+        if not text:
+            return None
+        truth = {"true": 1.0, "false": 0.0}.get(text.lower())
+        try:
+            return float(text[:400]) if truth is None else truth
+        except ValueError:
+            pass
+    if value is None:
+        return None
+    raise _wrong("a number", value, column)
+
+
+def _id(value: Any, column: str) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            raise _wrong(f"text of at most {MAX_TEXT:,} characters", value, column)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise _wrong("text that can be encoded as UTF-8", value, column) from None
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        if value.bit_length() > 1024:
+            raise _wrong("an id", f"a number of {value.bit_length():,} bits", column)
+        return str(value)
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        if math.isinf(value):
+            raise _wrong("an id", value, column)
+        return str(int(value)) if value.is_integer() and abs(value) < 2.0**63 else repr(value)
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return value.isoformat()
+    raise _wrong("an id: text, a number, true or false", value, column)
+
+
+def _wrong(expected: str, found: Any, column: str) -> RequestError:
+    return RequestError(
+        expected=expected,
+        found=f"{found!r:.80} ({type(found).__name__})",
+        where=f"request, column {column!r}",
+        ways_out=("correct the value", "leave the column out: it is then missing"),
+    )
