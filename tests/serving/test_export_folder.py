@@ -13,7 +13,7 @@ import pytest
 
 from ziggurat.errors import ConfigError, ExportError, MissingFileError
 from ziggurat.files import digest_of
-from ziggurat.serving.export_folder import MANIFEST_NAME, open_export, writing_export
+from ziggurat.serving.export_folder import MANIFEST_NAME, open_export, replacing_export, seal_export
 
 
 @pytest.fixture
@@ -23,11 +23,12 @@ def export(tmp_path: Path) -> Path:
 
 
 def make(path: Path, *, text: str = "weights") -> None:
-    with writing_export(path, sources=(), facts={"rows": 3}) as folder:
+    with replacing_export(path) as folder:
         (folder / "ranker" / "preprocessing").mkdir(parents=True)
         (folder / "ranker" / "weights.safetensors").write_text(text * 50)
         (folder / "ranker" / "preprocessing" / "main.json").write_text("{}")
         (folder / "empty").touch()
+        seal_export(folder, sources=(), facts={"rows": 3}, made_with={"ziggurat": "1.0"})
 
 
 def seal(path: Path, change: dict) -> None:
@@ -152,7 +153,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_failed_export_leaves_the_old_one(export: Path) -> None:
     version = open_export(export).version
-    with contextlib.suppress(RuntimeError), writing_export(export, sources=(), facts={}) as folder:
+    with contextlib.suppress(RuntimeError), replacing_export(export) as folder:
         (folder / "half").write_text("x")
         raise RuntimeError
     assert open_export(export).version == version

@@ -28,19 +28,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import ziggurat
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, MissingFileError
 from ziggurat.files import Format, digest_of, replacing_folder
@@ -148,13 +144,11 @@ class ExportFolder:
 
 
 @contextmanager
-def writing_export(path: str | Path, *, sources: tuple[Source, ...], facts: dict[str, Any]) -> Iterator[Path]:
-    """A temporary folder to fill, which becomes the export when the block ends without an error.
+def replacing_export(path: str | Path) -> Iterator[Path]:
+    """A temporary folder to fill and seal, which becomes the export when the block ends without an error.
 
     Args:
         path: of the export; an older export there is replaced.
-        sources: the runs that it is made from.
-        facts: for the manifest; may be filled in the block.
 
     Raises:
         ConfigError: `path` is a file, or a folder with something else in it.
@@ -164,20 +158,32 @@ def writing_export(path: str | Path, *, sources: tuple[Source, ...], facts: dict
     _refuse_other_content(folder)
     with replacing_folder(folder) as temporary:
         yield temporary
-        files = {name: _entry(temporary / name) for name in sorted(_files_below(temporary))}
-        manifest = Manifest(
-            version_of_content=_version_of(files),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            made_with={
-                "ziggurat": ziggurat.__version__,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
-            sources=sources,
-            facts=facts,
-            files=files,
-        )
-        EXPORT.write(temporary / MANIFEST_NAME, _to_json(manifest))
+        assert (temporary / MANIFEST_NAME).exists(), "sealed"
+
+
+def seal_export(
+    folder: Path, *, sources: Sequence[Source], facts: Mapping[str, Any], made_with: Mapping[str, str]
+) -> ExportFolder:
+    """Write the manifest of all files in a folder, over an older one.
+
+    Args:
+        folder: what `replacing_export` gave.
+        sources: the runs that it was made from.
+        facts: what was found when it was made; plain data.
+        made_with: versions.
+    """
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {name: _entry(folder / name) for name in names if name != MANIFEST_NAME}
+    manifest = Manifest(
+        version_of_content=_version_of(files),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        made_with=dict(made_with),
+        sources=tuple(sources),
+        facts=dict(facts),
+        files=files,
+    )
+    EXPORT.write(folder / MANIFEST_NAME, _to_json(manifest))
+    return ExportFolder(path=folder, manifest=manifest)
 
 
 def open_export(path: str | Path) -> ExportFolder:
@@ -290,10 +296,6 @@ def _opened(path: Path) -> Iterator[int]:
 def _entry(path: Path) -> FileEntry:
     with path.open("rb") as file:
         return FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
-
-
-def _files_below(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def _version_of(files: dict[str, FileEntry]) -> str:
