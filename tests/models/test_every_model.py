@@ -306,7 +306,8 @@ def compile_interact(model: RankingModel, *, backend: str):
 @compiled_configs
 def test_compiled_as_one_graph_it_computes_the_same(name):
     model = build(name).eval()
-    compiled = compile_interact(model, backend="aot_eager")
+    # With inductor's decompositions: plain "aot_eager" of torch 2.13 fails on layer norms whose gradient is transposed.
+    compiled = compile_interact(model, backend="aot_eager_decomp_partition")
     inputs, twins = parts(model, 5), parts(model, 5)
     twins[1].data.copy_(inputs[1].data)
     expected, found = model.interact(*inputs), compiled(*twins)

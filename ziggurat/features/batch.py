@@ -12,7 +12,9 @@ offsets at all. Lists are *jagged*: all rows one after the other, feature-major,
 
 Sequences that are read event by event, not pooled, come in groups that share offsets: the ids of a history, what was
 done with them, when, and what is known of each item all have the same lengths, so one set of offsets cuts them all.
-Equal histories of several samples may be kept once: `inverse` then says which one belongs to each sample.
+Equal histories of several samples may be kept once: `inverse` then says which one belongs to each sample. Sources of
+your own fill `sequences`; a schema's `Sequence` features are lists in `jagged`, and what a model gets of those that are
+not pooled is in `Embedded.sequences`.
 
     history   sample 0      1    2        offsets = [0, 2, 3]     (unique sequences + 1)
     item      [ 7 4 ]     [ 9 ]  = 0      inverse = [0, 1, 0]     (one entry a sample)
@@ -20,7 +22,7 @@ Equal histories of several samples may be kept once: `inverse` then says which o
 
 A batch knows its tensors by name (`tensors`): whatever moves, stores or counts them asks for those, so that a new part
 of a batch reaches all of them. `map` makes the same batch of other tensors, `rows` one of fewer samples.
-A batch is validated once, on the way in (`validate_batch`), never again inside the step.
+Loaders of the package make valid batches. `validate_batch` checks those of a source of your own: nothing else does.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ class Batch:
         labels: (B, L); empty second axis when predicting.
         weights: (B,) sample weights, or None.
         groups: (B,) group of each sample for GAUC, or None.
-        row_ids: (B,) position of each sample in its data set; the sample ledger hashes them.
+        row_ids: (B,) position of each sample over all raw files in order; the sample ledger hashes them.
         extras: whatever else a model or loss reads, by name; first axis B (scores of a teacher, for example).
     """
 

@@ -1,10 +1,11 @@
-"""parallelize: a model that was written for one device becomes parallel, and no number changes. All of it on one page.
+"""parallelize: a model that was written for one device becomes parallel, and no number changes. All on one page.
 
     plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group
                  ─► dense network replicated or sharded over all ranks
 
 Every rank must bring the same model, plan and settings (`same_model.py` compares them before anything is built), and a
-plan that does not fit the model or the job is refused on all ranks. On one rank every exchange is a local copy.
+plan that does not fit the model or the job is refused on all ranks. On one rank every exchange is a local copy. No
+number changes while the wire is FP32, up to the order of sums.
 
 The result is the same model object with other parts inside: names of weights, and so checkpoints, are those of one
 device. A step on it is a step on the global batch if each rank divides its loss by the global weight

@@ -2,7 +2,7 @@
 
 Luo et al., "Disaggregated Multi-Tower: Topology-aware Modeling Technique for Efficient Large-Scale Recommendation",
 arXiv 2403.00877 (MLSys 2024): SPTT, the semantic-preserving tower transform, and TM, the tower module between its hops.
-DMT calls (d) the tower hop and (f) the peer hop.
+The paper calls (d) the tower hop and (f) the peer hop.
 G ranks, tower groups of S, T = G/S groups; rank r = t·S + s; B samples a rank, N numbers a feature:
 
     step                         group           tensor on rank (t, s)                           where

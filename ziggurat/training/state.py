@@ -6,9 +6,10 @@
     table_optimizer.<table>.<part>    row-wise sums, …
     rng.<generator>                   random state, as bytes; on many ranks rng.rank<r>.<generator>
 
-On many ranks each holds its part of it; the names, and what is stored under them, do not depend on the number of ranks.
+On many ranks each holds its part of it; the names, and what is stored under them, do not depend on the number of ranks,
+except those of random state.
 
-The plain data is the run's `Position`.
+The plain data is the run's `Position`, and how much of log and ledger was written.
 """
 
 from __future__ import annotations

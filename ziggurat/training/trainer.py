@@ -1,7 +1,7 @@
 """Trainer: fit with evaluation, early stop, checkpoints, log and resume, on one device or many ranks.
 
     for every epoch, for every batch:
-        step ─► ledger ─► log line? ─► evaluation? ─► checkpoint? ─► enough?
+        step ─► ledger ─► log line? ─► evaluation? ─► enough? ─► checkpoint?
 
 The position in the data is arithmetic, weights, optimizers and random state are in the checkpoint, and log and ledger
 are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not

@@ -107,7 +107,7 @@ def id_columns(schema: Schema) -> tuple[str, ...]:
 
 
 class Preprocessing:
-    """Fitted vocabularies and statistics of one schema; made by `fit` or `load`.
+    """Fitted vocabularies and statistics of one schema; made by `fit` or `load_preprocessing` (`preprocessing_io.py`).
 
     Args:
         schema: what the columns mean.

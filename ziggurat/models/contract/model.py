@@ -8,8 +8,8 @@
 dense network: torch operations alone, which may be compiled as one graph, autocast, and replicated or sharded. `loss`
 reads whatever `forward_dense` returned and the real labels. The parts are kept apart because they differ in everything
 else: tables are huge, sparse, and updated row by row by their own optimizer; tower modules live where their tables
-live; the dense network is small. The training step, the pipeline, evaluation and scoring call these three methods and
-nothing else, so training and evaluation take one path.
+live; the dense network is small. The training step, the pipeline, evaluation and scoring call these three methods, on
+ranks also `loss_weight`, and nothing else, so training and evaluation take one path.
 
 A model is written for one device: no process group, optimizer or file appears in it. `Embedded`, `Outputs` and
 `Unpooled` are pytrees of torch, so compilation and FSDP find the tensors in them.

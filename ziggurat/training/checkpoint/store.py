@@ -10,7 +10,8 @@
 A kill at any instant leaves the checkpoints before untouched, and either the whole new one or a partial folder that
 the next start removes. An error in the background is raised by the next call; training may go on, and save again.
 
-Every method but `steps`, `pin` and `unpin` is collective: all ranks of the group call it, and all raise if one does.
+Methods are collective: all ranks of the group call them, and all raise if one does; all but `steps`, `pin`, `pinned`
+and `unpin`.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class RunFolder:
             found="a run that was started before",
             where=str(self.path),
             ways_out=(
-                f"go on with it: ziggurat train {self.path} --resume",
+                *([f"go on with it: ziggurat train {self.path} --resume"] if self.config.exists() else []),
                 "choose another folder: --out runs/another_name",
                 f"remove it: rm -r {self.path}",
             ),
