@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from ziggurat.models import TowerLayer as TowerLayer
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
+    from ziggurat.models import TwoTower as TwoTower
+    from ziggurat.models import TwoTowerConfig as TwoTowerConfig
     from ziggurat.models import Unpooled as Unpooled
     from ziggurat.models import Wukong as Wukong
     from ziggurat.models import WukongConfig as WukongConfig
@@ -117,6 +119,8 @@ _HOMES = {
         "FinalNetConfig",
         "MaskNetConfig",
         "XDeepFMConfig",
+        "TwoTower",
+        "TwoTowerConfig",
         "DCNv2Config",
         "DHENConfig",
         "DLRMConfig",

@@ -9,6 +9,7 @@ import torch
 
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
+from ziggurat.features.items import Items
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DCNv2Config, DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
@@ -43,6 +44,7 @@ def inputs() -> InputSpec:
         tables=tuple(TableSpec(name=name, num_rows=number) for name, number in rows.items()),
         labels=(LabelSpec(name="click"),),
         has_weights=True,
+        items=Items(id="item", features=("item", "genres", "price")),
     )
 
 

@@ -62,6 +62,15 @@ from ziggurat.models.logistic_regression import LogisticRegressionConfig as Logi
 from ziggurat.models.masknet import MaskNet as MaskNet
 from ziggurat.models.masknet import MaskNetConfig as MaskNetConfig
 from ziggurat.models.masknet import MaskStructure as MaskStructure
+from ziggurat.models.retrieval.encoders import EncoderConfig as EncoderConfig
+from ziggurat.models.retrieval.encoders import EncoderInteraction as EncoderInteraction
+from ziggurat.models.retrieval.encoders import ItemEncoder as ItemEncoder
+from ziggurat.models.retrieval.encoders import UserEncoder as UserEncoder
+from ziggurat.models.retrieval.encoders import VectorLength as VectorLength
+from ziggurat.models.retrieval.two_tower import Correction as Correction
+from ziggurat.models.retrieval.two_tower import Temperature as Temperature
+from ziggurat.models.retrieval.two_tower import TwoTower as TwoTower
+from ziggurat.models.retrieval.two_tower import TwoTowerConfig as TwoTowerConfig
 from ziggurat.models.towers.layer import TowerLayer as TowerLayer
 from ziggurat.models.towers.layer import build_tower_module as build_tower_module
 from ziggurat.models.towers.modules import TowerModule as TowerModule

@@ -35,6 +35,7 @@ from ziggurat.models.finalmlp import FinalMLPConfig
 from ziggurat.models.finalnet import FinalNetConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
+from ziggurat.models.retrieval.two_tower import TwoTowerConfig
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
@@ -108,6 +109,7 @@ BuiltInConfig = (
     | FinalMLPConfig
     | FinalNetConfig
     | DINConfig
+    | TwoTowerConfig
 )
 MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
 

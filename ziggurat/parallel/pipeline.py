@@ -171,15 +171,18 @@ class Pipeline:
             parts, self._ahead = self._ahead[1], None
             return parts
         self._ahead = None
-        parts = cut_batch(batch, self.num_parts)
+        parts = self._cut(batch)
         self._embeddings.prefetch(*parts)
         return parts
 
     def _announce(self, batch: Batch | None) -> None:
         """Send the sizes of the next batch's ids; the ids follow when everybody has had time to do the same."""
         if batch is not None:
-            self._ahead = (batch, cut_batch(batch, self.num_parts))
+            self._ahead = (batch, self._cut(batch))
             self._embeddings.announce(*self._ahead[1])
+
+    def _cut(self, batch: Batch) -> list[Batch]:
+        return cut_batch(batch, self.num_parts, coupled=self._model.coupled_samples)
 
 
 @contextlib.contextmanager
@@ -192,10 +195,17 @@ def _given_fields(model: Model, fields_BX: Tensor) -> Iterator[None]:
         object.__delattr__(model, "fields")
 
 
-def cut_batch(batch: Batch, num_parts: int) -> list[Batch]:
-    """Parts of a batch, as even as possible; features that are read as lists are copied, the rest are views."""
+def cut_batch(batch: Batch, num_parts: int, *, coupled: int = 1) -> list[Batch]:
+    """Parts of a batch, as even as possible; features that are read as lists are copied, the rest are views.
+
+    Args:
+        batch: to be cut.
+        num_parts: parts; some are empty where there are fewer blocks.
+        coupled: consecutive samples that stay together.
+    """
     if num_parts == 1:
         return [batch]
     size = batch.batch_size
-    bounds = [size * index // num_parts for index in range(num_parts + 1)]
+    blocks = -(-size // coupled)
+    bounds = [min(blocks * index // num_parts * coupled, size) for index in range(num_parts + 1)]
     return [batch.rows(first, last) for first, last in itertools.pairwise(bounds)]

@@ -36,6 +36,7 @@ from ziggurat.models import (
     LogisticRegressionConfig,
     MLPConfig,
     ModelConfig,
+    TwoTowerConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
@@ -230,7 +231,8 @@ def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
     def recipe(schema: Schema) -> RunConfig:
         return table_run(table_model(cls), schema)
 
-    name, needs = cls.__name__.removesuffix("Config"), " with a sequence" if cls is DINConfig else ""
+    name = cls.__name__.removesuffix("Config")
+    needs = {DINConfig: " with a sequence", TwoTowerConfig: " whose schema has [items]"}.get(cls, "")
     recipe.__name__ = recipe.__qualname__ = f"table_{kind_of(cls)}"
     recipe.__doc__ = f"{name} on any table of yours{needs}: --data.train FILE --schema my.toml."
     return recipe
@@ -249,6 +251,7 @@ MOVIELENS_MODELS = (
     ),
     (DCNv2Config(deep=MLPConfig(hidden_dims=(256, 128), dropout=0.2), cross=CrossConfig(num_layers=2)), _MOVIELENS),
     (LogisticRegressionConfig(), "Logistic regression on MovieLens-1M: the floor."),
+    (TwoTowerConfig(), "{} on MovieLens-1M: vectors of users and movies, time split."),
 )
 BARS_MODELS = (
     ("dcn_v2", _BARS % " (published test AUC 0.98382 ± 0.00049)"),
@@ -266,7 +269,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     *(
         _recipe("criteo", table_model(cls), run=_criteo, about=_CRITEO)
         for cls in MODEL_CONFIGS
-        if cls is not DINConfig  # which needs a sequence
+        if cls not in (DINConfig, TwoTowerConfig)  # which need a sequence, and items
     ),
     mlperf_dlrm,
     mlperf_dcn_v2,

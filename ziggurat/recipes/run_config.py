@@ -22,6 +22,7 @@ from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
+from ziggurat.training.first_look import check_blocks
 from ziggurat.training.records.run_folder import CONFIG
 from ziggurat.typed import Count, CountOrNone, Kinds, PositiveFloat, checked
 
@@ -139,6 +140,7 @@ class RunConfig:
         """
         check_config_class(type(self.model))
         check_towers(self.model, self.towers)
+        check_blocks(self.model, batch_size=self.training.loader.batch_size)
         schema = self.table_schema
         if schema.labels:
             stop_metric(self.training.early_stop, labels=schema.labels, has_groups=bool(schema.group), own=metrics)

@@ -67,16 +67,20 @@ def assert_same_as_single_device(
         batch: a global batch.
         config: dense parallelism and wire formats.
         tolerance: how exact; by default to FP32 rounding.
-        cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty.
+        cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty,
+            and between blocks of `Model.coupled_samples`.
         num_parts: parts of a batch in the pipeline.
         ranks_per_host: of emulated hosts; 0: all ranks share one.
         hosts: the host of every rank, in place of `ranks_per_host`.
     """
     tolerance = tolerance or Tolerance()
     topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=ranks_per_host, hosts=hosts)
-    bounds = [0, *(cuts if cuts is not None else _uneven(batch.batch_size, topology.world_size)), batch.batch_size]
-    local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])
     single, many = build(), build()
+    if cuts is None:
+        block = single.coupled_samples
+        cuts = [cut // block * block for cut in _uneven(batch.batch_size, topology.world_size)]
+    bounds = [0, *cuts, batch.batch_size]
+    local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])
     parallel = parallelize(many, plan, topology, config=config)
     single_tables, many_tables = TableOptimizer(single.embeddings), parallel.table_optimizer(many)
     single_dense = torch.optim.SGD(single.parameters(), lr=_LEARNING_RATE)

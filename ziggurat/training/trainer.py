@@ -4,8 +4,7 @@
         step ─► ledger ─► log line? ─► evaluation? ─► enough? ─► checkpoint?
 
 The position in the data is arithmetic, weights, optimizers and random state are in the checkpoint, and log and ledger
-are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not
-(`make chaos` does that 200 times).
+are cut back to it, so a run that is killed at any moment and resumed ends with the same bits as one that was not.
 
 On many ranks every rank runs this very loop: all take the same steps, evaluate, save and stop together. Rank 0 writes
 log, ledger and results. A run may go on with another number of ranks: it continues at the same row of the data.
@@ -35,6 +34,7 @@ from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.feed import Fed, Feed
+from ziggurat.training.first_look import first_look
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.non_finite import dump_batch, non_finite_error
 from ziggurat.training.own_loss import LossFunction, loss_name, refuse_other_loss
@@ -104,6 +104,7 @@ class Trainer:
         self.config = self.step.config
         ranks = {"rank": self.team.rank, "world_size": self.team.world_size, "gather": self.team.gather}
         self.feed = Feed(train, config=config, **ranks)
+        first_look(model, train, loader=config.loader)
         if valid is not None:
             self.config = with_stop_metric(self.config, model.inputs, own=self.metrics)
         self.valid = valid

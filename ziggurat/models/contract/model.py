@@ -18,7 +18,9 @@ A model is written for one device: no process group, optimizer or file appears i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -111,7 +113,12 @@ class Model(nn.Module, ABC):
         inputs: names, order and sizes of what is in a batch.
         embeddings: the tables; `embeddings.field_dims` must fit the model.
         towers: groups of features behind tower modules; None for a flat model.
+
+    Attributes:
+        observes: True for a model that must see the training data once before it trains: see `observe`.
     """
+
+    observes: ClassVar[bool] = False
 
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
         super().__init__()
@@ -123,6 +130,26 @@ class Model(nn.Module, ABC):
     def field_dims(self) -> tuple[int, ...]:
         """Numbers of each field in `Embedded.fields`: outputs of the towers, or pooled embeddings."""
         return self.embeddings.field_dims if self.towers is None else self.towers.field_dims
+
+    @property
+    def coupled_samples(self) -> int:
+        """Consecutive samples that the loss looks at together: no rank, and no part of a batch, cuts such a block.
+
+        1 where the loss of a sample does not depend on others. The batch size of a rank is a multiple of it.
+        """
+        return 1
+
+    @property
+    def has_observed(self) -> bool:
+        """True if `observe` need not be called any more."""
+        return True
+
+    def observe(self, batches: Iterable[Batch]) -> None:
+        """Take from the training data what the loss needs of it as a whole; called once, before the first step.
+
+        Args:
+            batches: every training sample once, in any order, whole on every rank.
+        """
 
     def forward(self, batch: Batch) -> Float[Tensor, "B L"]:
         """Logits of every sample and label (a regression label's logit is its predicted value)."""
