@@ -1,0 +1,132 @@
+"""Search of INT8 rows: every path of the kernel finds what the reference finds, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from ziggurat.errors import DataError
+from ziggurat.ops import scan
+from ziggurat.ops.bitmask import pack_mask
+from ziggurat.ops.scan import (
+    Found,
+    Rows,
+    ScanPath,
+    ScanTables,
+    dequantize_rows,
+    quantize_rows,
+    scan_clusters,
+    scan_clusters_reference,
+    scan_rows,
+    scan_rows_reference,
+)
+
+
+def tables_of(vectors: Tensor, *, num_clusters: int, generator: torch.Generator) -> ScanTables:
+    num, dim = vectors.shape
+    cuts = torch.randint(0, num + 1, (num_clusters - 1,), generator=generator).sort().values
+    return ScanTables(
+        dim=dim,
+        rows=quantize_rows(vectors),
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), cuts, torch.tensor([num])]),
+        centroids=quantize_rows(torch.randn(num_clusters, dim, generator=generator)),
+        centroid_reach=torch.rand(num_clusters, generator=generator),
+    )
+
+
+def same(first: Found, second: Found) -> bool:
+    return torch.equal(first.positions, second.positions) and torch.equal(first.scores, second.scores)
+
+
+def paths() -> list[ScanPath]:
+    return [path for path in ScanPath if path <= scan.best_path()]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_path_equals_the_reference(seed: int) -> None:
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    num, dim = draw.choice([1, 2, 16, 17, 100, 1500]), draw.choice([1, 4, 16, 17, 48, 63, 64, 65, 128, 200])
+    vectors = torch.randn(num, dim, generator=generator) * draw.choice([1e-3, 1.0, 100.0])
+    if seed % 4 == 0:  # many equal ones: only the position decides
+        vectors = vectors[torch.randint(0, num // 4 + 1, (num,), generator=generator)]
+    num_clusters, num_queries, k = draw.choice([1, 2, 5, 40]), draw.choice([1, 3]), draw.choice([1, 5, 100, num + 3])
+    tables = tables_of(vectors, num_clusters=num_clusters, generator=generator)
+    queries = torch.randn(num_queries, dim, generator=generator)
+    probes = torch.randint(1, num_clusters + 1, (num_queries,), generator=generator)
+    least = torch.full((num_queries,), draw.choice([0, k, num]))
+    shape = draw.choice([(num,), (num_queries, num)])
+    masks = draw.choice([None, pack_mask(torch.rand(shape, generator=generator) < draw.choice([0.0, 0.1, 0.6]))])
+    lists = [torch.randperm(num, generator=generator)[: draw.randint(0, num)] for _ in range(num_queries - 1)]
+    rows = [None, *lists]
+    by_cluster = scan_clusters_reference(tables, queries, k=k, probes=probes, least=least, masks=masks)
+    by_row = scan_rows_reference(tables, queries, k=k, rows=rows)
+    for path in paths():
+        found = scan_clusters(tables, queries, k=k, probes=probes, least=least, masks=masks, path=path)
+        assert same(found, by_cluster), path
+        assert same(scan_rows(tables, queries, k=k, rows=rows, path=path), by_row), path
+
+
+def test_more_clusters_are_read_until_enough_rows_pass() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tables = tables_of(torch.randn(400, 8, generator=generator), num_clusters=20, generator=generator)
+    masks = pack_mask(torch.arange(400) == 399)
+    for least, expected in ((0, -1), (1, 399)):
+        first = [
+            scan_clusters(
+                tables,
+                torch.randn(1, 8, generator=generator),
+                k=1,
+                probes=torch.tensor([1]),
+                least=torch.tensor([least]),
+                masks=masks,
+            )
+            for _ in range(10)
+        ]
+        assert min(int(each.positions[0, 0]) for each in first) == expected
+
+
+def test_rounding_is_within_half_a_step_and_zeros_stay() -> None:
+    vectors = torch.randn(50, 33) * torch.logspace(-3, 3, 50).unsqueeze(1)
+    vectors[7] = 0
+    rows = quantize_rows(vectors)
+    assert rows.codes.shape == (50, 48)
+    error = (dequantize_rows(rows, dim=33) - vectors).abs()
+    assert bool((error <= 0.501 * rows.scales.unsqueeze(1)).all())
+    assert not dequantize_rows(rows, dim=33)[7].any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_query_that_is_not_finite_is_refused(bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = tables_of(torch.randn(9, 4), num_clusters=1, generator=torch.Generator())
+    queries = torch.randn(3, 4)
+    queries[1, 2] = bad
+    one = torch.ones(3, dtype=torch.int64)
+    for library in (scan._library_or_reason(), (None, "no compiler")):
+        monkeypatch.setattr(scan, "_library_or_reason", lambda library=library: library)
+        with pytest.raises(DataError, match="column 2"):
+            scan_clusters(tables, queries, k=1, probes=one, least=one)
+        with pytest.raises(DataError, match="query 1"):
+            scan_rows(tables, queries, k=1, rows=[None] * 3)
+
+
+def test_without_a_compiler_the_reference_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = tables_of(torch.randn(30, 4), num_clusters=3, generator=torch.Generator())
+    queries, two = torch.randn(2, 4), torch.full((2,), 2)
+    expected = scan_clusters(tables, queries, k=4, probes=two, least=two)
+    monkeypatch.setattr(scan, "_library_or_reason", lambda: (None, "no compiler"))
+    assert same(scan_clusters(tables, queries, k=4, probes=two, least=two), expected)
+    assert "no compiler" in scan.scan_kernel()
+
+
+def test_a_table_without_rows_finds_nothing() -> None:
+    none = quantize_rows(torch.zeros(0, 5))
+    tables = ScanTables(
+        dim=5, rows=none, offsets=torch.zeros(1, dtype=torch.int64), centroids=none, centroid_reach=none.scales
+    )
+    one = torch.ones(1, dtype=torch.int64)
+    found = scan_clusters(tables, torch.randn(1, 5), k=3, probes=one, least=one)
+    assert found.positions.tolist() == [[-1] * 3]
+    assert isinstance(tables.rows, Rows)

@@ -1,0 +1,377 @@
+"""An index of item vectors that is a module: clusters of INT8 rows, searched by `ops.scan`.
+
+    build     vectors N × D ──► k-means ──► rows sorted by cluster: *positions*; order[position] = number of the vector
+    search    query ──► best clusters ──► their rows that pass the mask ──► INT8 products ──► best k positions
+              with kept vectors: best `rerank` of INT8 ──► products with the kept vectors in FP32 ──► best k
+
+All state is in buffers, so the index goes through `state_dict` and safetensors, moves between devices and is shared
+between processes as any module is. It takes D + 8 bytes a vector, and 9/8 · D + 16 for each of 4·√N clusters.
+
+*How many clusters.* More clusters fit the vectors more closely, so fewer rows are read; but each query reads all
+centroids. 4·√N balances them. *How many probes.* As many as hold about 16,384 rows, or N/64, or 32·k, whatever is
+most: small catalogues are searched whole. `tune` finds the smallest number that reaches a recall on queries of yours.
+
+*Which clusters first.* The mean of a cluster says where its rows are on average, but the best k come from its edge. The
+spread of a cluster (root of the mean squared distance a number) times the query's length is how far its rows reach
+along a query; twice that is added to the mean's product. For vectors of length one this ranks about as
+normalised centroids do (a tight cluster has a long mean), and it holds for any lengths.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.ops.bitmask import unpack_mask
+from ziggurat.ops.scan import (
+    Found,
+    Rows,
+    ScanTables,
+    dequantize_rows,
+    quantize_rows,
+    scan_clusters,
+    scan_rows,
+)
+from ziggurat.retrieval.vectors.best import best_of, nothing, recall_of
+from ziggurat.retrieval.vectors.checks import check_vectors
+from ziggurat.retrieval.vectors.clustering import cluster
+from ziggurat.retrieval.vectors.row_block import RowBlock
+from ziggurat.typed import Range, checked
+
+_REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
+_PROBED_ROWS = 16_384
+_EXACT_BLOCK = 65_536
+
+
+class Kept(enum.StrEnum):
+    """Vectors that an index keeps beside its INT8 rows, to score the best again."""
+
+    NONE = "none"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+_KEPT_DTYPES = {Kept.NONE: torch.bfloat16, Kept.BFLOAT16: torch.bfloat16, Kept.FLOAT32: torch.float32}
+
+
+@checked
+@dataclass(frozen=True, kw_only=True)
+class VectorIndexConfig:
+    """How an index is built.
+
+    Args:
+        num_clusters: at most; 0: four times the square root of the number of vectors.
+        probes: clusters that a search looks into unless it says; 0: as many as hold about 16,384 rows.
+        kept: what is kept to score the best candidates again: 0, 2 or 4 bytes a number.
+        seed: of the clustering.
+    """
+
+    num_clusters: Annotated[int, Range(0, 2**24)] = 0
+    probes: Annotated[int, Range(0, 2**24)] = 0
+    kept: Kept = Kept.NONE
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+
+
+class VectorIndex(nn.Module):
+    """Finds the vectors with the largest inner products, among those that a mask lets pass.
+
+    Make one with `build`, or load a `state_dict` into an empty one: `VectorIndex()`.
+
+    Attributes:
+        dim: numbers of a vector.
+        num_clusters: clusters that have vectors.
+        default_probes: clusters that a search looks into unless it says; 0: chosen by the number of rows.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    stored_order: Tensor
+    offsets: Tensor
+    centroid_codes: Tensor
+    centroid_scales: Tensor
+    centroid_reach: Tensor
+    kept: Tensor
+    sizes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        empty = quantize_rows(torch.zeros(0, 1))
+        self._set(dict(zip(("codes", "scales"), empty, strict=True)))
+        self._set(dict(zip(("centroid_codes", "centroid_scales"), empty, strict=True)))
+        self._set({"stored_order": torch.zeros(0, dtype=torch.int32), "offsets": torch.zeros(1, dtype=torch.int64)})
+        self._set({"centroid_reach": torch.zeros(0), "kept": torch.zeros(0, 1, dtype=torch.bfloat16)})
+        self._set({"sizes": torch.tensor([1, 0])})  # dim, probes
+
+    @classmethod
+    def build(cls, vectors: Float[Tensor, "N D"], *, config: VectorIndexConfig | None = None) -> VectorIndex:
+        """Cluster vectors and round them.
+
+        Args:
+            vectors: finite numbers; any N, zero included.
+            config: the defaults unless given.
+
+        Raises:
+            DataError: a vector has a number that is not finite, or the matrix has no columns.
+        """
+        config = config or VectorIndexConfig()
+        check_vectors(vectors)
+        vectors = vectors.detach().to("cpu", torch.float32).contiguous()
+        num, dim = vectors.shape
+        index = cls()
+        if not num:
+            index._set({"sizes": torch.tensor([dim, config.probes]), "kept": torch.zeros(0, dim, dtype=torch.bfloat16)})
+            index._set({"codes": quantize_rows(vectors).codes, "centroid_codes": quantize_rows(vectors).codes})
+            return index
+        num_clusters = min(num, config.num_clusters or math.ceil(4 * math.sqrt(num)))
+        centroids, labels = cluster(vectors, num_clusters=num_clusters, seed=config.seed)
+        order = labels.argsort(stable=True)
+        spread = _spreads(vectors, centroids, labels)
+        rows, centroid_rows = quantize_rows(vectors[order]), quantize_rows(centroids)
+        offsets = torch.zeros(len(centroids) + 1, dtype=torch.int64)
+        offsets[1:] = torch.bincount(labels, minlength=len(centroids)).cumsum(0)
+        kept = vectors[order] if config.kept is not Kept.NONE else vectors[:0]
+        index._set({"codes": rows.codes, "scales": rows.scales, "stored_order": order.to(torch.int32)})
+        index._set({"centroid_codes": centroid_rows.codes, "centroid_scales": centroid_rows.scales})
+        index._set({"offsets": offsets, "centroid_reach": _REACH * spread})
+        index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes])})
+        return index
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
+        return self._numbers()[0]
+
+    @property
+    def default_probes(self) -> int:
+        """Clusters that a search looks into unless it says; 0: chosen by the number of rows."""
+        return self._numbers()[1]
+
+    @default_probes.setter
+    def default_probes(self, probes: int) -> None:
+        self.sizes[1] = probes
+        self._cached.clear()
+
+    @property
+    def num_clusters(self) -> int:
+        """Clusters that have vectors."""
+        return len(self.offsets) - 1
+
+    @property
+    def order(self) -> Int64[Tensor, "N"]:
+        """For each position the number of the vector that was given to `build`."""
+        return self.stored_order.to(torch.int64)
+
+    def search(
+        self,
+        queries: Float[Tensor, "Q D"],
+        *,
+        k: int,
+        masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
+        probes: int | Int64[Tensor, "Q"] | None = None,
+        least: int | Int64[Tensor, "Q"] | None = None,
+        rerank: int | None = None,
+    ) -> Found:
+        """Find the best k positions of each query in its nearest clusters.
+
+        Args:
+            queries: finite numbers.
+            k: positions wanted; −1 with a score of −∞ stands where fewer pass.
+            masks: bits of the positions that may be returned (`ops.bitmask`): one mask for all queries, or one each.
+            probes: clusters to look into, for all queries or each.
+            least: look further until so many rows have passed; k unless given.
+            rerank: candidates that are scored again with the kept vectors; 0: none. Unless given, 3·k if there are any.
+
+        Raises:
+            ConfigError: k, probes or rerank is impossible, or masks are of another size.
+            DataError: queries are of another width, or not finite.
+        """
+        self._check(queries, k, masks)
+        if rerank is None:
+            rerank = 3 * k if self.has_kept else 0
+        if rerank and not self.has_kept:
+            raise ConfigError(
+                expected="kept vectors, to score candidates again",
+                found=f"rerank={rerank} for an index of INT8 rows alone",
+                where="VectorIndex.search",
+                ways_out=('build with VectorIndexConfig(kept="bfloat16"): 2 bytes a number more', "leave rerank out"),
+            )
+        wanted = max(k, rerank)
+        found = scan_clusters(
+            self._tables(),
+            queries,
+            k=wanted,
+            probes=_for_each(queries, self.probes_for(k) if probes is None else probes),
+            least=_for_each(queries, wanted if least is None else least),
+            masks=masks,
+        )
+        return self._rescored(queries, found, k=k) if rerank else found
+
+    def exact(
+        self,
+        queries: Float[Tensor, "Q D"],
+        *,
+        k: int,
+        masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
+    ) -> Found:
+        """Find the best k positions among all: with the kept vectors in FP32, else with INT8 rows."""
+        self._check(queries, k, masks)
+        if not self.has_kept:
+            return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters))
+        best = nothing(queries, k)
+        for begin in range(0, len(self), _EXACT_BLOCK):
+            part = self.kept[begin : begin + _EXACT_BLOCK].float()
+            scores = queries.float() @ part.t()
+            if masks is not None:
+                passes = unpack_mask(masks, len(self))[..., begin : begin + len(part)]
+                scores = scores.masked_fill(~passes, -torch.inf)
+            positions = torch.arange(begin, begin + len(part)).expand(len(queries), -1)
+            best = best_of(torch.cat([best.scores, scores], 1), torch.cat([best.positions, positions], 1), k=k)
+        return best
+
+    def scan_rows(self, queries: Float[Tensor, "Q D"], *, k: int, rows: Sequence[Int64[Tensor, "_"] | None]) -> Found:
+        """Find the best k of the given positions for each query; None: of all positions.
+
+        Raises:
+            ConfigError: k is impossible.
+            DataError: queries are of another width, or not finite.
+        """
+        self._check(queries, k, None)
+        return scan_rows(self._tables(), queries, k=k, rows=rows)
+
+    def row_block(self, rows: Int64[Tensor, "R"]) -> RowBlock:
+        """Copy rows side by side: what a filter that comes often lets pass, to be read from front to back."""
+        return RowBlock.of(Rows(self.codes[rows], self.scales[rows]), positions=rows, dim=self.dim)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether vectors are kept to score candidates again."""
+        return len(self.kept) > 0
+
+    def probes_for(self, k: int) -> int:
+        """Clusters to look into for the best k, unless a search says."""
+        if self.default_probes:
+            return min(self.default_probes, max(1, self.num_clusters))
+        rows = max(_PROBED_ROWS, len(self) // 64, 32 * k)
+        return max(1, min(self.num_clusters, math.ceil(rows * self.num_clusters / max(1, len(self)))))
+
+    def tune(self, queries: Float[Tensor, "Q D"], *, k: int, recall: float) -> int:
+        """Find the fewest probes that reach a recall@k against `exact`, and make them the default.
+
+        Args:
+            queries: like those that will come; a few hundred.
+            k: positions wanted.
+            recall: share of the exact answer that is found on average.
+
+        Returns:
+            The number of probes; all clusters if no number reaches it.
+        """
+        exact = self.exact(queries, k=k).positions
+        low, high = 1, max(1, self.num_clusters)
+        while low < high:
+            middle = (low + high) // 2
+            found = self.search(queries, k=k, probes=middle).positions
+            low, high = (low, middle) if recall_of(found, exact) >= recall else (middle + 1, high)
+        self.default_probes = low
+        return low
+
+    def vectors(self, positions: Int64[Tensor, "R"]) -> Float[Tensor, "R D"]:
+        """The vectors at positions, kept or from INT8."""
+        if self.has_kept:
+            return self.kept[positions].float()
+        return dequantize_rows(Rows(self.codes[positions], self.scales[positions]), dim=self.dim)
+
+    def num_bytes(self) -> int:
+        """Memory of all buffers."""
+        return sum(each.numel() * each.element_size() for each in self.buffers())
+
+    def _rescored(self, queries: Tensor, found: Found, *, k: int) -> Found:
+        vectors = self.kept[found.positions.clamp(min=0)].float()
+        scores = (vectors * queries.float().unsqueeze(1)).sum(-1)
+        return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
+
+    def _check(self, queries: Tensor, k: int, masks: Tensor | None) -> None:
+        if queries.dim() != 2 or queries.shape[1] != self.dim:
+            raise DataError(
+                expected=f"queries of {self.dim} numbers: a matrix (Q, {self.dim})",
+                found=f"a tensor of shape {tuple(queries.shape)}",
+                where="search of a vector index",
+                ways_out="use the encoder whose items the index holds",
+            )
+        if k < 1:
+            raise ConfigError(
+                expected="k of at least 1",
+                found=str(k),
+                where="search of a vector index",
+                ways_out="ask for k ≥ 1 items",
+            )
+        words = -(-len(self) // 64)
+        if masks is not None and (masks.shape[-1] != words or (masks.dim() == 2 and len(masks) != len(queries))):
+            raise ConfigError(
+                expected=f"masks of {words} words, one for all or one for each of {len(queries)} queries",
+                found=f"a tensor of shape {tuple(masks.shape)}",
+                where="search of a vector index",
+                ways_out="make masks with `ops.bitmask.pack_mask` or `FilterIndex.masks` of the same items",
+            )
+
+    def _tables(self) -> ScanTables:
+        """What the kernel reads; kept until a buffer is replaced."""
+        tables = self._cached.get("tables")
+        if tables is None:
+            tables = self._cached["tables"] = ScanTables(
+                dim=self.dim,
+                rows=Rows(self.codes, self.scales),
+                offsets=self.offsets,
+                centroids=Rows(self.centroid_codes, self.centroid_scales),
+                centroid_reach=self.centroid_reach,
+            )
+        return tables
+
+    def _numbers(self) -> tuple[int, int]:
+        if "sizes" not in self._cached:
+            self._cached["sizes"] = tuple(self.sizes.tolist())
+        return self._cached["sizes"]
+
+    def _set(self, buffers: dict[str, Tensor]) -> None:
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+        self._cached: dict[str, Any] = {}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> VectorIndex:
+        super()._apply(fn, recurse)
+        self._cached = {}
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # Sizes come with the state: an empty index becomes the one that was saved.
+        for name, own in list(self._buffers.items()):
+            value = state_dict.get(prefix + name)
+            if isinstance(value, Tensor) and own is not None and value.shape != own.shape:
+                self.register_buffer(name, torch.empty_like(value, device=own.device))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self._cached = {}
+
+
+def _spreads(vectors: Tensor, centroids: Tensor, labels: Tensor) -> Tensor:
+    """Root of the mean squared distance to the mean, a number, for each cluster."""
+    sums = torch.zeros(len(centroids), dtype=torch.float64)
+    for part, own in zip(vectors.split(_EXACT_BLOCK), labels.split(_EXACT_BLOCK), strict=True):
+        sums.index_add_(0, own, (part - centroids[own]).square().sum(1).double())
+    sizes = torch.bincount(labels, minlength=len(centroids)) * vectors.shape[1]
+    return (sums / sizes).sqrt().float()
+
+
+def _for_each(queries: Tensor, value: int | Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(torch.int64).contiguous()
+    return torch.full((len(queries),), value, dtype=torch.int64)
