@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -26,14 +25,12 @@ from typing import Any, Literal
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.items import Items
+from ziggurat.features.schema_checks import refuse_doubles, refuse_our_columns, refuse_too_many_columns
 from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, Rows, checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
 # say otherwise (`missing = [...]`); a Schema made in Python names its own.
 MISSING_TEXTS = ("NULL", "null", "N/A", "n/a", "NA", "NaN", "nan", "None", "\\N", "-")
-
-# Every feature costs time before training begins (about 8 ms), and so many are one list that was written wide.
-MAX_FEATURES = 20_000
 
 PADDING_ROW = 0
 UNKNOWN_ROW = 1
@@ -302,10 +299,10 @@ class Schema:
 
     def __post_init__(self) -> None:
         refuse_too_many_columns(len(self.features), what="features", where="schema")
-        _refuse_doubles("feature", [feature.name for feature in self.features])
-        _refuse_doubles("label", [label.name for label in self.labels])
-        _refuse_doubles("table", [table.name for table in self.tables])
-        _refuse_our_columns([feature.name for feature in self.features])
+        refuse_doubles("feature", [feature.name for feature in self.features])
+        refuse_doubles("label", [label.name for label in self.labels])
+        refuse_doubles("table", [table.name for table in self.tables])
+        refuse_our_columns([feature.name for feature in self.features])
         if not self.features:
             raise SchemaError(
                 expected="at least one feature",
@@ -363,20 +360,6 @@ class Schema:
         return state
 
 
-def refuse_too_many_columns(count: int, *, what: str, where: str) -> None:
-    """Raise SchemaError for more columns than a schema may have features."""
-    if count > MAX_FEATURES:
-        raise SchemaError(
-            expected=f"at most {MAX_FEATURES:,} {what}",
-            found=f"{count:,}",
-            where=where,
-            ways_out=(
-                "keep the columns that matter: a file may have any number that the schema does not name",
-                "write columns that mean the same (tag_1, tag_2, …) as one list column, a multi_hot feature",
-            ),
-        )
-
-
 def column_of(item: Feature | Label) -> str:
     """The raw column of a feature or label: its own name if none is given."""
     return item.column or item.name
@@ -389,26 +372,3 @@ def table_of(feature: Feature) -> str:
     if isinstance(feature, Vector):
         return ""
     return feature.table or feature.name
-
-
-def _refuse_doubles(what: str, names: list[str]) -> None:
-    doubles = sorted(name for name, count in Counter(names).items() if count > 1)
-    if doubles or "" in names:
-        raise SchemaError(
-            expected=f"every {what} to have a name of its own",
-            found=f"{doubles or 'an empty name'} more than once" if doubles else "an empty name",
-            where=f"schema, {what}s",
-            ways_out=f"rename one {what}; `column` can still name the same column twice",
-        )
-
-
-def _refuse_our_columns(names: list[str]) -> None:
-    """Encoded data has columns of our own beside the features: `row:`, `group:`, `weight:`, `label:NAME`."""
-    ours = [name for name in names if name in ("row:", "group:", "weight:") or name.startswith("label:")]
-    if ours:
-        raise SchemaError(
-            expected="features that are not called row:, group:, weight: or label:…, as our own columns are",
-            found=", ".join(map(repr, ours[:5])),
-            where="schema, features",
-            ways_out='rename the feature, and name its column: name = "row", column = "row:"',
-        )

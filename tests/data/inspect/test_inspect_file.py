@@ -459,7 +459,7 @@ def test_any_table_is_guessed_or_refused_in_words(frame: pl.DataFrame):
 
 
 def test_a_file_may_be_wide_and_a_schema_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ziggurat.features.schema.MAX_FEATURES", 30)
+    monkeypatch.setattr("ziggurat.features.schema_checks.MAX_FEATURES", 30)
     wide = pl.DataFrame({f"c{i}": [1, 2] for i in range(31)})
     wide.write_parquet(tmp_path / "wide.parquet")
     with pytest.raises(SchemaError, match="at most 30 columns to look at"):

@@ -27,22 +27,18 @@ import polars as pl
 from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.arguments import check_arguments
-from ziggurat.data.inspect.column_facts import ColumnFacts, Values, find_decimal, measure, number, percent
+from ziggurat.data.inspect.column_facts import ColumnFacts, find_decimal, measure, percent
 from ziggurat.data.inspect.column_roles import (
-    LEAK_AUC,
-    SUSPECT_AUC,
     RoleGuess,
     find_group,
     find_labels,
     find_session,
     find_time,
     find_weight,
-    is_outcome,
     label_of,
-    label_values,
-    single_column_auc,
 )
-from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature, words
+from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature
+from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
@@ -50,15 +46,9 @@ from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.schema import (
     MISSING_TEXTS,
-    Categorical,
-    Feature,
-    Label,
-    MultiHot,
     Schema,
-    Task,
-    refuse_too_many_columns,
 )
-from ziggurat.features.schema import Sequence as SequenceFeature
+from ziggurat.features.schema_checks import refuse_too_many_columns
 
 _EXACT_ROWS = 5_000_000
 _EXACT_CELLS = 50_000_000
@@ -272,9 +262,9 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
     warnings = [guess.warning for guess in labels if guess.warning]
     warnings += [role.warning for role in roles.values() if role.warning]
     warnings += [] if labels else ["no label found: name it with --label COLUMN, or add a [[label]] block"]
-    warnings += _refuse_leaks(guesses, by_name, labels)
+    warnings += refuse_leaks(guesses, by_name, labels)
     warnings += [warning for guess in guesses.values() for warning in guess.warnings]
-    _share_tables(guesses, by_name)
+    share_tables(guesses, by_name)
     lines = tuple(_line(facts, roles, labels, guesses.get(facts.name), group) for facts in columns)
     features = tuple(guess.feature for guess in guesses.values() if guess.feature is not None)
     if not features:
@@ -343,58 +333,6 @@ def _missing_texts(columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
     """The texts that mean no value: the usual ones, and others that stand among numbers."""
     found = [text for facts in columns for text in facts.missing_texts]
     return tuple(dict.fromkeys([*MISSING_TEXTS, *sorted(found)]))
-
-
-def _refuse_leaks(
-    guesses: dict[str, FeatureGuess], by_name: Mapping[str, ColumnFacts], labels: Sequence[RoleGuess]
-) -> list[str]:
-    """Leave out features that give the first label away, in place; warns of those that nearly do."""
-    warnings: list[str] = []
-    label: Label | None = labels[0].label if labels else None
-    if label is None:
-        return warnings
-    y = label_values(by_name[labels[0].column], label) if label.task is Task.BINARY else None
-    for name, guess in guesses.items():
-        if guess.feature is None:
-            continue
-        auc = single_column_auc(by_name[name], y) if y is not None else 0.5
-        if auc >= LEAK_AUC:
-            why = f"it alone orders {label.name!r} with AUC {auc:.4f}, so it was probably known only afterwards"
-        elif is_outcome(by_name[name]):
-            why = "a rating is an outcome, like the label, and known only afterwards"
-        elif auc >= SUSPECT_AUC:
-            why = f"it alone orders {label.name!r} with AUC {auc:.3f}: was it known beforehand?"
-            warnings.append(f"{name!r}: {why}")
-            guesses[name] = replace(guess, reason=f"{guess.reason}; {why}")
-            continue
-        else:
-            continue
-        warnings.append(f"{name!r} was left out: {why}")
-        guesses[name] = FeatureGuess(None, why)
-    return warnings
-
-
-def _share_tables(guesses: dict[str, FeatureGuess], by_name: Mapping[str, ColumnFacts]) -> None:
-    """Let a list of items look up the table of the item column, if names and ids agree; in place."""
-    for name, guess in guesses.items():
-        feature = guess.feature
-        if not isinstance(feature, MultiHot | SequenceFeature):
-            continue
-        lists = by_name[name].values
-        elements = (lists.str.split(feature.separator) if feature.separator else lists).drop_nulls().explode()
-        ids = elements.drop_nulls().cast(pl.String).unique()
-        for other, candidate in guesses.items():
-            stem = [word for word in words(other) if word not in ("id", "ids")]
-            if not isinstance(candidate.feature, Categorical) or not stem or by_name[other].kind is Values.TRUTH:
-                continue
-            related = set(stem) <= {word.rstrip("s") for word in words(name)} | set(words(name))
-            known = by_name[other].present.cast(pl.String).unique()
-            overlap = number(ids.is_in(known.implode()).mean())
-            if related and overlap >= 0.3:
-                shared: Feature = replace(feature, table=other)
-                reason = f"{guess.reason}; shares the table of {other}: {percent(overlap)} of its ids are found there"
-                guesses[name] = replace(guess, feature=shared, reason=reason)
-                break
 
 
 def _no_features(file: Path, lines: Sequence[ColumnGuess]) -> DataError:
