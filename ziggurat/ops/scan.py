@@ -32,7 +32,7 @@ from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float32, Int64, UInt8
@@ -93,9 +93,10 @@ class ScanTables:
     centroid_reach: Float32[Tensor, "C"]
 
     @functools.cached_property
-    def _struct(self) -> _Tables:
+    def _pointer(self) -> Any:
         tensors = (*self.rows, self.offsets, *self.centroids, self.centroid_reach)
-        return _Tables(*(each.data_ptr() for each in tensors), *self.rows.codes.shape, self.dim, len(self.offsets) - 1)
+        addresses = (each.data_ptr() for each in tensors)
+        return ctypes.pointer(_Tables(*addresses, *self.rows.codes.shape, self.dim, len(self.offsets) - 1))
 
 
 class _Tables(ctypes.Structure):  # as Tables in scan.cpp
@@ -121,8 +122,8 @@ def scan_clusters(
     queries: Float[Tensor, "Q D"],
     *,
     k: int,
-    probes: Int64[Tensor, "Q"],
-    least: Int64[Tensor, "Q"],
+    probes: int | Int64[Tensor, "Q"],
+    least: int | Int64[Tensor, "Q"],
     masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
     path: ScanPath | None = None,
 ) -> Found:
@@ -132,7 +133,7 @@ def scan_clusters(
         tables: what is searched.
         queries: finite numbers.
         k: rows wanted for each query.
-        probes: clusters to look into, for each query.
+        probes: clusters to look into, for all queries or for each.
         least: look into further clusters until so many rows have passed.
         masks: bits of the rows that may be returned; one mask for all queries, or one each.
         path: instructions to use, for tests; the best that the processor has, if not given.
@@ -144,29 +145,32 @@ def scan_clusters(
     if library is None:
         _refuse_not_finite(queries)
         return scan_clusters_reference(tables, queries, k=k, probes=probes, least=least, masks=masks)
-    queries = queries.to(torch.float32).contiguous()
-    found = _empty(len(queries), k)
-    address, stride = None, 0
+    queries = _plain(queries)
+    num, address, stride = len(queries), None, 0
+    (looked_into, probes_stride), (passing, least_stride) = _numbers(probes), _numbers(least)
+    scores, positions = torch.empty(num, k), torch.empty(num, k, dtype=torch.int64)
     if masks is not None:
         masks = masks.contiguous()
         address, stride = masks.data_ptr(), masks.shape[-1] if masks.dim() == 2 else 0
     bad = library.ziggurat_scan_clusters(
-        ctypes.byref(tables._struct),
+        tables._pointer,
         queries.data_ptr(),
-        len(queries),
+        num,
         address,
         stride,
-        probes.data_ptr(),
-        least.data_ptr(),
+        _address(looked_into),
+        probes_stride,
+        _address(passing),
+        least_stride,
         k,
-        found.scores.data_ptr(),
-        found.positions.data_ptr(),
-        best_path() if path is None else path,
+        scores.data_ptr(),
+        positions.data_ptr(),
+        _best_path() if path is None else path,
         torch.get_num_threads(),
     )
     if bad >= 0:
         raise _not_finite(queries, bad)
-    return found
+    return Found(scores, positions)
 
 
 def scan_rows(
@@ -193,24 +197,24 @@ def scan_rows(
     if library is None:
         _refuse_not_finite(queries)
         return scan_rows_reference(tables, queries, k=k, rows=rows)
-    queries = queries.to(torch.float32).contiguous()
+    queries, num = _plain(queries), len(queries)
     lists = [None if each is None else each.contiguous() for each in rows]
-    found, num = _empty(len(queries), k), len(queries)
+    scores, positions = torch.empty(num, k), torch.empty(num, k, dtype=torch.int64)
     bad = library.ziggurat_scan_rows(
-        ctypes.byref(tables._struct),
+        tables._pointer,
         queries.data_ptr(),
         num,
         (c_void_p * num)(*(None if each is None else each.data_ptr() or 1 for each in lists)),
         (c_int64 * num)(*(len(tables.rows.codes) if each is None else len(each) for each in lists)),
         k,
-        found.scores.data_ptr(),
-        found.positions.data_ptr(),
-        best_path() if path is None else path,
+        scores.data_ptr(),
+        positions.data_ptr(),
+        _best_path() if path is None else path,
         torch.get_num_threads(),
     )
     if bad >= 0:
         raise _not_finite(queries, bad)
-    return found
+    return Found(scores, positions)
 
 
 def scan_clusters_reference(
@@ -218,12 +222,13 @@ def scan_clusters_reference(
     queries: Float[Tensor, "Q D"],
     *,
     k: int,
-    probes: Int64[Tensor, "Q"],
-    least: Int64[Tensor, "Q"],
+    probes: int | Int64[Tensor, "Q"],
+    least: int | Int64[Tensor, "Q"],
     masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
 ) -> Found:
     """Define what `scan_clusters` finds, step by step in torch."""
     found, num = _empty(len(queries), k), len(tables.rows.codes)
+    probes, least = (_tensor(each, like=queries) for each in (probes, least))
     sizes = tables.offsets.diff()
     cluster_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes.cpu()).to(queries.device)
     for q, query in enumerate(queries):
@@ -254,8 +259,13 @@ def scan_rows_reference(
 
 def best_path() -> ScanPath:
     """The widest instructions that this processor has."""
+    return ScanPath(_best_path())
+
+
+@functools.cache
+def _best_path() -> int:
     library = _library_or_reason()[0]
-    return ScanPath.PLAIN if library is None else ScanPath(library.ziggurat_scan_path())
+    return int(ScanPath.PLAIN) if library is None else int(library.ziggurat_scan_path())
 
 
 def scan_kernel() -> str:
@@ -289,6 +299,28 @@ def _keep_best(found: Found, q: int, tables: ScanTables, codes: Tensor, scale: T
     order = _best_first(scores)[: found.scores.shape[1]]
     found.scores[q, : len(order)] = scores[order] * scale
     found.positions[q, : len(order)] = own[order]
+
+
+def _plain(queries: Tensor) -> Tensor:
+    if queries.dtype is torch.float32 and queries.is_contiguous() and not queries.requires_grad:
+        return queries
+    return queries.detach().to(torch.float32).contiguous()
+
+
+def _numbers(value: int | Tensor) -> tuple[Any, int]:
+    """The numbers of the queries, and how far apart they are: one for all, or one each."""
+    if isinstance(value, Tensor):
+        value = value.to(torch.int64).contiguous()
+        return value, 1
+    return c_int64(value), 0
+
+
+def _address(numbers: Any) -> Any:
+    return numbers.data_ptr() if isinstance(numbers, Tensor) else ctypes.byref(numbers)
+
+
+def _tensor(value: int | Tensor, *, like: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full((len(like),), value, device=like.device)
 
 
 def _empty(num: int, k: int) -> Found:
@@ -326,7 +358,7 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
         return None, error.found
     pointer, number = c_void_p, c_int64
     library.ziggurat_scan_clusters.argtypes = [
-        *(pointer, pointer, number, pointer, number, pointer, pointer),
+        *(pointer, pointer, number, pointer, number, pointer, number, pointer, number),
         *(number, pointer, pointer, number, number),
     ]
     library.ziggurat_scan_rows.argtypes = [

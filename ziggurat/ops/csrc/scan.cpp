@@ -17,8 +17,8 @@
 namespace {
 
 constexpr int kRows = 16;         // that are scored together
-constexpr int64_t kAhead = 24;    // rows of a list that are fetched before they are needed
-constexpr int64_t kList = 1024;   // passing rows that are listed before they are scored
+constexpr int64_t kFar = 8192;    // bytes that neighbouring rows are fetched ahead
+constexpr int64_t kList = 256;    // rows that are listed before they are scored
 constexpr float kLeastLargest = 1e-30f;
 alignas(64) const float kZeros[kRows] = {};
 
@@ -242,13 +242,17 @@ inline void offer_found(uint32_t found, const float* scores, const uint32_t* pos
 
 // Neighbouring rows.
 void score_range(Score score, const Query& query, const Rows& table, const float* add, int64_t begin, int64_t end,
-                 Best& best) {
+                 Best& best, int64_t next) {
     const uint8_t* rows[kRows];
     alignas(64) float scores[kRows], scales[kRows], adds[kRows] = {};
     for (int64_t at = begin; at < end; at += kRows) {
         const int64_t num = std::min<int64_t>(kRows, end - at);
         const uint8_t* first = table.codes + at * table.bytes;
         for (int64_t r = 0; r < kRows; ++r) rows[r] = first + std::min(r, num - 1) * table.bytes;
+        const int64_t far = at + kFar / table.bytes < end ? at + kFar / table.bytes : next + at + kFar / table.bytes - end;
+        const uint8_t* ahead = table.codes + far * table.bytes;
+        for (int64_t i = 0; i < kRows * table.bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
+        __builtin_prefetch(table.scales + far, 0, 2);
         const float *scale = table.scales + at, *plus = add ? add + at : kZeros;
         if (num < kRows) {
             for (int64_t r = 0; r < num; ++r) scales[r] = scale[r], adds[r] = plus[r];
@@ -261,49 +265,59 @@ void score_range(Score score, const Query& query, const Rows& table, const float
     }
 }
 
-inline void fetch(const Rows& table, uint32_t position) {
-    const uint8_t* row = table.codes + position * table.bytes;
-    for (int64_t at = 0; at < table.bytes; at += 64) __builtin_prefetch(row + at);
-    __builtin_prefetch(table.scales + position);
-}
-
-// Rows of a list.
-void score_list(Score score, const Query& query, const Rows& table, const uint32_t* list, int64_t count, Best& best) {
-    const uint8_t* rows[kRows];
-    alignas(64) float scores[kRows], scales[kRows];
-    for (int64_t at = 0; at < std::min(kAhead, count); ++at) fetch(table, list[at]);
-    for (int64_t at = 0; at < count; at += kRows) {
-        const int64_t num = std::min<int64_t>(kRows, count - at);
-        for (int64_t ahead = at + kAhead; ahead < std::min(at + kAhead + kRows, count); ++ahead)
-            fetch(table, list[ahead]);
-        for (int64_t r = 0; r < kRows; ++r) {
-            const int64_t position = list[at + std::min(r, num - 1)];
-            rows[r] = table.codes + position * table.bytes;
-            scales[r] = table.scales[position];
+// Rows of a list. They are fetched when they are listed and scored when half a list more has been fetched.
+class Listed {
+   public:
+    Listed(Score score, const Query& query, const Rows& table, Best& best)
+        : score_(score), query_(query), table_(table), best_(best) {}
+    inline void add(uint32_t position) {
+        const uint8_t* row = table_.codes + position * table_.bytes;
+        for (int64_t at = 0; at < table_.bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+        __builtin_prefetch(table_.scales + position, 0, 2);
+        list_[count_++] = position;
+        if (count_ == kList) {
+            score(kList / 2);
+            std::memcpy(list_, list_ + kList / 2, kList / 2 * sizeof(uint32_t));
+            count_ = kList / 2;
         }
-        uint32_t found = score(query, rows, scales, kZeros, best.least, scores);
-        found &= (1u << num) - 1;
-        if (found) offer_found(found, scores, list + at, 0, best);
     }
-}
+    void finish() { score(count_), count_ = 0; }
 
-// Those of the rows begin ... end that pass the mask; returns how many.
-int64_t score_masked(Score score, const Query& query, const Rows& table, const uint64_t* mask, int64_t begin,
-                     int64_t end, Best& best) {
-    uint32_t list[kList + 64];
-    int64_t count = 0, passed = 0;
+   private:
+    void score(int64_t count) {
+        const uint8_t* rows[kRows];
+        alignas(64) float scores[kRows], scales[kRows];
+        for (int64_t at = 0; at < count; at += kRows) {
+            const int64_t num = std::min<int64_t>(kRows, count - at);
+            for (int64_t r = 0; r < kRows; ++r) {
+                const int64_t position = list_[at + std::min(r, num - 1)];
+                rows[r] = table_.codes + position * table_.bytes;
+                scales[r] = table_.scales[position];
+            }
+            uint32_t found = score_(query_, rows, scales, kZeros, best_.least, scores);
+            found &= (1u << num) - 1;
+            if (found) offer_found(found, scores, list_ + at, 0, best_);
+        }
+    }
+    Score score_;
+    const Query& query_;
+    const Rows& table_;
+    Best& best_;
+    uint32_t list_[kList];
+    int64_t count_ = 0;
+};
+
+// List those of the rows begin ... end that pass the mask; returns how many.
+int64_t list_passing(const uint64_t* mask, int64_t begin, int64_t end, Listed& listed) {
+    int64_t passed = 0;
     for (int64_t word = begin / 64; word * 64 < end; ++word) {
         uint64_t bits = mask[word];
         if (word == begin / 64) bits &= ~0ull << begin % 64;
         if (end - word * 64 < 64) bits &= (1ull << (end - word * 64)) - 1;
-        for (; bits; bits &= bits - 1) list[count++] = static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits));
-        if (count >= kList) {
-            score_list(score, query, table, list, count, best);
-            passed += count, count = 0;
-        }
+        passed += __builtin_popcountll(bits);
+        for (; bits; bits &= bits - 1) listed.add(static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits)));
     }
-    score_list(score, query, table, list, count, best);
-    return passed + count;
+    return passed;
 }
 
 struct Tables {  // as _Tables in scan.py
@@ -319,7 +333,8 @@ struct Tables {  // as _Tables in scan.py
 void best_clusters(const Tables& tables, Score score, int64_t num, Scratch& scratch) {
     scratch.clusters.start(num);
     const Rows centroids = {tables.centroid_codes, tables.centroid_scales, tables.row_bytes};
-    score_range(score, scratch.query, centroids, scratch.bias.data(), 0, tables.num_clusters, scratch.clusters);
+    score_range(score, scratch.query, centroids, scratch.bias.data(), 0, tables.num_clusters, scratch.clusters,
+                0);
     const int64_t found = scratch.clusters.finish();
     scratch.order.resize(found);
     for (int64_t i = 0; i < found; ++i) scratch.order[i] = static_cast<uint32_t>(~scratch.clusters.key(i));
@@ -327,30 +342,36 @@ void best_clusters(const Tables& tables, Score score, int64_t num, Scratch& scra
 
 void search_clusters(const Tables& tables, Score score, const uint64_t* mask, int64_t probes, int64_t least,
                      Scratch& scratch) {
+    const Rows rows = {tables.codes, tables.scales, tables.row_bytes};
+    Listed listed(score, scratch.query, rows, scratch.best);
+    if (probes >= tables.num_clusters) {  // all rows: the order of clusters does not matter
+        const int64_t begin = tables.offsets[0], end = tables.offsets[tables.num_clusters];
+        if (mask)
+            list_passing(mask, begin, end, listed);
+        else
+            score_range(score, scratch.query, rows, nullptr, begin, end, scratch.best, begin);
+        listed.finish();
+        return;
+    }
     scratch.bias.resize(tables.num_clusters);
     for (int64_t c = 0; c < tables.num_clusters; ++c)
         scratch.bias[c] = scratch.query.norm * tables.centroid_bias[c];
-    const Rows rows = {tables.codes, tables.scales, tables.row_bytes};
-    probes = std::min(probes, tables.num_clusters);
     int64_t passed = 0;
     best_clusters(tables, score, probes, scratch);
     for (int64_t i = 0; i < tables.num_clusters && (i < probes || passed < least); ++i) {
         if (i == probes) best_clusters(tables, score, tables.num_clusters, scratch);
         const int64_t cluster = scratch.order[i], begin = tables.offsets[cluster], end = tables.offsets[cluster + 1];
-        if (i + 1 < static_cast<int64_t>(scratch.order.size())) {
-            const int64_t next = tables.offsets[scratch.order[i + 1]];
-            if (mask)
-                __builtin_prefetch(mask + next / 64);
-            else if (next < tables.num_rows)
-                for (int64_t at = 0; at < 512; at += 64) __builtin_prefetch(rows.codes + next * rows.bytes + at);
-        }
+        const bool is_last = i + 1 == static_cast<int64_t>(scratch.order.size());
+        const int64_t next = is_last ? end : tables.offsets[scratch.order[i + 1]];
+        if (mask) __builtin_prefetch(mask + next / 64);
         if (mask) {
-            passed += score_masked(score, scratch.query, rows, mask, begin, end, scratch.best);
+            passed += list_passing(mask, begin, end, listed);
         } else {
-            score_range(score, scratch.query, rows, nullptr, begin, end, scratch.best);
+            score_range(score, scratch.query, rows, nullptr, begin, end, scratch.best, next);
             passed += end - begin;
         }
     }
+    listed.finish();
 }
 
 void write_best(int64_t k, Scratch& scratch, float* scores, int64_t* positions) {
@@ -383,8 +404,9 @@ int64_t ziggurat_scan_path() {
 
 // Both return the number of the first query that is not finite, or -1.
 int64_t ziggurat_scan_clusters(const Tables* tables, const float* queries, int64_t num_queries, const uint64_t* masks,
-                               int64_t mask_stride, const int64_t* probes, const int64_t* least, int64_t k,
-                               float* scores, int64_t* positions, int64_t path, int64_t threads) {
+                               int64_t mask_stride, const int64_t* probes, int64_t probes_stride,
+                               const int64_t* least, int64_t least_stride, int64_t k, float* scores,
+                               int64_t* positions, int64_t path, int64_t threads) {
     const Score score = score_of(path, tables->row_bytes);
     int64_t bad = num_queries;
 #pragma omp parallel num_threads(threads) if (threads > 1 && num_queries > 1)
@@ -398,7 +420,7 @@ int64_t ziggurat_scan_clusters(const Tables* tables, const float* queries, int64
             }
             scratch.best.start(k);
             const uint64_t* mask = masks ? masks + q * mask_stride : nullptr;
-            search_clusters(*tables, score, mask, probes[q], least[q], scratch);
+            search_clusters(*tables, score, mask, probes[q * probes_stride], least[q * least_stride], scratch);
             write_best(k, scratch, scores + q * k, positions + q * k);
         }
     }
@@ -414,7 +436,6 @@ int64_t ziggurat_scan_rows(const Tables* tables, const float* queries, int64_t n
 #pragma omp parallel num_threads(threads) if (threads > 1 && num_queries > 1)
     {
         static thread_local Scratch scratch;
-        uint32_t list[kList];
 #pragma omp for schedule(dynamic) reduction(min : bad)
         for (int64_t q = 0; q < num_queries; ++q) {
             if (!quantize(queries + q * tables->dim, tables->dim, tables->row_bytes, scratch.query)) {
@@ -422,12 +443,10 @@ int64_t ziggurat_scan_rows(const Tables* tables, const float* queries, int64_t n
                 continue;
             }
             scratch.best.start(k);
-            if (!lists[q]) score_range(score, scratch.query, rows, nullptr, 0, counts[q], scratch.best);
-            for (int64_t at = 0; lists[q] && at < counts[q]; at += kList) {
-                const int64_t num = std::min(kList, counts[q] - at);
-                for (int64_t i = 0; i < num; ++i) list[i] = static_cast<uint32_t>(lists[q][at + i]);
-                score_list(score, scratch.query, rows, list, num, scratch.best);
-            }
+            if (!lists[q]) score_range(score, scratch.query, rows, nullptr, 0, counts[q], scratch.best, 0);
+            Listed listed(score, scratch.query, rows, scratch.best);
+            for (int64_t i = 0; lists[q] && i < counts[q]; ++i) listed.add(static_cast<uint32_t>(lists[q][i]));
+            listed.finish();
             write_best(k, scratch, scores + q * k, positions + q * k);
         }
     }

@@ -211,8 +211,8 @@ class VectorIndex(nn.Module):
             self._tables(),
             queries,
             k=wanted,
-            probes=_for_each(queries, self.probes_for(k) if probes is None else probes),
-            least=_for_each(queries, wanted if least is None else least),
+            probes=self.probes_for(k) if probes is None else probes,
+            least=wanted if least is None else least,
             masks=masks,
         )
         return self._rescored(queries, found, k=k) if rerank else found
@@ -256,7 +256,7 @@ class VectorIndex(nn.Module):
     @property
     def has_kept(self) -> bool:
         """Whether vectors are kept to score candidates again."""
-        return len(self.kept) > 0
+        return self._numbers()[2]
 
     def probes_for(self, k: int) -> int:
         """Clusters to look into for the best k, unless a search says."""
@@ -337,9 +337,11 @@ class VectorIndex(nn.Module):
             )
         return tables
 
-    def _numbers(self) -> tuple[int, int]:
+    def _numbers(self) -> tuple[int, int, bool]:
+        """Width, probes, whether vectors are kept: read from the buffers once."""
         if "sizes" not in self._cached:
-            self._cached["sizes"] = tuple(self.sizes.tolist())
+            dim, probes = self.sizes.tolist()
+            self._cached["sizes"] = (dim, probes, len(self.kept) > 0)
         return self._cached["sizes"]
 
     def _set(self, buffers: dict[str, Tensor]) -> None:
@@ -369,9 +371,3 @@ def _spreads(vectors: Tensor, centroids: Tensor, labels: Tensor) -> Tensor:
         sums.index_add_(0, own, (part - centroids[own]).square().sum(1).double())
     sizes = torch.bincount(labels, minlength=len(centroids)) * vectors.shape[1]
     return (sums / sizes).sqrt().float()
-
-
-def _for_each(queries: Tensor, value: int | Tensor) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.to(torch.int64).contiguous()
-    return torch.full((len(queries),), value, dtype=torch.int64)
