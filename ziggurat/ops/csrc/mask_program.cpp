@@ -192,7 +192,7 @@ void bounded_block(Problem& problem, int64_t begin, int64_t count, uint64_t* out
 
 extern "C" {
 
-// Write the words of the spans [begin, end) of `out`; returns how many items had a Bloom term looked up.
+// Write the words of the spans [begin, end) of `out`, or all if `spans` is null; returns how many items had a Bloom term looked up.
 int64_t ziggurat_run_mask_program(
     const int64_t* steps, int64_t num_steps, int64_t depth, int64_t is_bounded, const uint64_t* planes,
     int64_t num_items, const int64_t* spans, int64_t num_spans, uint64_t* out
@@ -201,6 +201,8 @@ int64_t ziggurat_run_mask_program(
         reinterpret_cast<const Step*>(steps), num_steps, planes, (num_items + 63) / 64, num_items,
         std::vector<uint64_t>(size_t(depth * BLOCK)),
     };
+    const int64_t everything[2] = {0, problem.num_words};
+    if (!spans) spans = everything;
     for (int64_t span = 0; span < num_spans; ++span) {
         for (int64_t begin = spans[2 * span]; begin < spans[2 * span + 1]; begin += BLOCK) {
             const int64_t count = std::min(BLOCK, spans[2 * span + 1] - begin);

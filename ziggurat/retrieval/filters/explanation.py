@@ -1,0 +1,84 @@
+"""Why an item passes a filter or not, part by part, and what in a filter no item can fulfil.
+
+film 17 does not pass:
+no       genres:Drama AND NOT year:1995..1999
+yes        genres:Drama               genres is Comedy, Drama
+no         NOT year:1995..1999
+yes          year:1995..1999          year is 1997
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from ziggurat.retrieval.filters.attribute_index import AttributeIndex
+from ziggurat.retrieval.filters.expression import And, Equals, Expression, Filter, Missing, Not, Or, terms_of, truth
+from ziggurat.retrieval.filters.literals import show_value
+from ziggurat.typed import quoted
+
+_WORDS = {True: "yes", False: "no", None: "unknown"}
+_MOST_SHOWN = 8
+_MOST_COMPARED = 10_000
+
+
+def explain_item(wanted: Filter, attributes: Mapping[str, AttributeIndex], *, position: int, planes: Tensor) -> str:
+    """Each part of a filter with its truth for one item, and the item's values.
+
+    Args:
+        wanted: the filter.
+        attributes: of the index, by name.
+        position: of the item.
+        planes: of the index.
+    """
+    names = {term.attribute for term in terms_of(wanted.expression)}
+    values = {name: attributes[name].values_of(position, planes=planes) for name in names}
+    passes = truth(wanted.expression, values)
+    lines = [f"the item at position {position} {'passes' if passes else 'does not pass'}: {wanted}"]
+    if passes is None:
+        lines.append("It is unknown whether it would, since a value is missing; only what is sure passes.")
+    lines += _lines(wanted.expression, values, attributes, depth=0)
+    return "\n".join([*lines, *notes_of(wanted, attributes)])
+
+
+def notes_of(wanted: Filter, attributes: Mapping[str, AttributeIndex]) -> list[str]:
+    """The values that a filter asks for and no item has."""
+    notes = []
+    for term in terms_of(wanted.expression):
+        if isinstance(term, Missing) or attributes[term.attribute].leaves(term):
+            continue
+        note = f"no item has {term.text}"
+        if isinstance(term, Equals):
+            attribute = attributes[term.attribute]
+            known = [str(attribute.value(code)) for code in range(min(attribute.stored.num_values, _MOST_COMPARED))]
+            by_case = {value.lower(): value for value in reversed(known)}
+            near = difflib.get_close_matches(term.value.lower()[:100], by_case, n=1)
+            note += f"; the nearest is {quoted(by_case[near[0]])}" if near else ""
+        notes.append(note)
+    return list(dict.fromkeys(notes))
+
+
+def _lines(
+    expression: Expression, values: Mapping[str, list | None], attributes: Mapping[str, AttributeIndex], *, depth: int
+) -> Iterator[str]:
+    answer = f"  {_WORDS[truth(expression, values)]:<8} {'  ' * depth}"
+    if isinstance(expression, Not):
+        yield f"{answer}NOT"
+        yield from _lines(expression.child, values, attributes, depth=depth + 1)
+    elif isinstance(expression, And | Or):
+        yield f"{answer}{'all of' if isinstance(expression, And) else 'any of'}"
+        for child in expression.children:
+            yield from _lines(child, values, attributes, depth=depth + 1)
+    else:
+        shown = _shown(values[expression.attribute], attributes[expression.attribute])
+        yield f"{answer}{expression.text}   ({expression.attribute} is {shown})"
+
+
+def _shown(values: list | None, attribute: AttributeIndex) -> str:
+    if values is None:
+        return "missing"
+    texts = [show_value(value, attribute.stored.attribute) for value in values]
+    more = [f"and {len(texts) - _MOST_SHOWN} more"] if len(texts) > _MOST_SHOWN else []
+    return ", ".join([*texts[:_MOST_SHOWN], *more]) or "an empty list"

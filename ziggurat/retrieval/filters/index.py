@@ -1,0 +1,334 @@
+"""FilterIndex: which items pass a filter, exactly, as a mask of bits; a module whose whole state is tensors.
+
+    items (a line each) ──build──► planes (P, W): presence, values, Bloom       the same order as the vectors' clusters
+                                   an AttributeIndex for each column
+    text ──parse──► Filter ──program──► AND and OR of sets, NOT at the sets ──run──► words (W)
+
+A filter in negation normal form needs no third value: an expression is true where its AND and OR of *literals* is, a
+literal being either "has the value" or "has a value, and not this one". An item without a value is in neither, which
+is SQL's unknown. `ziggurat.ops.mask_program` computes that in one pass over the planes, and looks up what Bloom planes
+leave open.
+
+The schema, what the tensors mean, and the settings are themselves a tensor (`about`: JSON in UTF-8), so `state_dict` or
+a safetensors file holds all there is: `FilterIndex.from_state(state)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import BoundsError, ConfigError
+from ziggurat.ops.bitmask import count, full_mask, num_words
+from ziggurat.ops.mask_program import MaskProgram, clear_rows
+from ziggurat.retrieval.filters.attribute_index import AttributeIndex, Stored
+from ziggurat.retrieval.filters.bloom import FalsePositives, predicted_rate
+from ziggurat.retrieval.filters.build import FilterConfig, Planes, index_attribute
+from ziggurat.retrieval.filters.explanation import explain_item, notes_of
+from ziggurat.retrieval.filters.expression import Filter
+from ziggurat.retrieval.filters.parser import parse_filter
+from ziggurat.retrieval.filters.program import estimate, tree_of
+from ziggurat.retrieval.filters.recent import Recent
+from ziggurat.retrieval.filters.schema import FilterSchema
+
+_SAMPLE_WORDS = 256  # 16,384 items, on which an estimate looks
+_SAMPLE_SPANS = 32
+
+
+class FilterIndex(nn.Module):
+    """The attributes of items, ready for filters.
+
+    `FilterIndex.build` makes one from a table of items, `from_state` from a saved one. Items are named by *position*,
+    the place in the order that was given to `build`.
+
+    Args:
+        about: schema, settings and meaning of the tensors, as plain data.
+        tensors: the state, by name, as `state_dict` has it.
+    """
+
+    planes: Tensor
+    about: Tensor
+
+    def __init__(self, about: Mapping[str, Any], *, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        where = "the state of a filter index"
+        self.config = from_json(FilterConfig, about["config"], where=where)
+        self.schema = from_json(FilterSchema, about["schema"], where=where)
+        self.left_out: dict[str, str] = dict(about["left_out"])
+        self.n = int(about["n"])
+        stored = [from_json(Stored, each, where=where) for each in about["stored"]]
+        self.attributes = nn.ModuleList(
+            AttributeIndex(each, n=self.n, tensors=_below(tensors, f"attributes.{number}."))
+            for number, each in enumerate(stored)
+        )
+        self.register_buffer("planes", tensors["planes"])
+        encoded = json.dumps(dict(about), sort_keys=True).encode()
+        self.register_buffer("about", torch.from_numpy(np.frombuffer(encoded, dtype=np.uint8).copy()))
+        self._parsed: Recent[str, Filter] = Recent(self.config.cached)
+        self._programs: Recent[Filter, MaskProgram] = Recent(self.config.cached)
+        self.register_load_state_dict_post_hook(_refuse_another_index)
+
+    @classmethod
+    def build(
+        cls,
+        items: pl.DataFrame,
+        *,
+        order: Int64[Tensor, "N"] | None = None,
+        config: FilterConfig | None = None,
+        schema: FilterSchema | None = None,
+    ) -> FilterIndex:
+        """Index the attributes of items.
+
+        Args:
+            items: a line an item, in the order of the catalogue.
+            order: the number in the catalogue of each position; as they come if None.
+            config: settings.
+            schema: the attributes, if another index decided them: a segment of further items has the same ones, and
+                whatever values.
+
+        Raises:
+            ConfigError: the order is not one of these items, or an attribute is no column.
+            DataError: the columns do not fit the schema.
+        """
+        config = config or FilterConfig()
+        left_out: dict[str, str] = {}
+        if schema is None:
+            schema, left_out = FilterSchema.of_frame(items, attributes=config.attributes)
+        n = len(items)
+        columns = schema.cast(items)
+        if order is not None:
+            _check_order(order, n=n)
+            columns = columns[order.cpu().numpy()]
+        planes = Planes(n)
+        attributes = [
+            index_attribute(columns[attribute.name], attribute=attribute, planes=planes, config=config)
+            for attribute in schema.attributes
+        ]
+        about = {
+            "config": to_json(config),
+            "schema": to_json(schema),
+            "left_out": left_out,
+            "n": n,
+            "stored": [to_json(attribute.stored) for attribute in attributes],
+        }
+        tensors = {"planes": planes.stacked()}
+        for number, attribute in enumerate(attributes):
+            tensors |= {f"attributes.{number}.{name}": tensor for name, tensor in attribute.state_dict().items()}
+        return cls(about, tensors=tensors)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor], *, prefix: str = "") -> FilterIndex:
+        """The index whose `state_dict` this is.
+
+        Args:
+            state: tensors by name; they are kept, not copied.
+            prefix: before each name, if they stand among others: "filters.".
+        """
+        tensors = _below(state, prefix)
+        return cls(json.loads(tensors["about"].cpu().numpy().tobytes()), tensors=tensors)
+
+    def parse(self, text: str) -> Filter:
+        """Read a filter; the latest ones are kept.
+
+        Raises:
+            FilterError: it cannot be read, or names what items do not have; points at the column of the text.
+        """
+        if not isinstance(text, str):
+            return parse_filter(text, schema=self.schema)  # refuses it
+        return self._parsed.get(text, make=lambda: parse_filter(text, schema=self.schema))
+
+    def program(self, wanted: Filter | str) -> MaskProgram:
+        """A filter that is ready to run; the latest ones are kept."""
+        parsed = self._filter(wanted)
+        return self._programs.get(parsed, make=lambda: MaskProgram(tree_of(parsed.expression, self._by_name())))
+
+    def masks(
+        self,
+        filters: Sequence[Filter | str | None],
+        *,
+        exclude: Sequence[Tensor | None] = (),
+        spans: Int64[Tensor, "S 2"] | None = None,
+    ) -> Int64[Tensor, "Q W"]:
+        """The items that pass, for each query: exactly those for which its filter is true.
+
+        Args:
+            filters: one a query; every item passes where it is None.
+            exclude: positions never to return, one tensor a query (already seen); -1 among them is passed over.
+            spans: first and last + 1 of the words that are wanted; the others are 0.
+
+        Returns:
+            A bit an item, as in `ziggurat.ops.bitmask`.
+
+        Raises:
+            FilterError: a filter cannot be read.
+            BoundsError: an excluded position is none.
+        """
+        shape = (len(filters), num_words(self.n))
+        empty = torch.empty if spans is None else torch.zeros
+        words = empty(shape, dtype=torch.int64, device=self.planes.device)
+        for row, wanted in zip(words, filters, strict=True):
+            if wanted is not None:
+                self.program(wanted).run(self.planes, n=self.n, out=row, spans=spans)
+            else:
+                _fill(row, self.n, spans)
+        for query, positions in enumerate(exclude):
+            if positions is not None and positions.numel():
+                self._check_positions(positions, query)
+                clear_rows(words[query], positions.to(torch.int64))
+        return words
+
+    def selectivity(self, wanted: Filter | str | None) -> float:
+        """The share of items that pass, estimated from 16,384 of them and from the counts of values; in [0, 1].
+
+        Positions are spread over the whole index, so that every cluster has a part. Small indices are counted.
+        """
+        if wanted is None or self.n == 0:
+            return 1.0
+        words = num_words(self.n)
+        if words <= _SAMPLE_WORDS:
+            return int(count(self.masks([wanted]))[0]) / self.n
+        begins = torch.linspace(0, words - _SAMPLE_WORDS // _SAMPLE_SPANS, _SAMPLE_SPANS).to(torch.int64)
+        spans = torch.stack([begins, begins + _SAMPLE_WORDS // _SAMPLE_SPANS], dim=1)
+        hits = int(count(self.masks([wanted], spans=spans))[0])
+        sampled = 64 * _SAMPLE_WORDS
+        prior = estimate(self._filter(wanted).expression, self._by_name())
+        return (hits + prior * sampled / 8) / (sampled + sampled / 8)
+
+    def explain(self, wanted: Filter | str, position: int) -> str:
+        """Why an item passes or does not: each part of the filter, and the values of the item.
+
+        Raises:
+            BoundsError: there is no such position.
+        """
+        self._check_positions(torch.tensor([position]), None)
+        return explain_item(self._filter(wanted), self._by_name(), position=position, planes=self.planes)
+
+    def notes(self, wanted: Filter | str) -> list[str]:
+        """What a reader of the filter should know: values that no item has, each with the nearest that some have."""
+        return notes_of(self._filter(wanted), self._by_name())
+
+    def values_of(self, position: int) -> dict[str, list[str | int | float] | None]:
+        """The stored values of an item by attribute; None where it has none."""
+        self._check_positions(torch.tensor([position]), None)
+        return {
+            name: each.values_of(position, planes=self.planes)
+            if each.is_present(position, planes=self.planes)
+            else None
+            for name, each in self._by_name().items()
+        }
+
+    def false_positives(self, *, probes: int = 64, seed: int = 0) -> list[FalsePositives]:
+        """Predicted and measured false positives of each attribute that has Bloom planes.
+
+        Args:
+            probes: values to measure with, drawn among those that have no plane of their own.
+            seed: of the draw.
+        """
+        found = []
+        for attribute in self._by_name().values():
+            stored = attribute.stored
+            if not stored.bloom_width:
+                continue
+            measured, tried = _measured_rate(attribute, planes=self.planes, probes=probes, seed=seed)
+            found.append(
+                FalsePositives(
+                    attribute=stored.attribute.name,
+                    planes=stored.bloom_width,
+                    hashes=stored.bloom_hashes,
+                    predicted=predicted_rate(
+                        np.bincount(attribute.tail_lengths()), width=stored.bloom_width, hashes=stored.bloom_hashes
+                    ),
+                    measured=measured,
+                    probes=tried,
+                )
+            )
+        return found
+
+    def index_bytes(self) -> dict[str, int]:
+        """Bytes of the planes, and of the other tensors of each attribute."""
+        sizes = {"planes": self.planes.nbytes}
+        for name, attribute in self._by_name().items():
+            sizes[name] = sum(tensor.nbytes for tensor in attribute.buffers())
+        return sizes
+
+    def _filter(self, wanted: Filter | str) -> Filter:
+        return wanted if isinstance(wanted, Filter) else self.parse(wanted)
+
+    def _by_name(self) -> dict[str, AttributeIndex]:
+        return dict(zip(self.schema.names, self.attributes, strict=True))  # type: ignore[arg-type]
+
+    def _check_positions(self, positions: Tensor, query: int | None) -> None:
+        least, most = int(positions.min()), int(positions.max())
+        lowest = 0 if query is None else -1
+        if least < lowest or most >= self.n or positions.dtype.is_floating_point:
+            raise BoundsError(
+                expected=f"positions from 0 to {self.n - 1:,}",
+                found=f"{least if least < lowest else most:,} ({positions.dtype})",
+                where="a filter index" if query is None else f"exclude, query {query}",
+                ways_out="give positions, not ids or numbers of the catalogue",
+            )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> FilterIndex:
+        self._programs.clear()  # they hold addresses
+        return super()._apply(fn, recurse)
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _check_order(order: Tensor, *, n: int) -> None:
+    is_order = order.shape == (n,) and order.dtype == torch.int64
+    if is_order and torch.equal(order.sort().values.cpu(), torch.arange(n)):
+        return
+    raise ConfigError(
+        expected=f"an order of {n:,} items: int64, each number from 0 to {n - 1:,} once",
+        found=f"{order.dtype} of shape {tuple(order.shape)}" + (" with other numbers" if is_order else ""),
+        where="FilterIndex.build, argument 'order'",
+        ways_out=("give the `order` of the vector index", "give None if positions are lines of the table"),
+    )
+
+
+def _fill(row: Tensor, n: int, spans: Tensor | None) -> None:
+    full = full_mask(n, device=row.device)
+    for begin, end in [(0, len(row))] if spans is None else spans.tolist():
+        row[begin:end] = full[begin:end]
+
+
+def _refuse_another_index(module: nn.Module, _: Any) -> None:
+    assert isinstance(module, FilterIndex)
+    about = json.loads(module.about.cpu().numpy().tobytes())
+    if about["stored"] != [to_json(each.stored) for each in module._by_name().values()] or about["n"] != module.n:
+        raise ConfigError(
+            expected="the state of an index over the same values",
+            found="the state of another index",
+            where="FilterIndex.load_state_dict",
+            ways_out="make the index by FilterIndex.from_state(state)",
+        )
+    module._programs.clear()
+    for attribute in module._by_name().values():
+        attribute.forget()
+
+
+def _measured_rate(attribute: AttributeIndex, *, planes: Tensor, probes: int, seed: int) -> tuple[float, int]:
+    """The share of items without a value that its Bloom planes let pass, over some values."""
+    tail = np.setdiff1d(np.arange(attribute.stored.num_values), attribute.planed.cpu().numpy())
+    chosen = np.random.default_rng(seed).permutation(tail)[:probes]
+    false = without = 0
+    for code in chosen.tolist():
+        leaf = attribute.bloom_leaf(code)
+        words = planes[leaf.planes[0]]
+        for plane in leaf.planes[1:]:
+            words = words & planes[plane]
+        holders = int(attribute.offsets[code + 1] - attribute.offsets[code])
+        false += int(count(words)) - holders
+        without += attribute.n - holders
+    return false / max(without, 1), len(chosen)
