@@ -104,7 +104,7 @@ class _Entries:
 
 
 def index_attribute(column: pl.Series, *, attribute: Attribute, planes: Planes, config: FilterConfig) -> AttributeIndex:
-    """Index one column.
+    """Make the sets of one column.
 
     Args:
         column: texts or numbers, in the order of positions; lists if items can have several.

@@ -12,7 +12,7 @@ which is always true or false, does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Value = str | bool | int | float | None
@@ -117,7 +117,7 @@ def terms_of(expression: Expression) -> Iterator[Term]:
         yield expression
 
 
-def truth(expression: Expression, values: Mapping[str, Value | list[Value]]) -> bool | None:
+def truth(expression: Expression, values: Mapping[str, Value | Sequence[Value]]) -> bool | None:
     """Whether an expression is true for one item; None if that is unknown.
 
     Args:
@@ -139,7 +139,7 @@ def truth(expression: Expression, values: Mapping[str, Value | list[Value]]) -> 
         return value is None
     if value is None:
         return None
-    return any(_holds(expression, each) for each in (value if isinstance(value, list) else [value]))
+    return any(_holds(expression, each) for each in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _holds(term: Equals | Within, value: Value) -> bool:

@@ -45,7 +45,7 @@ _KEYWORDS = ("AND", "OR", "NOT", "IN", "IS")
 
 
 def parse_filter(text: str, *, schema: FilterSchema) -> Filter:
-    """Read a filter.
+    """Turn the text of a filter into its meaning.
 
     Args:
         text: as users write it.
@@ -146,7 +146,8 @@ class _Parser:
         else:
             match = _NAME.match(self._text, start)
             if match is None or (match[0].upper() in _KEYWORDS and not self._text.startswith(":", match.end())):
-                raise self._error(start, "an attribute, NOT or '('", self._rest(), "begin with the attribute's name")
+                ways = ("begin with the attribute's name", "put it in quotes if it is the name of an attribute")
+                raise self._error(start, "an attribute, NOT or '('", self._rest(), *ways)
             name = self._advance(match)
         if name not in self._attributes:
             known = ", ".join(self._attributes) or "none"
