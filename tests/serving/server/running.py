@@ -1,0 +1,105 @@
+"""A real server in processes of its own for tests: `running(config)` gives its address; it ends with the test."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A server and where it is."""
+
+    process: subprocess.Popen[str]
+    port: int
+    folder: Path
+    log: Path
+
+    def post(self, path: str, data: Any, **headers: str) -> tuple[int, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=json.dumps(data).encode(),
+            headers={"Content-Type": "application/json", **headers},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as problem:
+            return problem.code, json.load(problem)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as problem:
+            return problem.code, problem.read().decode()
+
+    def recommend(self, **fields: Any) -> tuple[int, Any]:
+        return self.post("/recommend", {"user": {"user_id": "u1"}, "k": 3} | fields)
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids of the supervisor's children."""
+        pid = self.process.pid
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def workers_left(self) -> bool:
+        """Whether a process that was started for this server's folder still runs."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if str(self.folder).encode() in (entry / "cmdline").read_bytes():
+                        return True
+        return False
+
+
+def write_export(folder: Path, **settings: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "fake.json").write_text(json.dumps({"version": "v1"} | settings))
+    return folder
+
+
+@contextlib.contextmanager
+def running(folder: Path, *, export: dict[str, Any] | None = None, **settings: Any) -> Iterator[Running]:
+    """A server of the fake answerer, from its first answer to the end of the block."""
+    place = write_export(folder / "export", **(export or {}))
+    config = folder / "config.json"
+    config.write_text(json.dumps({"port": 0, "linger_s": 0.3} | settings))
+    log = folder / "log.txt"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.serving.server.fake", str(place), str(config)]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address, log.read_text()
+        yield Running(process=process, port=int(address.rpartition(":")[2]), folder=folder, log=log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def wait_until(true: Any, *, seconds: float = 10.0) -> None:
+    """Wait until something is so; fail after some seconds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

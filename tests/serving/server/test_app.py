@@ -1,0 +1,280 @@
+"""The routes, their limits and their errors, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serving.server.fake import FakeAnswerer
+from ziggurat.errors import DataError
+from ziggurat.serving.answers import RankRequest, RecommendRequest
+from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.config import ServerConfig
+
+USER = {"user": {"user_id": "u1"}}
+PARTS = {"kind", "expected", "found", "where", "ways_out"}
+
+
+def talk(
+    body: Callable[[httpx.AsyncClient], Awaitable[Any]],
+    *,
+    answerer: FakeAnswerer | None = None,
+    client: str = "127.0.0.1",
+    swap: Any = None,
+    api_key: str = "",
+    **settings: Any,
+) -> Any:
+    async def whole() -> Any:
+        app = ServerApp(
+            answerer=answerer or FakeAnswerer(), config=ServerConfig(**settings), swap=swap, api_key=api_key
+        )
+        app.engine.start()
+        transport = httpx.ASGITransport(app=app, client=(client, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as http:
+            try:
+                return await body(http)
+            finally:
+                await app.engine.close()
+
+    return asyncio.run(whole())
+
+
+def post(path: str, content: Any, *, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return talk(lambda http: http.post(path, content=raw, headers=headers), **more)
+
+
+def get(path: str, **more: Any) -> httpx.Response:
+    return talk(lambda http: http.get(path), **more)
+
+
+def test_recommendations_name_their_version() -> None:
+    answer = post("/recommend", USER | {"k": 2, "filter": "genres:Drama", "explain": True})
+    assert answer.status_code == 200
+    assert answer.headers["x-export-version"] == "v1"
+    assert [item["id"] for item in answer.json()["items"]] == ["0", "1"]
+    assert answer.json() | {"items": []} == {"items": [], "version": "v1", "degraded": [], "plan": "u1"}
+
+
+def test_a_ranking_is_ordered() -> None:
+    answer = post("/rank", USER | {"items": ["3", "9", "5"]})
+    assert [(item["id"], item["position"]) for item in answer.json()["items"]] == [("9", 1), ("5", 2), ("3", 0)]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "where"),
+    [
+        ("/recommend", b"", 400, "body"),
+        ("/recommend", b"{", 400, "body"),
+        ("/recommend", b"\xff", 400, "body"),
+        ("/recommend", b"[" * 100_000, 400, "body"),
+        ("/recommend", b'{"user": ' * 100_000, 400, "body"),
+        ("/recommend", b'{"user": {}, "user": {}}', 400, "body"),
+        ("/recommend", b'{"user": {}, "k": ' + b"9" * 5000 + b"}", 400, "body"),
+        ("/recommend", b'{"user": {}, "k": NaN}', 400, ""),
+        ("/recommend", [], 400, "request"),
+        ("/recommend", {"user": 3}, 400, "user"),
+        ("/recommend", USER | {"k": 0}, 400, "k"),
+        ("/recommend", USER | {"k": "3"}, 400, "k"),
+        ("/recommend", USER | {"k": 1001}, 400, "'k'"),
+        ("/recommend", USER | {"exclude": ["3"] * 5001}, 400, "'exclude'"),
+        ("/recommend", USER | {"fliter": ""}, 400, "fliter"),
+        ("/recommend", USER | {"filter": "genres:"}, 400, "filter, column 1"),
+        ("/recommend", {"user": {"age": 3}}, 400, "user"),
+        ("/recommend", {"user": {"user_id": "poison"}}, 400, "user_id"),
+        ("/rank", USER | {"items": []}, 400, "items"),
+        ("/rank", USER | {"items": ["3"] * 5001}, 400, "'items'"),
+        ("/rank", USER | {"items": ["no"]}, 400, "items"),
+        ("/rank", USER, 400, "items"),
+        ("/recommend", b" " * (1 << 20) + b"{}", 413, "body"),
+        ("/history", {"user": 3}, 400, "body"),
+        ("/explain", {"item": "3"}, 400, "body"),
+        ("/explain", {"item": "3", "request": {"usr": {}}}, 400, "usr"),
+    ],
+)
+def test_a_bad_request_is_answered_in_four_parts(path: str, content: Any, status: int, where: str) -> None:
+    answer = post(path, content)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error.keys() == PARTS
+    assert where in error["where"] + error["found"], error
+    assert error["ways_out"]
+
+
+def test_a_body_in_chunks_is_refused_when_it_is_too_long() -> None:
+    sent = []
+
+    async def chunks() -> Any:
+        for _ in range(1000):
+            sent.append(1)
+            yield b" " * 1024
+
+    answer = talk(lambda http: http.post("/recommend", content=chunks()), max_body_bytes=4096)
+    assert answer.status_code == 413
+    assert len(sent) < 20
+
+
+def test_compressed_bodies_are_refused() -> None:
+    answer = post("/recommend", b"\x1f\x8b\x00", headers={"Content-Encoding": "gzip"})
+    assert answer.status_code == 415
+    assert "gzip" in answer.json()["error"]["found"]
+
+
+@pytest.mark.parametrize("text", ["0", "-5", "soon", "nan", "inf", "1e99", "9" * 30])
+def test_impossible_deadlines_are_refused(text: str) -> None:
+    assert post("/recommend", USER, headers={"X-Deadline-Ms": text}).status_code == 400
+
+
+def test_a_mistake_in_the_answerer_is_500_and_tells_nothing_of_it() -> None:
+    answer = post("/recommend", {"user": {"user_id": "raise"}})
+    assert answer.status_code == 500
+    assert "a defect" not in answer.text
+    assert answer.json()["error"].keys() == PARTS
+
+
+def test_errors_of_data_are_the_request_s() -> None:
+    class Strict(FakeAnswerer):
+        def check(self, request: RecommendRequest | RankRequest) -> int:
+            raise DataError(expected="a number", found="text", where="column age", ways_out="send a number")
+
+    answer = post("/recommend", USER, answerer=Strict())
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (400, "DataError")
+
+
+def test_overload_is_503_with_retry_after() -> None:
+    async def body(http: httpx.AsyncClient) -> list[httpx.Response]:
+        asked = [asyncio.ensure_future(http.post("/recommend", json=USER)) for _ in range(6)]
+        return list(await asyncio.gather(*asked))
+
+    assert [answer.status_code for answer in talk(body, answerer=FakeAnswerer(base_s=0.05))] == [200] * 6
+    answers = talk(body, answerer=FakeAnswerer(base_s=0.1), max_queue=2)
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert refused
+    for answer in refused:
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["error"].keys() == PARTS
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_other_methods_and_paths_are_named(method: str) -> None:
+    answer = talk(lambda http: http.request(method, "/recommend"))
+    assert answer.status_code == 405
+    assert answer.json()["error"].keys() == PARTS
+    answer = talk(lambda http: http.request(method, "/recommendations"))
+    assert answer.status_code == 404
+    assert "/recommend" in answer.json()["error"]["expected"]
+
+
+def test_a_key_is_asked_for() -> None:
+    for headers in ({}, {"X-Api-Key": "another"}, {"Authorization": "Bearer "}, {"Authorization": b"Bearer geh\xe9im"}):
+        answer = post("/recommend", USER, headers=headers, api_key="geheim")
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    for headers in ({"X-Api-Key": "geheim"}, {"Authorization": "Bearer geheim"}):
+        assert post("/recommend", USER, headers=headers, api_key="geheim").status_code == 200
+    assert [get(path, api_key="geheim").status_code for path in ("/metrics", "/users", "/openapi.json")] == [401] * 3
+    assert [get(path, api_key="geheim").status_code for path in ("/livez", "/readyz", "/")] == [200] * 3
+
+
+def test_metrics_count_answers() -> None:
+    async def body(http: httpx.AsyncClient) -> str:
+        for content in (USER, USER, {"user": 3}):
+            await http.post("/recommend", json=content)
+        return (await http.get("/metrics")).text
+
+    text = talk(body)
+    assert 'ziggurat_requests_total{route="/recommend",status="200"} 2.0' in text
+    assert 'ziggurat_requests_total{route="/recommend",status="400"} 1.0' in text
+    assert 'ziggurat_answers_total{effort="full"} 2.0' in text
+
+
+def references(data: Any) -> set[str]:
+    if isinstance(data, dict):
+        here = {data["$ref"]} if "$ref" in data else set()
+        return here.union(*(references(each) for each in data.values()))
+    return set().union(*(references(each) for each in data)) if isinstance(data, list) else set()
+
+
+def test_the_description_holds_together_and_its_examples_are_answered() -> None:
+    async def body(http: httpx.AsyncClient) -> tuple[Any, list[int]]:
+        data = (await http.get("/openapi.json")).json()
+        statuses = []
+        for path in ("/recommend", "/rank"):
+            examples = data["paths"][path]["post"]["requestBody"]["content"]["application/json"]["examples"]
+            for example in examples.values():
+                statuses.append((await http.post(path, json=example["value"])).status_code)
+        for path, operations in data["paths"].items():
+            if "get" in operations:
+                statuses.append((await http.get(path.replace("{id}", "3"))).status_code)
+        return data, statuses
+
+    data, statuses = talk(body)
+    assert data["openapi"].startswith("3.1")
+    for reference in references(data):
+        place = data
+        for part in reference.removeprefix("#/").split("/"):
+            place = place[part]
+    assert set(data["components"]["schemas"]["RecommendRequest"]["properties"]) == set(
+        RecommendRequest.__dataclass_fields__
+    )
+    assert set(data["components"]["schemas"]["RankRequest"]["properties"]) == set(RankRequest.__dataclass_fields__)
+    assert statuses == [200] * len(statuses)
+    assert len(statuses) > 6
+
+
+def test_the_page_loads_nothing_from_elsewhere() -> None:
+    page = get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert set(links) <= {"page.js", "page.css", "openapi.json", "metrics", "#answer", "data:,"}
+    assert {"page.js", "page.css"} <= set(links)
+    assert [get(f"/{name}").status_code for name in ("page.js", "page.css")] == [200, 200]
+    script = (Path(__file__).parents[3] / "ziggurat/serving/server/page/page.js").read_text()
+    assert "innerHTML" not in script, "text of a catalogue is no HTML"
+    assert not re.search(r"https?://", script)
+
+
+def test_what_the_page_reads() -> None:
+    assert get("/users").json() == {"users": ["u1", "u2"]}
+    assert get("/items/3").json() == {"id": "3", "columns": {"item_id": 3, "title": "Item 3"}}
+    assert get("/items/nobody").status_code == 400
+    assert [item["id"] for item in post("/history", USER).json()["items"]] == ["3", "4"]
+    assert "3 passes" in post("/explain", {"request": USER, "item": "3"}).json()["explanation"]
+    assert get("/info").json()["limits"]["max_k"] == 1000
+
+
+ADMIN = {"Content-Type": "application/json"}
+
+
+async def swapped(path: str) -> str:
+    return f"version of {path}"
+
+
+def test_a_swap_is_asked_for_from_this_machine() -> None:
+    answer = post("/admin/swap", {"export": "e2"}, headers=ADMIN, swap=swapped)
+    assert answer.json() == {"version": "version of e2"}
+    assert post("/admin/swap", {"export": "e2"}, headers=ADMIN).status_code == 404, "no supervisor, no swap"
+    assert post("/admin/swap", {"path": "e2"}, headers=ADMIN, swap=swapped).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "client"),
+    [
+        (ADMIN, "192.0.2.7"),
+        ({}, "127.0.0.1"),
+        (ADMIN | {"X-Forwarded-For": "192.0.2.7"}, "127.0.0.1"),
+        (ADMIN | {"Host": "evil.example"}, "127.0.0.1"),
+        ({"Content-Type": "text/plain"}, "127.0.0.1"),
+    ],
+)
+def test_a_swap_is_refused_from_elsewhere_and_from_pages(headers: dict[str, str], client: str) -> None:
+    answer = post("/admin/swap", {"export": "e2"}, headers=headers, client=client, swap=swapped)
+    assert answer.status_code == 403

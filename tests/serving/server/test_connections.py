@@ -1,0 +1,206 @@
+"""Connections that do not behave: slow, endless, malformed, deaf. On a real socket, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.serving.server.fake import FakeAnswerer
+from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
+from ziggurat.serving.server.serve import bind
+
+BODY = b'{"user": {"user_id": "u1"}, "k": 2}'
+HEAD = b"POST /recommend HTTP/1.1\r\nHost: localhost\r\n"
+GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+Body = Callable[[int, DrainingServer], Awaitable[Any]]
+
+
+def serving(body: Body, *, answerer: FakeAnswerer | None = None, **settings: Any) -> Any:
+    async def whole() -> Any:
+        config = ServerConfig(**{"linger_s": 0.0} | settings)
+        app = ServerApp(answerer=answerer or FakeAnswerer(), config=config)
+        listener = bind("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        wrapped = uvicorn_config(app, config=config, metrics=app.metrics)
+        server = DrainingServer(wrapped, limits=config, listener=listener)
+        task = asyncio.ensure_future(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.001)
+        try:
+            return await asyncio.wait_for(body(port, server), 20)
+        finally:
+            server.should_exit = True
+            await task
+
+    return asyncio.run(whole())
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.strip().split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    return int(first.split()[1]), headers, await reader.readexactly(int(headers.get("content-length", "0")))
+
+
+async def send(port: int, content: bytes) -> tuple[int, dict[str, str], bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(content)
+    try:
+        return await answer_of(reader)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"\r\n", b"PO", HEAD, HEAD + b"Content-Length: 50\r\n\r\n{", GOOD + b"\r\n", GOOD + b"POST /r"]
+)
+def test_a_request_that_trickles_in_ends_in_time(begin: bytes) -> None:
+    """One byte every 50 ms, for ever: the time counts from the request's begin, not from the last byte."""
+
+    async def body(port: int, server: DrainingServer) -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        start = time.monotonic()
+        writer.write(begin)
+        if begin.startswith(GOOD):
+            assert (await answer_of(reader))[0] == 200
+        read = asyncio.ensure_future(reader.read())
+        while not read.done():
+            try:
+                writer.write(b"\r\n" if begin in (b"\r\n", GOOD + b"\r\n") else b" ")
+                await writer.drain()
+            except ConnectionError:
+                break
+            await asyncio.sleep(0.05)
+        took = time.monotonic() - start
+        writer.close()
+        if not read.exception():
+            assert read.result() == b"" or b" 408 " in read.result() or b" 400 " in read.result()
+        return took
+
+    assert serving(body, receive_timeout_s=0.4, keep_alive_s=5) < 2.0
+
+
+def test_idle_connections_end() -> None:
+    async def body(port: int, server: DrainingServer) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD)
+        await answer_of(reader)
+        rest = await reader.read()
+        writer.close()
+        return rest
+
+    assert serving(body, receive_timeout_s=5, keep_alive_s=0.2) == b""
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00", 400),  # TLS
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nA: " + b"a" * 40_000, 431),
+        (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 431),
+        (HEAD + b"Content-Length: 99999999999999999999999\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 1000000000\r\n\r\n", 413),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n", 400),
+        (b"CONNECT localhost:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /%ff%00 HTTP/1.1\r\n\r\n", 404),
+        (b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
+    ],
+)
+def test_what_is_no_request_gets_a_status(content: bytes, status: int) -> None:
+    async def body(port: int, server: DrainingServer) -> tuple[Any, Any]:
+        return await send(port, content), await send(port, GOOD)
+
+    bad, good = serving(body)
+    assert bad[0] == status
+    if status != 200:
+        assert json.loads(bad[2])["error"]["ways_out"]
+    assert good[0] == 200
+
+
+def test_connections_beyond_the_limit_are_told() -> None:
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        open_ones = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        statuses = [(await send(port, GOOD))[0]]
+        for _, writer in open_ones:
+            writer.close()
+        await asyncio.sleep(0.05)
+        return [*statuses, (await send(port, GOOD))[0]]
+
+    assert serving(body, max_connections=3) == [503, 200]
+
+
+def test_a_client_that_does_not_read_loses_its_connection() -> None:
+    async def body(port: int, server: DrainingServer) -> int:
+        content = b'{"user": {}, "k": 1000}'
+        request = HEAD + b"Content-Length: %d\r\n\r\n" % len(content) + content
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        start = time.monotonic()
+        while not writer.transport.is_closing():
+            assert time.monotonic() - start < 10
+            writer.write(request * 20)
+            await asyncio.sleep(0.02)
+        return len(server.server_state.connections)
+
+    assert serving(body, send_timeout_s=0.3, max_k=1000) == 0
+
+
+def test_a_drain_answers_what_came_and_what_is_on_its_way() -> None:
+    async def body(port: int, server: DrainingServer) -> list[Any]:
+        idle = await asyncio.open_connection("127.0.0.1", port)
+        idle[1].write(GOOD)
+        assert (await answer_of(idle[0]))[1].get("connection") != "close"
+        in_work = asyncio.ensure_future(send(port, GOOD))
+        await asyncio.sleep(0.05)
+        waiting = await asyncio.open_connection("127.0.0.1", port)
+        server.should_exit = True
+        await asyncio.sleep(0.25)
+        idle[1].write(GOOD)  # sent before its client could know
+        waiting[1].write(GOOD)
+        answers = [await in_work, await answer_of(idle[0]), await answer_of(waiting[0])]
+        idle[1].close()
+        waiting[1].close()
+        with pytest.raises(OSError):  # noqa: PT011 - refused or reset
+            await send(port, GOOD)
+        return answers
+
+    answers = serving(body, answerer=FakeAnswerer(base_s=0.2), linger_s=1.0, deadline_ms=3000)
+    assert [answer[0] for answer in answers] == [200, 200, 200]
+    assert [answer[1].get("connection") for answer in answers[1:]] == ["close", "close"]
+
+
+def test_a_drain_closes_idle_connections_after_a_while() -> None:
+    async def body(port: int, server: DrainingServer) -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        server.should_exit = True
+        start = time.monotonic()
+        await reader.read()
+        writer.close()
+        return time.monotonic() - start
+
+    assert serving(body, linger_s=0.3) < 3
+
+
+def test_pipelined_requests_are_answered_in_order() -> None:
+    async def body(port: int, server: DrainingServer) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        parts = [b'{"user": {}, "k": %d}' % k for k in (1, 2, 3)]
+        writer.write(b"".join(HEAD + b"Content-Length: %d\r\n\r\n" % len(part) + part for part in parts))
+        answers = [await answer_of(reader) for _ in parts]
+        writer.close()
+        return [len(json.loads(answer[2])["items"]) for answer in answers]
+
+    assert serving(body) == [1, 2, 3]

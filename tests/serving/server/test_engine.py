@@ -1,0 +1,208 @@
+"""The engine: batches by candidates, deadlines, refusals, the ladder; no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.serving.server.fake import FakeAnswerer
+from ziggurat.errors import RequestError
+from ziggurat.serving.answers import Effort, RankRequest, RecommendRequest
+from ziggurat.serving.server.batcher import Engine, OverloadError
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.cost import CostLine
+from ziggurat.serving.server.ladder import Ladder
+from ziggurat.serving.server.metrics import Metrics
+
+USER = RecommendRequest(user={"user_id": "u1"}, k=2)
+
+
+def run(body: Callable[[Engine], Awaitable[Any]], answerer: FakeAnswerer, **settings: Any) -> Any:
+    async def whole() -> Any:
+        engine = Engine(answerer=answerer, config=ServerConfig(**settings), metrics=Metrics())
+        engine.start()
+        try:
+            return await body(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(whole())
+
+
+def ask(engine: Engine, request: Any, **more: Any) -> Awaitable[Any]:
+    return engine.ask(request, candidates=engine.answerer.check(request), **more)
+
+
+def test_requests_that_wait_are_computed_together_in_their_order() -> None:
+    answerer = FakeAnswerer(base_s=0.01, batches=[])
+
+    async def body(engine: Engine) -> list[Any]:
+        requests = [RecommendRequest(user={"user_id": f"u{number}"}, explain=True) for number in range(20)]
+        return await asyncio.gather(*(ask(engine, request) for request in requests))
+
+    answers = run(body, answerer, deadline_ms=1000, degrade=False)
+    assert [answer.plan for answer in answers] == [f"u{number}" for number in range(20)]
+    assert answerer.batches is not None
+    assert sum(answerer.batches) == 20
+    assert len(answerer.batches) <= 3
+
+
+def test_a_batch_has_no_more_candidates_than_it_may() -> None:
+    answerer = FakeAnswerer(base_s=0.001, candidates=100, batches=[])
+
+    async def body(engine: Engine) -> None:
+        await asyncio.gather(*(ask(engine, USER) for _ in range(40)))
+
+    run(body, answerer, deadline_ms=2000, max_batch_candidates=500)
+    assert answerer.batches is not None
+    assert max(answerer.batches) == 5
+
+
+def test_kinds_are_not_mixed() -> None:
+    answerer = FakeAnswerer(base_s=0.005)
+    rank = RankRequest(user={}, items=("3", "5"))
+
+    async def body(engine: Engine) -> list[Any]:
+        return await asyncio.gather(*(ask(engine, each) for each in (USER, rank, USER, rank)))
+
+    answers = run(body, answerer, deadline_ms=2000)
+    assert [len(answer.items) for answer in answers] == [2, 2, 2, 2]
+    assert [answers[1].items[0].id, answers[0].items[0].id] == ["5", "0"]
+
+
+@pytest.mark.parametrize(("user", "error"), [("poison", RequestError), ("raise", KeyError)])
+def test_one_bad_request_spoils_no_other_of_its_batch(user: str, error: type[Exception]) -> None:
+    async def body(engine: Engine) -> list[Any]:
+        bad = RecommendRequest(user={"user_id": user})
+        asked = (ask(engine, each) for each in (USER, USER, bad, USER))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = run(body, FakeAnswerer(base_s=0.01), deadline_ms=2000)
+    assert isinstance(answers[2], error)
+    assert [len(answer.items) for answer in (answers[0], answers[1], answers[3])] == [2, 2, 2]
+
+
+def test_requests_that_would_be_late_are_refused_and_say_when_to_come_again() -> None:
+    answerer = FakeAnswerer(base_s=0.02, candidate_s=1e-4, candidates=100)  # 30 ms alone, 10 ms a further one
+
+    async def body(engine: Engine) -> list[Any]:
+        engine.warm_up([USER])
+        return await asyncio.gather(*(ask(engine, USER) for _ in range(200)), return_exceptions=True)
+
+    answers = run(body, answerer, deadline_ms=300, degrade=False)
+    refused = [answer for answer in answers if isinstance(answer, OverloadError)]
+    assert 5 <= len(answers) - len(refused) <= 40
+    assert all(error.retry_after_s > 0 for error in refused)
+
+
+def test_a_deadline_of_its_own_is_kept() -> None:
+    async def body(engine: Engine) -> list[Any]:
+        engine.warm_up([USER])
+        busy = [asyncio.ensure_future(ask(engine, USER)) for _ in range(6)]
+        await asyncio.sleep(0.005)
+        hurried = asyncio.gather(ask(engine, USER, deadline_s=0.02), return_exceptions=True)
+        patient = ask(engine, USER, deadline_s=5)
+        return [(await hurried)[0], await patient, *(await asyncio.gather(*busy))]
+
+    answers = run(body, FakeAnswerer(base_s=0.1), deadline_ms=2000, degrade=False)
+    assert isinstance(answers[0], OverloadError)
+    assert answers[1].version == "v1"
+
+
+def test_a_request_whose_deadline_passed_in_the_queue_is_not_computed() -> None:
+    answerer = FakeAnswerer(base_s=0.1, batches=[])
+
+    async def body(engine: Engine) -> Any:
+        first = asyncio.ensure_future(ask(engine, USER))
+        await asyncio.sleep(0.01)  # costs are unknown: nothing is refused yet
+        second = asyncio.gather(ask(engine, USER, deadline_s=0.05), return_exceptions=True)
+        await first
+        return (await second)[0]
+
+    late = run(body, answerer, deadline_ms=1000, degrade=False)
+    assert isinstance(late, OverloadError)
+    assert answerer.batches == [1]
+
+
+def test_the_queue_is_bounded() -> None:
+    async def body(engine: Engine) -> list[Any]:
+        return await asyncio.gather(*(ask(engine, USER) for _ in range(20)), return_exceptions=True)
+
+    answers = run(body, FakeAnswerer(base_s=0.05), deadline_ms=10_000, max_queue=7)
+    assert sum(isinstance(answer, OverloadError) for answer in answers) == 13
+
+
+def test_closing_answers_what_waits() -> None:
+    async def body(engine: Engine) -> list[Any]:
+        asked = [asyncio.ensure_future(ask(engine, USER)) for _ in range(5)]
+        await asyncio.sleep(0.01)
+        await engine.close()
+        late = await asyncio.gather(ask(engine, USER), return_exceptions=True)
+        return [*[await each for each in asked], *late]
+
+    answers = run(body, FakeAnswerer(base_s=0.05), deadline_ms=5000)
+    assert [answer.version for answer in answers[:5]] == ["v1"] * 5
+    assert isinstance(answers[5], OverloadError)
+
+
+def test_answers_get_less_effort_under_load_and_say_so() -> None:
+    async def body(engine: Engine) -> tuple[list[Any], Any]:
+        engine.warm_up([USER])
+        asked = []
+        for _ in range(60):
+            asked += [asyncio.ensure_future(ask(engine, USER)) for _ in range(4)]
+            await asyncio.sleep(0.002)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for _ in range(1000):
+            await asyncio.sleep(0.005)
+            last = await ask(engine, USER)
+            if not last.degraded:
+                break
+        return answers, last
+
+    answers, last = run(body, FakeAnswerer(candidate_s=5e-5, candidates=100), deadline_ms=50)
+    kinds = {answer.degraded for answer in answers if not isinstance(answer, Exception)}
+    assert any(kinds - {()})
+    assert last.degraded == ()
+
+
+def test_the_ladder_goes_down_at_once_and_up_after_a_calm_time() -> None:
+    ladder = Ladder()
+    assert ladder.feel(0.4, now=10.0) is Effort.FULL
+    assert ladder.feel(0.9, now=10.1) is Effort.FEWER_PROBES
+    assert ladder.feel(0.9, now=10.11) is Effort.FEWER_PROBES, "one step in 20 ms"
+    assert ladder.feel(0.9, now=10.2) is Effort.RETRIEVAL_ONLY
+    assert ladder.feel(0.0, now=10.3) is Effort.RETRIEVAL_ONLY
+    assert ladder.feel(0.3, now=10.4) is Effort.RETRIEVAL_ONLY, "not calm: the time begins anew"
+    assert ladder.feel(0.0, now=10.5) is Effort.RETRIEVAL_ONLY
+    assert ladder.feel(0.0, now=10.72) is Effort.FEWER_PROBES
+    assert ladder.feel(0.0, now=10.8) is Effort.FEWER_PROBES
+    assert ladder.feel(0.9, now=10.9) is Effort.RETRIEVAL_ONLY, "the step up was too early"
+    assert ladder.feel(0.0, now=11.0) is Effort.RETRIEVAL_ONLY
+    assert ladder.feel(0.0, now=11.3) is Effort.RETRIEVAL_ONLY, "so that the next one waits longer"
+    assert ladder.feel(0.0, now=11.41) is Effort.FEWER_PROBES
+    assert ladder.feel(0.0, now=60.0) is Effort.FULL, "a time without requests is a calm one"
+
+
+def test_the_line_of_costs_is_found_and_follows() -> None:
+    cost = CostLine()
+    assert cost.predict(1000) == 0
+    for candidates in (100, 800, 100, 400, 1600):
+        cost.observe(candidates, 0.002 + candidates * 1e-5)
+    assert cost.predict(1000) == pytest.approx(0.012, rel=1e-3)
+    assert cost.predict(1000, batches=3) == pytest.approx(0.016, rel=1e-3)
+    assert cost.candidates_within(0.012) == pytest.approx(1000, rel=1e-3)
+    for candidates in (100, 800, 400) * 60:
+        cost.observe(candidates, 0.004 + candidates * 2e-5)
+    assert cost.predict(1000) == pytest.approx(0.024, rel=0.1)
+
+
+def test_batches_of_one_size_still_give_a_cost() -> None:
+    cost = CostLine()
+    for _ in range(5):
+        cost.observe(100, 0.01)
+    assert cost.predict(100) == pytest.approx(0.01)
+    assert 0.01 < cost.predict(1000) < 0.1

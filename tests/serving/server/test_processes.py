@@ -1,0 +1,263 @@
+"""Supervisor and workers for real: deaths, swaps, drains, and what is said at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.http_load import FAILED, Shots, Target, fire
+from tests.serving.server.running import Running, running, wait_until, write_export
+
+BODY = b'{"user": {"user_id": "u1"}, "k": 2}'
+
+
+def serving(server: Running) -> list[int]:
+    """Workers that serve: the engine's thread runs beside the first one."""
+    return [pid for pid in server.workers if len(os.listdir(f"/proc/{pid}/task")) > 1]
+
+
+def test_dead_workers_are_replaced_at_once_and_none_outlives_its_supervisor(tmp_path: Path) -> None:
+    with running(tmp_path, workers=2, export={"base_ms": 1}) as server:
+        wait_until(lambda: len(server.workers) == 3)  # with a spare
+        first = server.workers[0]
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: good_answer(server), seconds=1.0)
+        wait_until(lambda: len(server.workers) == 3 and first not in server.workers)
+        with pytest.raises(OSError):  # noqa: PT011 - the answer is lost with its worker
+            server.post("/recommend", {"user": {"user_id": "crash"}})
+        wait_until(lambda: good_answer(server), seconds=1.0)
+        wait_until(lambda: len(server.workers) == 3)
+        counted = [line for line in server.get("/metrics")[1].splitlines() if 'status="200"' in line]
+        assert float(counted[0].split()[-1]) >= 2, "answers of dead workers count, too"
+        workers = server.workers
+        server.process.kill()
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+
+
+def test_a_worker_that_hangs_is_killed(tmp_path: Path) -> None:
+    with running(tmp_path, hang_s=0.4, spares=1) as server:
+        assert server.recommend()[0] == 200
+        wait_until(lambda: len(server.workers) == 2)
+        (hung,) = serving(server)
+        os.kill(hung, signal.SIGSTOP)
+        wait_until(lambda: hung not in server.workers)
+        assert server.recommend()[0] == 200
+
+
+def test_a_swap_under_load_loses_nothing_and_a_bad_export_changes_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, export={"base_ms": 1}, deadline_ms=5000, degrade=False) as server:
+        wait_until(lambda: len(server.workers) == 2)
+        shots, swaps = asyncio.run(swaps_under_load(server, number=5, rate=100, seconds=1.5))
+        assert [version for version, _ in swaps] == [f"s{number}" for number in range(5)]
+        assert all(status == 409 for _, status in swaps), "the bad one is refused"
+        assert shots.count(200) == len(shots.shots)
+        assert {shot.body for shot in shots.shots} <= {b"v1", *(f"s{number}".encode() for number in range(5))}
+        wait_until(lambda: len(server.workers) == 2)  # of the old versions none is left
+        assert server.recommend()[1]["version"] == "s4"
+
+
+def version_of(body: bytes) -> bytes:
+    """The version that an answer names, where the answer is that version's whole."""
+    return body.partition(b'"version":"')[2].partition(b'"')[0]
+
+
+async def swaps_under_load(server: Running, *, number: int, rate: float, seconds: float) -> tuple[Shots, list[Any]]:
+    target = Target(port=server.port, bodies=(BODY,))
+    load = asyncio.ensure_future(fire(target, rate=rate, seconds=seconds, keep=version_of))
+    swaps = []
+    bad = write_export(server.folder / "bad", bad=True)
+    for index in range(number):
+        folder = write_export(server.folder / f"swap{index}", version=f"s{index}", base_ms=1)
+        good = await asyncio.to_thread(server.post, "/admin/swap", {"export": str(folder)})
+        refused = await asyncio.to_thread(server.post, "/admin/swap", {"export": str(bad)})
+        swaps.append((good[1].get("version"), refused[0]))
+    return await load, swaps
+
+
+def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(tmp_path: Path) -> None:
+    with running(tmp_path, spares=0, watch=True) as server:
+        assert server.recommend()[1]["version"] == "v1"
+        write_export(tmp_path / "export", version="v2")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.recommend()[1]["version"] == "v2")
+        write_export(tmp_path / "new", version="v3")
+        os.rename(tmp_path / "export", tmp_path / "old")
+        os.symlink(tmp_path / "new", tmp_path / "export")
+        wait_until(lambda: server.recommend()[1]["version"] == "v3")
+        os.unlink(tmp_path / "export")
+        os.symlink(write_export(tmp_path / "broken", bad=True), tmp_path / "export")
+        wait_until(lambda: "refused" in server.log.read_text())
+        assert server.recommend()[1]["version"] == "v3"
+
+
+def test_sigterm_answers_what_it_took_and_ends(tmp_path: Path) -> None:
+    with running(tmp_path, export={"base_ms": 200}, deadline_ms=5000, spares=0, degrade=False) as server:
+        shots = asyncio.run(end_under_load(server))
+        assert server.process.wait(timeout=10) == 0
+        assert shots.count(200) == len(shots.shots) > 5
+        assert not server.workers_left()
+
+
+async def end_under_load(server: Running) -> Shots:
+    target = Target(port=server.port, bodies=(BODY,))
+    load = asyncio.ensure_future(fire(target, rate=60, seconds=0.2))
+    await asyncio.sleep(0.25)
+    server.process.send_signal(signal.SIGTERM)
+    return await load
+
+
+def test_a_taken_port_and_a_damaged_export_are_said_in_four_parts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AssertionError, match=f"127.0.0.1:{port}"), running(tmp_path, port=port):
+            pass
+    with pytest.raises(AssertionError, match="a bad bit"), running(tmp_path, export={"bad": True}):
+        pass
+
+
+def outcome(shots: Shots) -> str:
+    """What an overload test prints."""
+    return (
+        f"{len(shots.shots)} requests, {shots.statuses}, admitted p50 {shots.percentile(50) * 1e3:.0f} ms, p99 "
+        f"{shots.percentile(99) * 1e3:.0f} ms; refused p50 {shots.percentile(50, status=503) * 1e3:.1f} ms, p99 "
+        f"{shots.percentile(99, status=503) * 1e3:.1f} ms"
+    )
+
+
+def overload(server: Running, *, capacity: float, seconds: float) -> tuple[Shots, Shots, Shots]:
+    """Half of what it can, ten times what it can, and half again."""
+    target = Target(port=server.port, bodies=(BODY,))
+    calm = asyncio.run(fire(target, rate=capacity / 2, seconds=10))
+    heavy = asyncio.run(fire(target, rate=10 * capacity, seconds=seconds, connections=400))
+    time.sleep(2)
+    after = asyncio.run(fire(target, rate=capacity / 2, seconds=5))
+    return calm, heavy, after
+
+
+OVERLOAD = {"export": {"base_ms": 10, "candidate_us": 100}, "degrade": False, "spares": 0, "deadline_ms": 150.0}
+CAPACITY = 75.0  # 10 ms a batch and 10 ms a request, three requests a batch
+
+
+def test_overload_is_refused_fast_and_what_is_taken_in_is_answered_in_time(tmp_path: Path) -> None:
+    with running(tmp_path, **OVERLOAD) as server:
+        target = Target(port=server.port, bodies=(BODY,))
+        heavy = asyncio.run(fire(target, rate=10 * CAPACITY, seconds=1.0, connections=400))
+        after = asyncio.run(fire(target, rate=CAPACITY / 3, seconds=0.7))
+    assert heavy.count(200, 503) == len(heavy.shots), outcome(heavy)
+    assert heavy.count(200) > 0.4 * CAPACITY, outcome(heavy)
+    assert heavy.count(503) > heavy.count(200), outcome(heavy)
+    assert after.count(200) > 0.5 * len(after.shots), outcome(after)
+
+
+@pytest.mark.slow
+def test_ten_times_the_load_for_a_minute(tmp_path: Path) -> None:
+    with running(tmp_path, **OVERLOAD) as server:
+        memory = rss(server.workers)
+        calm, heavy, after = overload(server, capacity=CAPACITY, seconds=60.0)
+        grown = rss(server.workers) / memory
+    for shots in (calm, heavy, after):
+        print(outcome(shots))
+    print(f"memory grew by {grown - 1:.1%}")
+    assert heavy.count(FAILED) == 0
+    assert heavy.percentile(99) <= 2 * calm.percentile(99)
+    assert heavy.percentile(99, status=503) < 0.05
+    assert grown < 1.1
+    assert after.count(200) > 0.95 * len(after.shots)
+
+
+def rss(pids: list[int]) -> float:
+    """Bytes of memory of processes."""
+    return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+def test_five_hundred_slow_connections_disturb_nobody(tmp_path: Path) -> None:
+    with running(tmp_path, export={"base_ms": 2}, receive_timeout_s=8.0, deadline_ms=1000) as server:
+        target = Target(port=server.port, bodies=(BODY,))
+        alone = asyncio.run(fire(target, rate=50, seconds=8))
+        shots, longest = asyncio.run(slow_connections(target))
+    print(outcome(alone), outcome(shots), f"longest slow connection {longest:.1f} s")
+    assert shots.count(200) == len(shots.shots)
+    assert longest <= 10.0
+    assert shots.percentile(99) < 1.2 * alone.percentile(99) + 0.01
+
+
+async def slow_connections(target: Target) -> tuple[Shots, float]:
+    async def one() -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        start = time.monotonic()
+        read = asyncio.ensure_future(reader.read())
+        for byte in b"POST /recommend HTTP/1.1\r\nX: " + b"a" * 100:
+            if read.done():
+                break
+            writer.write(bytes([byte]))
+            await asyncio.wait({read}, timeout=1.0)
+        writer.close()
+        return time.monotonic() - start
+
+    slow = [asyncio.ensure_future(one()) for _ in range(500)]
+    await asyncio.sleep(1)
+    shots = await fire(target, rate=50, seconds=8)
+    return shots, max(await asyncio.gather(*slow))
+
+
+@pytest.mark.slow
+def test_a_hundred_swaps_under_load(tmp_path: Path) -> None:
+    with running(tmp_path, export={"base_ms": 1}, deadline_ms=5000, degrade=False, workers=2) as server:
+        shots, swaps = asyncio.run(swaps_under_load(server, number=100, rate=100, seconds=60))
+    print(outcome(shots), f"{shots.resent} sent again, {len(swaps)} swaps")
+    assert shots.count(200) == len(shots.shots)
+    assert swaps == [(f"s{number}", 409) for number in range(100)]
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_fifty_killed_workers(tmp_path: Path) -> None:
+    """`make chaos-serve`: kill -9 of a worker, 50 times, under load; a good answer within a second each time."""
+    waits = []
+    with running(tmp_path, export={"base_ms": 1}, workers=2, deadline_ms=5000) as server:
+        target = Target(port=server.port, bodies=(BODY,))
+        for number in range(50):
+            wait_until(lambda: len(serving(server)) == 2 and len(server.workers) == 3)
+            os.kill(serving(server)[number % 2], signal.SIGKILL)
+            killed = time.monotonic()
+            wait_until(lambda: good_answer(server), seconds=1.0)
+            waits.append(time.monotonic() - killed)
+        shots = asyncio.run(fire(target, rate=100, seconds=1))
+    print(f"50 kills: next good answer after {max(waits) * 1e3:.0f} ms at most")
+    assert shots.count(200) == len(shots.shots)
+
+
+def good_answer(server: Running) -> bool:
+    try:
+        return server.recommend()[0] == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_ten_minutes_with_flat_memory(tmp_path: Path) -> None:
+    """Load, swaps and refusals for ten minutes: memory, files and threads after the first two minutes stay."""
+    with running(tmp_path, export={"base_ms": 1}, deadline_ms=200) as server:
+        target = Target(port=server.port, bodies=(BODY, b"{", b'{"user": {}, "filter": "x"}'))
+        seen = []
+        for minute in range(10):
+            shots = asyncio.run(fire(target, rate=150, seconds=55, seed=minute))
+            assert shots.count(200, 400, 503) == len(shots.shots)
+            folder = write_export(tmp_path / f"minute{minute}", version=f"m{minute}", base_ms=1)
+            assert server.post("/admin/swap", {"export": str(folder)})[0] == 200
+            wait_until(lambda: len(server.workers) == 2)
+            pids = [server.process.pid, *server.workers]
+            seen.append((rss(pids), sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)))
+    print([f"{memory / 2**20:.1f} MiB, {files} files" for memory, files in seen])
+    assert seen[-1][0] < 1.03 * seen[1][0]
+    assert seen[-1][1] <= seen[1][1] + 2

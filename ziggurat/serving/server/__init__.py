@@ -1,0 +1,27 @@
+"""The server: requests over HTTP, answers of an exported folder. Starlette on uvicorn, computing in batches.
+
+    supervisor ──fork──► worker ──► connections (uvicorn)  receive timeouts, draining
+      restarts,            │          └► app (Starlette)    routes, limits, errors in four parts as JSON
+      swaps,               │               └► engine        bounded queue, deadlines, batches, shedding, ladder
+      spares               │                    └► Answerer (the export; one thread computes, torch lets go of the GIL)
+                           └► control  a line of JSON each way: ready, serve, drain, swap, heartbeat
+
+What overload does, in this order: batches grow; answers are made with less effort and say so (`degraded`); requests
+whose wait would exceed their deadline are refused at once with 503 and Retry-After, so that those that are taken in are
+answered in time. Nothing waits in a place without a bound.
+
+    config.py       every limit and timeout, with its default
+    cost.py         how long a batch takes: a line fitted to the last ones
+    ladder.py       how much effort, by how long the queue is
+    batcher.py      the queue and the thread that computes
+    reading.py      bodies and headers within bounds
+    app.py          the routes; pages.py the web page's own; openapi.py the description
+    metrics.py      /metrics, of one process or summed over all workers
+    connections.py  what uvicorn lacks: time to receive, time to send, size of headers, a drain that drops nothing
+    control.py      messages between supervisor and worker
+    worker.py       one process that answers
+    supervisor.py   the process that holds the port, and starts, swaps and replaces workers
+    serve.py        all of it for `ziggurat serve`
+
+Needs the extra `serve` (starlette, uvicorn, httptools, prometheus-client); nothing outside of this folder imports them.
+"""

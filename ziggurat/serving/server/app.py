@@ -1,0 +1,310 @@
+"""The routes of a server as an ASGI app: any ASGI server can run it, ours adds timeouts, draining and processes.
+
+    POST /recommend   {"user": {…}, "k": 10, "filter": "…"}  → items, version, degraded
+    POST /rank        {"user": {…}, "items": ["17", …]}      → the items with their scores
+    GET  /livez       200 while the process runs             GET /readyz   200 while it takes requests, else 503
+    GET  /metrics     for Prometheus                         GET /openapi.json   made from the export's columns
+    GET  /            the web page; /info /users /items/ID, POST /history /explain: what it reads
+    POST /admin/swap  {"export": "exports/films-2"}: another version, from this machine alone
+
+An error is JSON, {"error": {"kind", "expected", "found", "where", "ways_out"}}, with a status of 4xx if the request is
+to blame and 503 with Retry-After if the server has no time. The version that answered stands in every answer and in the
+header X-Export-Version.
+
+The two first routes have a way of their own through the app (`_Ask`): a refusal under overload must cost microseconds,
+so it is made before routing, parsing and errors, from bytes that are ready.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ziggurat.errors import BoundsError, DataError, RequestError, SchemaError, ZigguratError
+from ziggurat.serving.answers import Answerer
+from ziggurat.serving.server.batcher import Engine, OverloadError
+from ziggurat.serving.server.batcher import Request as Question
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.metrics import Metrics
+from ziggurat.serving.server.openapi import description
+from ziggurat.serving.server.pages import page_routes
+from ziggurat.serving.server.reading import (
+    ClientGone,
+    RefusedRequestError,
+    header,
+    read_body,
+    read_deadline,
+    read_json,
+    read_rank,
+    read_recommend,
+    refused,
+)
+
+_log = logging.getLogger("ziggurat.server")
+Swap = Callable[[str], Awaitable[str]]
+Send = Callable[[Any], Awaitable[None]]
+_READ = {"/recommend": read_recommend, "/rank": read_rank}
+_OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
+_LARGE = 32 << 10  # bytes of a body that is parsed beside the event loop
+_THIS_MACHINE = ("127.0.0.1", "::1")
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class ServerApp:
+    """The ASGI app of one answerer.
+
+    Args:
+        answerer: the export that answers.
+        config: limits and deadlines.
+        api_key: if given, requests must bring it (Authorization: Bearer KEY, or X-Api-Key: KEY).
+        swap: loads the export of a path and returns its version; without it /admin/swap is not there.
+    """
+
+    def __init__(
+        self, *, answerer: Answerer, config: ServerConfig, api_key: str = "", swap: Swap | None = None
+    ) -> None:
+        self.config, self.answerer, self.metrics = config, answerer, Metrics()
+        self.info = answerer.info()
+        self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics)
+        self.draining = False
+        self._key, self._swap = api_key.encode(), swap
+        self._openapi = _encode(description(self.info, config=config, has_key=bool(api_key))).encode()
+        self._version = self.info.version.encode("latin-1", "replace")
+        self._starlette = Starlette(
+            routes=[
+                Route("/livez", self._live),
+                Route("/readyz", self._ready),
+                Route("/metrics", self._metrics),
+                Route("/openapi.json", self._describe),
+                *([Route("/admin/swap", self._admin_swap, methods=["POST"])] if swap else []),
+                *page_routes(answerer=answerer, config=config),
+            ],
+            exception_handlers={
+                ZigguratError: _error_response,
+                ClientGone: _error_response,
+                404: _not_found,
+                405: _not_found,
+            },
+        )
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        """Answer one request of ASGI."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        path, started = scope["path"], time.monotonic()
+        if path in _READ:
+            status = await self._ask(path, scope, receive, send)
+            self.metrics.answered(path, status, time.monotonic() - started)
+            return
+        if self._key and path not in _OPEN and not self._has_key(scope):
+            await _send(send, 401, _body_of(_no_key()), (b"www-authenticate", b"Bearer"))
+            return
+        await self._starlette(scope, receive, send)
+
+    async def _lifespan(self, receive: Any, send: Send) -> None:
+        await receive()
+        self.engine.start()
+        self.metrics.version.labels(self.info.version).set(1)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.engine.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _ask(self, path: str, scope: Any, receive: Any, send: Send) -> int:
+        if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
+            self.metrics.shed.inc()
+            seconds = b"%d" % max(1, math.ceil(self.engine.wait_s()))
+            await _send(send, 503, _SHED, (b"retry-after", seconds))
+            return 503
+        try:
+            answer = await self._answer(path, scope, receive)
+            body = _encode(answer.to_json()).encode()
+        except ClientGone:
+            return 499
+        except Exception as problem:
+            status, error = status_of(problem)
+            extra: tuple[tuple[bytes, bytes], ...] = ()
+            if isinstance(problem, OverloadError):
+                self.metrics.shed.inc()
+                extra = ((b"retry-after", b"%d" % max(1, math.ceil(problem.retry_after_s))),)
+            if status == 401:
+                extra = ((b"www-authenticate", b"Bearer"),)
+            if status in (413, 415, 431):
+                extra = ((b"connection", b"close"),)  # the rest of the body is not read
+            await _send(send, status, _encode(error).encode(), *extra)
+            return status
+        await _send(send, 200, body, (b"x-export-version", self._version))
+        return 200
+
+    async def _answer(self, path: str, scope: Any, receive: Any) -> Any:
+        if scope["method"] != "POST":
+            raise _wrong_method(path, scope["method"])
+        if self._key and not self._has_key(scope):
+            raise _no_key()
+        deadline = read_deadline(scope, config=self.config)
+        body = await read_body(scope, receive, config=self.config)
+        if len(body) > _LARGE:
+            request, candidates = await run_in_threadpool(self._read, path, body)
+        else:
+            request, candidates = self._read(path, body)
+        return await self.engine.ask(request, candidates=candidates, deadline_s=deadline)
+
+    def _read(self, path: str, body: bytes) -> tuple[Question, int]:
+        request = _READ[path](body, config=self.config)
+        return request, self.answerer.check(request)
+
+    def _has_key(self, scope: Any) -> bool:
+        given = header(scope, b"x-api-key") or header(scope, b"authorization").removeprefix("Bearer ")
+        return hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+
+    # ---- the other routes
+
+    async def _live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def _ready(self, request: Request) -> Response:
+        state = {"ready": not self.draining, "version": self.info.version, "effort": self.engine.ladder.effort.value}
+        return JSONResponse(state, status_code=503 if self.draining else 200)
+
+    async def _metrics(self, request: Request) -> Response:
+        content, kind = await run_in_threadpool(self.metrics.page)
+        return Response(content, headers={"content-type": kind})
+
+    async def _describe(self, request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def _admin_swap(self, request: Request) -> Response:
+        _check_admin(request)
+        data = read_json(await read_body(request.scope, request.receive, config=self.config))
+        path = data.get("export") if isinstance(data, dict) else None
+        if not isinstance(path, str) or not path or set(data) != {"export"}:
+            raise RequestError(
+                expected='{"export": "FOLDER"}',
+                found=f"{data!r:.80}",
+                where="request, body",
+                ways_out="name the folder of an export on the server's machine",
+            )
+        assert self._swap is not None
+        return JSONResponse({"version": await self._swap(path)})
+
+
+def _check_admin(request: Request) -> None:
+    """Let through what comes from this machine, from a program: no page of a browser, nothing that was forwarded."""
+    client = request.client.host if request.client else ""
+    host = (
+        request.headers.get("host", "").rpartition("]")[0].strip("[") or request.headers.get("host", "").split(":")[0]
+    )
+    forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
+    wrong = ""
+    if client not in _THIS_MACHINE or forwarded:
+        wrong = f"a request of {'another machine, forwarded' if forwarded else client or 'an unknown client'}"
+    elif host not in (*_THIS_MACHINE, "localhost"):
+        wrong = f"Host: {host:.80}"
+    elif request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        wrong = f"Content-Type: {request.headers.get('content-type', 'none'):.80}"
+    if wrong:
+        raise refused(
+            403,
+            expected="a request of this machine to localhost, with Content-Type: application/json",
+            found=wrong,
+            where="POST /admin/swap",
+            ways_out=("run it where the server runs", "send SIGHUP to the server", "start the server with --watch"),
+        )
+
+
+def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:
+    """The status of HTTP for an error, and its body as plain data."""
+    if isinstance(problem, RefusedRequestError):
+        return problem.status, error_json(problem)
+    if isinstance(problem, OverloadError):
+        return 503, error_json(problem)
+    if isinstance(problem, RequestError | DataError | SchemaError | BoundsError):
+        return 400, error_json(problem)
+    _log.error("a request failed", exc_info=problem)
+    unexpected = ZigguratError(
+        expected="an answer",
+        found=f"a mistake in the server ({type(problem).__name__})",
+        where="server; its log has the whole story",
+        ways_out=("ask again", "tell whoever runs this server"),
+    )
+    return 500, error_json(unexpected, kind="InternalError")
+
+
+def error_json(error: ZigguratError, *, kind: str = "") -> dict[str, Any]:
+    """An error in four parts as plain data."""
+    parts = {"expected": error.expected, "found": error.found, "where": error.where, "ways_out": list(error.ways_out)}
+    return {"error": {"kind": kind or type(error).__name__, **parts}}
+
+
+async def _error_response(request: Request, problem: Exception) -> Response:
+    if isinstance(problem, ClientGone):
+        return Response(status_code=499)
+    status, body = status_of(problem)
+    close = {"connection": "close"} if status in (413, 415) else None
+    return Response(_encode(body), status_code=status, media_type="application/json", headers=close)
+
+
+async def _not_found(request: Request, problem: Exception) -> Response:
+    status = getattr(problem, "status_code", 404)
+    known = "POST /recommend, POST /rank, GET /livez, /readyz, /metrics, /openapi.json, /"
+    error = refused(
+        status,
+        expected=f"one of {known}",
+        found=f"{request.method} {request.url.path:.80}",
+        where="request line",
+        ways_out="see /openapi.json",
+    )
+    return JSONResponse(error_json(error, kind="RequestError"), status_code=status)
+
+
+def _wrong_method(path: str, method: str) -> RefusedRequestError:
+    ways = (f"curl -s localhost:8080{path} -d '{{…}}'",)
+    return refused(405, expected=f"POST {path}", found=f"{method:.20} {path}", where="request line", ways_out=ways)
+
+
+def _no_key() -> RefusedRequestError:
+    return refused(
+        401,
+        expected="the server's API key",
+        found="none, or another one",
+        where="request, header Authorization or X-Api-Key",
+        ways_out=("Authorization: Bearer KEY", "X-Api-Key: KEY"),
+    )
+
+
+def _body_of(error: ZigguratError) -> bytes:
+    return _encode(error_json(error)).encode()
+
+
+_SHED = _body_of(
+    OverloadError(
+        expected="an answer within the deadline",
+        found="more requests than can be answered in time",
+        where="queue",
+        ways_out=(
+            "ask again after the seconds that Retry-After names",
+            "allow more time in the header X-Deadline-Ms",
+        ),
+    )
+)
+
+
+async def _send(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    length = b"%d" % len(body)
+    all_headers = [(b"content-type", b"application/json"), (b"content-length", length), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,327 @@
+"""The engine: a bounded queue with deadlines in front of one thread that computes batches.
+
+    ask ─► wait too long? ─yes─► OverloadError (503, Retry-After), in microseconds
+             │no
+           queue (≤ max_queue) ─► batch: one kind, oldest first, as many candidates as a share of the deadline allows
+                                   └► thread: answerer.recommend_many / rank_many  ─► one call back to the event loop
+
+A batch starts as soon as the thread is free: it never waits for company, since under load company is there. A batch has
+candidates, not requests, for its size: ranking 1,000 items costs what 1,000 requests for one item cost. A request whose
+deadline passed while it waited is not computed any more. If the answerer fails on a whole batch, its requests are
+computed one by one, so that only the guilty one fails.
+
+The wait of a new request = the rest of the running batch + the queue's candidates on the line of `cost.py`. Estimate
+and answer are for one effort; `ladder.py` chooses it before each batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ziggurat.errors import ZigguratError
+from ziggurat.serving.answers import Answerer, Effort, Ranked, RankRequest, Recommendations, RecommendRequest
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.cost import CostLine
+from ziggurat.serving.server.ladder import LADDER, Ladder
+from ziggurat.serving.server.metrics import Metrics
+
+_log = logging.getLogger("ziggurat.server")
+Request = RecommendRequest | RankRequest
+Answer = Recommendations | Ranked
+_SHARE_OF_DEADLINE = 0.25  # of one batch: a request waits for the running batch, then for its own
+_MOST_SHARE = 0.4  # where the fixed part of a batch is large: up to this share, to spread it over more candidates
+_FIXED_PARTS = 4.0  # a batch may take so many times its fixed part
+_WARM_UP_S = 2.0
+
+
+class OverloadError(ZigguratError, RuntimeError):
+    """A request was refused for lack of time or room; says when to come again.
+
+    Attributes:
+        retry_after_s: seconds after which the queue will have room.
+    """
+
+    retry_after_s: float = 1.0
+
+
+@dataclass(kw_only=True, eq=False)
+class _Job:
+    request: Request
+    candidates: int
+    arrived: float
+    deadline: float
+    future: asyncio.Future[Answer]
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """The batch that is being computed: when it began, and how long it should take."""
+
+    since: float = 0.0
+    expected_s: float = 0.0
+
+
+@dataclass(kw_only=True)
+class _Queue:
+    jobs: deque[_Job] = field(default_factory=deque)
+    candidates: dict[type, int] = field(default_factory=lambda: {RecommendRequest: 0, RankRequest: 0})
+    running: _Running | None = None
+    idle: bool = False
+    closing: bool = False
+
+
+class Engine:
+    """One answerer behind a bounded queue; made and asked in one event loop.
+
+    Args:
+        answerer: computes answers; called from one thread.
+        config: deadlines and bounds.
+        metrics: counters and histograms to fill.
+    """
+
+    def __init__(self, *, answerer: Answerer, config: ServerConfig, metrics: Metrics) -> None:
+        self.answerer, self.config, self.metrics = answerer, config, metrics
+        self.ladder = Ladder(steps=LADDER if config.degrade else LADDER[:1])
+        self._costs: dict[tuple[type, Effort], CostLine] = {
+            (kind, effort): CostLine() for kind in (RecommendRequest, RankRequest) for effort in Effort
+        }
+        self._deadline_s = config.deadline_ms / 1e3
+        self._queue = _Queue()
+        self._lock = threading.Lock()
+        self._wake = threading.Semaphore(0)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._compute_for_ever, name="engine", daemon=True)
+
+    # ---- in the event loop
+
+    def start(self) -> None:
+        """Begin to compute, for the event loop that calls this."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def close(self) -> None:
+        """End after the requests that wait were answered."""
+        with self._lock:
+            self._queue.closing = True
+        self._wake.release()
+        while self._thread.is_alive():
+            await asyncio.sleep(0.005)
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds since the batch that is being computed began; 0 if none is."""
+        running = self._queue.running
+        return 0.0 if running is None else time.monotonic() - running.since
+
+    def wait_s(self) -> float:
+        """Estimated seconds until a request that came now would begin to be computed."""
+        queue, now = self._queue, time.monotonic()
+        running, wait = queue.running, 0.0
+        if running is not None:
+            passed = now - running.since
+            wait = max(running.expected_s - passed, 0.1 * passed)  # late already: it will take somewhat longer still
+        for kind, candidates in queue.candidates.items():
+            if candidates:
+                cost = self._cost(kind)
+                batches = math.ceil(candidates / self._most_candidates(cost))
+                wait += cost.predict(candidates, batches=batches)
+        return wait
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether a request with the default deadline would be refused now; costs next to nothing."""
+        queue = self._queue
+        return bool(queue.jobs) and (len(queue.jobs) >= self.config.max_queue or self.wait_s() > self._deadline_s)
+
+    async def ask(self, request: Request, *, candidates: int, deadline_s: float | None = None) -> Answer:
+        """The answer to one request.
+
+        Args:
+            request: what is asked.
+            candidates: what the answerer's `check` said of it.
+            deadline_s: seconds from now; None for the server's.
+
+        Raises:
+            OverloadError: it could not be answered in time.
+            RequestError: it cannot be answered at all.
+        """
+        candidates = max(candidates, 1)
+        now = time.monotonic()
+        allowed = self._deadline_s if deadline_s is None else deadline_s
+        self._admit(request, candidates, allowed)
+        assert self._loop is not None, "start() comes first"
+        job = _Job(
+            request=request,
+            candidates=candidates,
+            arrived=now,
+            deadline=now + allowed,
+            future=self._loop.create_future(),
+        )
+        with self._lock:
+            self._queue.jobs.append(job)
+            self._queue.candidates[type(request)] += candidates
+            wake, self._queue.idle = self._queue.idle, False
+        if wake:
+            self._wake.release()
+        return await job.future
+
+    def _admit(self, request: Request, candidates: int, allowed: float) -> None:
+        queue = self._queue
+        if queue.closing:
+            raise _refusal("a server that takes requests", "one that is ending", "server", retry_after_s=1.0)
+        if len(queue.jobs) >= self.config.max_queue:
+            found = f"{len(queue.jobs):,} requests that wait already"
+            raise _refusal(f"fewer than {self.config.max_queue:,} requests in the queue", found, "queue", self.wait_s())
+        wait = self.wait_s()
+        total = wait + self._cost(type(request)).predict(candidates)
+        if wait and total > allowed:  # a request that finds nothing before it is always tried
+            found = f"{total * 1e3:.0f} ms, of which {wait * 1e3:.0f} ms in the queue"
+            raise _refusal(f"an answer within {allowed * 1e3:.0f} ms", found, "queue", total - allowed)
+
+    def _cost(self, kind: type) -> CostLine:
+        return self._costs[kind, self.ladder.effort]
+
+    def _most_candidates(self, cost: CostLine) -> float:
+        fixed, _ = cost.line()
+        longer = min(_FIXED_PARTS * fixed, _MOST_SHARE * self._deadline_s)
+        bound = cost.candidates_within(max(_SHARE_OF_DEADLINE * self._deadline_s, longer))
+        return min(bound, float(self.config.max_batch_candidates))
+
+    # ---- in the thread that computes
+
+    def _compute_for_ever(self) -> None:
+        while True:
+            with self._lock:
+                batch, effort = self._take()
+                if not batch and self._queue.closing:
+                    return
+                self._queue.idle = not batch
+            if not batch:
+                self._wake.acquire()
+                continue
+            try:
+                self._compute(batch, effort)
+            finally:
+                self._queue.running = None
+
+    def _take(self) -> tuple[list[_Job], Effort]:
+        """The next batch, called under the lock: the oldest requests, of one kind, within the size of a batch."""
+        queue, now = self._queue, time.monotonic()
+        effort = self.ladder.feel(self.wait_s() / self._deadline_s, now=now)
+        self.metrics.queue.set(len(queue.jobs))
+        self.metrics.level.set(self.ladder.level)
+        if not queue.jobs:
+            return [], effort
+        kind = type(queue.jobs[0].request)
+        cost = self._costs[kind, effort]
+        most = self._most_candidates(cost)
+        batch: list[_Job] = []
+        taken = 0
+        while queue.jobs and type(queue.jobs[0].request) is kind:
+            job = queue.jobs[0]
+            if batch and taken + job.candidates > most:
+                break
+            queue.jobs.popleft()
+            queue.candidates[kind] -= job.candidates
+            batch.append(job)
+            taken += job.candidates
+        queue.running = _Running(since=now, expected_s=cost.predict(taken))
+        return batch, effort
+
+    def _compute(self, batch: list[_Job], effort: Effort) -> None:
+        started = time.monotonic()
+        late = [job for job in batch if job.deadline < started or job.future.cancelled()]
+        if late:
+            dropped = set(map(id, late))
+            batch = [job for job in batch if id(job) not in dropped]
+        answers = self._answers([job.request for job in batch], effort) if batch else []
+        seconds = time.monotonic() - started
+        if batch:
+            candidates = sum(job.candidates for job in batch)
+            self._costs[type(batch[0].request), effort].observe(candidates, seconds)
+            self.metrics.observe_batch(len(batch), candidates, seconds, effort)
+        self.metrics.expired.inc(len(late))
+        errors = [_too_late(job, started) for job in late]
+        pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(_deliver, pairs)
+
+    def _answers(self, requests: Sequence[Request], effort: Effort) -> list[Answer | Exception]:
+        try:
+            return self._ask_answerer(requests, effort)
+        except Exception as problem:
+            if len(requests) == 1:
+                _log.exception("an answerer failed on one request")
+                return [problem]
+        return [self._answers([request], effort)[0] for request in requests]
+
+    def _ask_answerer(self, requests: Sequence[Request], effort: Effort) -> list[Answer | Exception]:
+        if isinstance(requests[0], RecommendRequest):
+            answers: Sequence[object] = self.answerer.recommend_many(requests, effort=effort)  # type: ignore[arg-type]
+        else:
+            answers = self.answerer.rank_many(requests, effort=effort)  # type: ignore[arg-type]
+        assert len(answers) == len(requests), "an answerer gives as many answers as it is asked for"
+        return list(answers)  # type: ignore[arg-type]
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Compute some batches of each effort before the first request, so that costs are known and caches warm.
+
+        Args:
+            requests: examples; requests that cannot be answered are passed over.
+        """
+        end = time.monotonic() + _WARM_UP_S
+        for kind in (RecommendRequest, RankRequest):
+            known: list[tuple[Request, int]] = []
+            for request in requests:
+                if isinstance(request, kind):
+                    try:
+                        known.append((request, max(self.answerer.check(request), 1)))
+                    except ZigguratError:
+                        continue
+            if not known:
+                continue
+            for effort in self.ladder.steps:
+                for position, size in enumerate((1, 8, 1, 8, 2, 4)):
+                    if position and time.monotonic() > end:
+                        break
+                    chosen = [known[index % len(known)] for index in range(size)]
+                    started = time.monotonic()
+                    self._ask_answerer([request for request, _ in chosen], effort)
+                    seconds = time.monotonic() - started
+                    self._costs[kind, effort].observe(sum(count for _, count in chosen), seconds)
+        for key, cost in self._costs.items():
+            self._costs[key] = dataclasses.replace(cost, excess=1.0)
+
+
+def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> OverloadError:
+    error = OverloadError(
+        expected=expected,
+        found=found,
+        where=where,
+        ways_out=("ask again after the seconds that Retry-After names", "allow more time in the header X-Deadline-Ms"),
+    )
+    error.retry_after_s = retry_after_s
+    return error
+
+
+def _too_late(job: _Job, now: float) -> OverloadError:
+    allowed, waited = (job.deadline - job.arrived) * 1e3, (now - job.arrived) * 1e3
+    return _refusal(f"an answer within {allowed:.0f} ms", f"{waited:.0f} ms in the queue", "queue", 0.5)
+
+
+def _deliver(pairs: Sequence[tuple[_Job, Answer | Exception]]) -> None:
+    for job, answer in pairs:
+        if job.future.done():
+            continue
+        if isinstance(answer, Exception):
+            job.future.set_exception(answer)
+        else:
+            job.future.set_result(answer)

@@ -1,0 +1,85 @@
+"""The settings of a server: addresses, processes, deadlines, and bounds of everything that a client can make grow."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from ziggurat.errors import ConfigError
+from ziggurat.serving.answers import MAX_K, MAX_RANKED
+from ziggurat.typed import Range, checked
+
+_LONG = "an hour"
+Seconds = Annotated[float, Range(0, 3600, _LONG, open="least")]
+Milliseconds = Annotated[float, Range(0, 600_000, "ten minutes", open="least")]
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class ServerConfig:
+    """Settings of a server.
+
+    Args:
+        host: address to listen on; 127.0.0.1 is reached from this machine alone.
+        port: 0 takes a free one.
+        workers: processes that answer; they map the same files, so that the index is in memory once.
+        spares: further processes that have loaded the export and wait to take the place of one that died.
+        threads: threads of each worker's computation; 0: the cores shared out among the workers.
+        deadline_ms: time from a request's arrival to its answer, unless its header X-Deadline-Ms says otherwise.
+        max_deadline_ms: most that a header may ask for.
+        max_queue: requests that wait in one worker at most.
+        max_batch_candidates: candidates computed together at most; fewer where they would take long.
+        degrade: answer with less effort under load, before refusing; the answer says so.
+        max_body_bytes: of a request.
+        max_header_bytes: of a request line with its headers.
+        max_items: items of one ranking request.
+        max_k: items of one answer.
+        max_connections: open ones of one worker; further ones are closed.
+        receive_timeout_s: a request must have arrived whole after this time, whatever trickles in.
+        send_timeout_s: a client must have taken its answer after this time.
+        keep_alive_s: an idle connection is closed after this time.
+        drain_s: requests in work may take this long after SIGTERM or a swap.
+        linger_s: while draining, idle connections stay open this long, for requests that are on their way.
+        hang_s: a worker that shows no sign of life for this long is killed and replaced.
+        watch: load a new version when the export's folder (a link, say) changes.
+        admin: take POST /admin/swap from this machine.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(0, 65535)] = 8080
+    workers: Annotated[int, Range(1, 256)] = 1
+    spares: Annotated[int, Range(0, 16)] = 1
+    threads: Annotated[int, Range(0, 1024)] = 0
+    deadline_ms: Milliseconds = 200.0
+    max_deadline_ms: Milliseconds = 10_000.0
+    max_queue: Annotated[int, Range(1, 1_000_000)] = 2048
+    max_batch_candidates: Annotated[int, Range(1, 100_000_000)] = 100_000
+    degrade: bool = True
+    max_body_bytes: Annotated[int, Range(1024, 1 << 30)] = 1 << 20
+    max_header_bytes: Annotated[int, Range(1024, 1 << 20)] = 32 << 10
+    max_items: Annotated[int, Range(1, MAX_RANKED)] = 5000
+    max_k: Annotated[int, Range(1, MAX_K)] = 1000
+    max_connections: Annotated[int, Range(1, 100_000)] = 4096
+    receive_timeout_s: Seconds = 8.0
+    send_timeout_s: Seconds = 10.0
+    keep_alive_s: Seconds = 30.0
+    drain_s: Seconds = 30.0
+    linger_s: Annotated[float, Range(0, 3600, _LONG)] = 1.0
+    hang_s: Seconds = 20.0
+    watch: bool = False
+    admin: bool = True
+
+    def __post_init__(self) -> None:
+        if self.deadline_ms > self.max_deadline_ms:
+            raise ConfigError(
+                expected=f"a deadline of at most max_deadline_ms = {self.max_deadline_ms:g}",
+                found=f"deadline_ms = {self.deadline_ms:g}",
+                where="ServerConfig",
+                ways_out=("a smaller deadline_ms", "a larger max_deadline_ms"),
+            )
+
+    @property
+    def threads_of_worker(self) -> int:
+        """Threads that one worker computes with."""
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.workers)

@@ -1,0 +1,266 @@
+"""What uvicorn lacks for a server under attack or under way to its end: limits of time and size, and a kind drain.
+
+`Connection` (uvicorn's httptools protocol with limits):
+
+- *receiving*: from the first byte of a request (or from the connection's begin) the whole request must be there within
+  `receive_timeout_s`, however steadily bytes trickle in; else 408 and the end. A client that sends one byte a second
+  ("slow loris") holds a connection for that long, not for ever.
+- *sending*: a client that does not take its answer loses its connection after `send_timeout_s`.
+- request line and headers together: 431 beyond `max_header_bytes`; no more than `max_connections` connections.
+
+`DrainingServer` (uvicorn's server, ending differently). uvicorn closes idle connections at once when it ends: a request
+that was on its way on one of them is lost. Here the listener's last connections are accepted first, then each
+connection ends after its next answer (`Connection: close`) or when it was idle for `linger_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.metrics import Metrics
+
+_ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a turn
+_BACKLOG = 2048
+_LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
+_log = logging.getLogger("ziggurat.server")
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection with limits of time and size; made by `uvicorn_config`."""
+
+    limits: ServerConfig
+    metrics: Metrics
+    draining = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to count the time of the first request."""
+        super().connection_made(transport)
+        self._receiving: asyncio.TimerHandle | None = None
+        self._sending: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._in_message = self._has_headers = False
+        if len(self.connections) > self.limits.max_connections:
+            self._refuse(b"503 Service Unavailable", "too many connections", b"retry-after: 1\r\n")
+            return
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timers."""
+        self._received()
+        self._sent()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Let uvicorn parse, and count the bytes of headers that are not there whole."""
+        if self.transport.is_closing():
+            return
+        if self._receiving is None and self.idle:
+            self._expect_request()  # bytes that begin no message, such as empty lines, take time too
+        super().data_received(data)
+        if self._in_message and not self._has_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """A request begins: it has its own time."""
+        self._in_message, self._has_headers, self._header_bytes = True, False, 0
+        self._received()
+        self._expect_request()
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the path is there."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header is there whole."""
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count(self, num_bytes: int) -> None:
+        self._header_bytes += num_bytes
+        if self._header_bytes > self.limits.max_header_bytes:
+            raise ValueError("headers too large")  # the parser stops, and uvicorn asks for a 400
+
+    def on_headers_complete(self) -> None:
+        """All headers are there, and the request goes to the app."""
+        self._has_headers, self._header_bytes = True, 0
+        super().on_headers_complete()
+        if self.draining and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """It is there whole."""
+        self._received()
+        self._in_message = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, and headers beyond the limit, in four parts."""
+        if self._header_bytes > self.limits.max_header_bytes:
+            self._refuse(b"431 Request Header Fields Too Large", "headers too large")
+        else:
+            self._refuse(b"400 Bad Request", "not HTTP/1.1")
+
+    def drain(self) -> None:
+        """End after the next answer."""
+        self.draining = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being received or answered."""
+        return not self._in_message and (self.cycle is None or self.cycle.response_complete)
+
+    # ---- time to receive
+
+    def _expect_request(self) -> None:
+        self._receiving = self.loop.call_later(self.limits.receive_timeout_s, self._receive_timeout)
+
+    def _received(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _receive_timeout(self) -> None:
+        self._receiving = None
+        if not self.transport.is_closing():
+            self._refuse(b"408 Request Timeout", "request not received in time")
+
+    # ---- time to send
+
+    def pause_writing(self) -> None:
+        """The client takes its answer slowly: begin to count."""
+        super().pause_writing()
+        if self._sending is None:
+            self._sending = self.loop.call_later(self.limits.send_timeout_s, self._send_timeout)
+
+    def resume_writing(self) -> None:
+        """The client took it."""
+        super().resume_writing()
+        self._sent()
+
+    def _sent(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _send_timeout(self) -> None:
+        self.metrics.closed.labels("answer not taken in time").inc()
+        self.transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, and one with an answer that nobody takes soon after."""
+        self._close()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+        self.loop.call_later(self.limits.send_timeout_s, self.transport.abort)
+
+    def _refuse(self, status: bytes, reason: str, extra: bytes = b"") -> None:
+        """Answer without the app, unless an answer is under way, and close."""
+        self._received()
+        self.metrics.closed.labels(reason).inc()
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = _REASONS.format(found=reason).encode()
+            head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
+            self.transport.write(head + extra + b"connection: close\r\n\r\n" + body)
+        self._close()
+
+
+_REASONS = (
+    '{{"error": {{"kind": "RequestError", "expected": "a request of HTTP/1.1 within the server\'s limits", '
+    '"found": "{found}", "where": "connection", "ways_out": ["send the whole request at once", '
+    '"see the limits under /info"]}}}}'
+)
+
+
+def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics) -> uvicorn.Config:
+    """Settings of uvicorn for an app of ours.
+
+    Args:
+        app: the ASGI app.
+        config: limits and timeouts.
+        metrics: counts the connections that are closed.
+    """
+    protocol = type("LimitedConnection", (Connection,), {"limits": config, "metrics": metrics})
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        loop="asyncio",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=config.keep_alive_s,  # type: ignore[arg-type]
+        backlog=_ACCEPTED_AT_ONCE,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server that loses no request when it ends.
+
+    Args:
+        config: of uvicorn, by `uvicorn_config`.
+        limits: how long it lingers and drains.
+        listener: the socket to accept from; it may be shared with other processes.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, limits: ServerConfig, listener: socket.socket) -> None:
+        super().__init__(config)
+        self.limits, self.listener = limits, listener
+
+    def closed_to_new(self) -> None:
+        """Called when no connection is accepted any more; for subclasses."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and let the kernel keep more connections than asyncio takes at once."""
+        await super().startup(sockets=[self.listener])
+        self.listener.listen(_BACKLOG)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the worker or the test that runs this server."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept what waits, answer what came, close the rest."""
+        for _ in range(_LAST_TURNS):
+            if not select.select([self.listener], [], [], 0)[0]:
+                break
+            await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        self.closed_to_new()
+        connections: set[Any] = self.server_state.connections
+        for connection in list(connections):
+            connection.drain()
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        while connections and loop.time() - begin < self.limits.drain_s:
+            if loop.time() - begin >= self.limits.linger_s:
+                for connection in list(connections):
+                    if connection.idle and not connection.transport.is_closing():
+                        connection._close()
+            await asyncio.sleep(0.01)
+        for connection in list(connections):
+            _log.warning("a request was not answered within drain_s = %g s", self.limits.drain_s)
+            connection.transport.abort()
+        await self.lifespan.shutdown()

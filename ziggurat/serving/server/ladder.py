@@ -1,0 +1,67 @@
+"""The degradation ladder: how much effort an answer gets, by how full the time of the queue is.
+
+    pressure = estimated wait / deadline        ▲ from UP on: one step down in effort, at once
+                                                │ up to DOWN for a while: one step back up
+    full → fewer_probes → retrieval_only → popular → (refused with 503)
+
+Steps down are quick, since a queue fills within milliseconds. Steps up wait, since less effort makes the queue short
+and so looks calm: a step up that has to be taken back within a second doubles the wait before the next one (from 0.2 up
+to 3.2 seconds), so that a lasting load does not change the effort with every batch. The answer names the effort in
+`degraded`; how often each was chosen stands in /metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ziggurat.serving.answers import Effort
+
+UP = 0.5
+DOWN = 0.15
+_STEP_S = 0.02
+_HOLD_S = 0.2
+_MOST_HOLD_S = 3.2
+_SOON_S = 1.0
+LADDER = (Effort.FULL, Effort.FEWER_PROBES, Effort.RETRIEVAL_ONLY, Effort.POPULAR)
+
+
+class Ladder:
+    """The effort of the next batch, from the pressure of the queue.
+
+    Args:
+        steps: from the most effort to the least; one step alone never changes.
+    """
+
+    def __init__(self, *, steps: Sequence[Effort] = LADDER) -> None:
+        self.steps = tuple(steps)
+        self.level = 0
+        self._hold_s = _HOLD_S
+        self._down = self._up = float("-inf")  # when the last step was
+        self._calm_since: float | None = None
+
+    @property
+    def effort(self) -> Effort:
+        """The effort that holds now."""
+        return self.steps[self.level]
+
+    def feel(self, pressure: float, *, now: float) -> Effort:
+        """The effort for a batch that is taken now.
+
+        Args:
+            pressure: estimated wait of a request that came now, as a share of the deadline.
+            now: monotonic seconds.
+        """
+        if pressure > DOWN:
+            self._calm_since = None
+            if pressure >= UP and now - self._down >= _STEP_S and self.level + 1 < len(self.steps):
+                if now - self._up > _SOON_S:
+                    self._hold_s = _HOLD_S
+                elif self._up > self._down:
+                    self._hold_s = min(2 * self._hold_s, _MOST_HOLD_S)
+                self.level, self._down = self.level + 1, now
+        elif self._calm_since is None:
+            self._calm_since = now
+        elif self.level and now - self._calm_since >= self._hold_s:
+            steps = int((now - self._calm_since) / self._hold_s)  # more than one after a time without requests
+            self.level, self._up, self._calm_since = max(self.level - steps, 0), now, now
+        return self.effort

@@ -1,0 +1,107 @@
+"""What /metrics says, by prometheus-client: of this process, or summed over all workers of a supervisor.
+
+Workers write their figures to small mapped files, one set for each *slot* (a number that a worker gets from the
+supervisor and that the next worker gets after its end), so that counters go on after a worker died and the number of
+files is bounded by the number of processes. Any worker can answer /metrics for all.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ziggurat.serving.answers import Effort
+
+_LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def share_metrics(*, folder: Path, slot: int) -> None:
+    """Let this process's figures go to files of a folder; call before `Metrics` is made, once in a process.
+
+    Args:
+        folder: the same for all workers.
+        slot: number of this worker; no two living processes may have the same.
+    """
+    from prometheus_client import values
+
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    values.ValueClass = values.MultiProcessValue(lambda: slot)
+
+
+def forget_metrics(*, folder: Path, slot: int) -> None:
+    """Take a dead worker's present figures (length of its queue) out; its counters stay."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    mark_process_dead(slot, path=str(folder))
+
+
+class Metrics:
+    """The counters, gauges and histograms of one server process."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        shared: dict[str, Any] = {"registry": self.registry}
+        live: dict[str, Any] = shared | {"multiprocess_mode": "livesum"}
+        self._requests = Counter(
+            "ziggurat_requests", "Requests answered, by route and status.", ("route", "status"), **shared
+        )
+        self._seconds = Histogram(
+            "ziggurat_request_seconds",
+            "Time from the request to its answer, of requests answered with 200.",
+            ("route",),
+            buckets=_LATENCIES,
+            **shared,
+        )
+        self._efforts = Counter(
+            "ziggurat_answers", "Answers, by effort (full, or degraded how).", ("effort",), **shared
+        )
+        self._batch = Histogram("ziggurat_batch_requests", "Requests computed together.", buckets=_SIZES, **shared)
+        self._candidates = Counter("ziggurat_candidates", "Candidates computed.", **shared)
+        self._computed = Counter("ziggurat_compute_seconds", "Seconds the engine computed.", **shared)
+        self.shed = Counter("ziggurat_shed", "Requests refused since they would be answered too late.", **shared)
+        self.expired = Counter("ziggurat_expired", "Requests whose deadline passed in the queue.", **shared)
+        self.closed = Counter(
+            "ziggurat_connections_closed", "Connections closed by the server, by reason.", ("reason",), **shared
+        )
+        self.queue = Gauge("ziggurat_queue_requests", "Requests that wait.", **live)
+        self.level = Gauge(
+            "ziggurat_degradation_level", "0: full effort; larger: less.", multiprocess_mode="livemax", **shared
+        )
+        self.version = Gauge("ziggurat_export", "1 for each worker that serves this version.", ("version",), **live)
+        self._children: dict[tuple[str, int], Any] = {}
+        self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
+        self._of_route: dict[str, Any] = {}
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count an answer."""
+        child = self._children.get((route, status))
+        if child is None:
+            child = self._children[route, status] = self._requests.labels(route, str(status))
+        child.inc()
+        if status == 200:
+            if route not in self._of_route:
+                self._of_route[route] = self._seconds.labels(route)
+            self._of_route[route].observe(seconds)
+
+    def observe_batch(self, requests: int, candidates: int, seconds: float, effort: Effort) -> None:
+        """Count a batch that was computed."""
+        self._batch.observe(requests)
+        self._candidates.inc(candidates)
+        self._computed.inc(seconds)
+        self._by_effort[effort].inc(requests)
+
+    def page(self) -> tuple[bytes, str]:
+        """The text of /metrics and its content type."""
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, values
+
+        if not getattr(values.ValueClass, "_multiprocess", False):
+            return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,201 @@
+"""The description of a server in OpenAPI 3.1, made from the export: its columns, labels and filters, with examples.
+
+Every example is a request that this export answers: the values of columns are those that the export keeps as examples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ziggurat.serving.answers import Column, Info
+from ziggurat.serving.server.config import ServerConfig
+
+_KINDS: dict[str, dict[str, Any]] = {
+    "dense": {"type": ["number", "string", "null"]},
+    "categorical": {"type": ["string", "number", "boolean", "null"]},
+    "multi_hot": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "null"]}},
+    "sequence": {"type": ["array", "string", "null"], "items": {"type": ["string", "number", "null"]}},
+    "vector": {"type": ["array", "null"], "items": {"type": "number"}},
+}
+
+
+def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str, Any]:
+    """The whole description as plain data.
+
+    Args:
+        info: of the export.
+        config: of the server, for its limits.
+        has_key: requests need an API key.
+    """
+    paths: dict[str, Any] = {}
+    if info.can_recommend:
+        paths["/recommend"] = {"post": _question("The best items for a user", "RecommendRequest", _recommend(info))}
+    if info.can_rank:
+        paths["/rank"] = {"post": _question("Scores for given items", "RankRequest", _rank(info))}
+    paths |= {
+        "/livez": {"get": _plain("Whether the process runs")},
+        "/readyz": {"get": _plain("Whether it takes requests; 503 while it drains")},
+        "/metrics": {"get": _plain("Figures for Prometheus", kind="text/plain")},
+        "/info": {"get": _plain("What the export is, and the limits of the server")},
+        "/users": {"get": _plain("Users that the export knows, the most active first")},
+        "/items/{id}": {"get": _plain("The columns of an item", parameters=[_path_parameter("id")])},
+        "/history": {"post": _plain("The items that a user had", body=_object({"user": _ref("User")}, ["user"]))},
+        "/explain": {
+            "post": _plain(
+                "Why an item is in an answer, or is not",
+                body=_object({"request": _ref("RecommendRequest"), "item": {"type": "string"}}, ["request", "item"]),
+            )
+        },
+    }
+    data: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": info.name or "Ziggurat", "version": info.version, "description": _about(info)},
+        "paths": paths,
+        "components": {"schemas": _schemas(info, config)},
+    }
+    if has_key:
+        data["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        data["security"] = [{"key": []}]
+    return data
+
+
+def _about(info: Info) -> str:
+    items = f"{info.num_items:,} items." if info.num_items else ""
+    labels = f"Labels: {', '.join(info.labels)}." if info.labels else ""
+    order = f"Order of answers: {info.value_model}." if info.value_model else ""
+    return " ".join(part for part in (items, labels, order) if part)
+
+
+def example_of(columns: tuple[Column, ...]) -> dict[str, Any]:
+    """The example values of columns, by name."""
+    return {column.name: column.example for column in columns if column.example is not None}
+
+
+def example_request(info: Info) -> dict[str, Any]:
+    """A request for recommendations that the export answers, as plain data."""
+    return {"user": example_of(info.user_columns), "k": 10}
+
+
+def _recommend(info: Info) -> dict[str, Any]:
+    plain = {"plain": {"value": example_request(info)}}
+    if not info.filter_example:
+        return plain
+    return plain | {"filtered": {"value": example_request(info) | {"filter": info.filter_example, "explain": True}}}
+
+
+def _rank(info: Info) -> dict[str, Any]:
+    item = example_of(info.item_columns)
+    return {"plain": {"value": {"user": example_of(info.user_columns), "items": [item]}}}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _content(schema: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema, **more}}
+
+
+def _error(text: str) -> dict[str, Any]:
+    return {"description": text, "content": _content(_ref("Error"))}
+
+
+def _question(summary: str, schema: str, examples: dict[str, Any]) -> dict[str, Any]:
+    deadline = {"name": "X-Deadline-Ms", "in": "header", "schema": {"type": "number", "exclusiveMinimum": 0}}
+    busy = _error("No time to answer within the deadline; Retry-After says when to come again")
+    busy["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
+    return {
+        "summary": summary,
+        "parameters": [deadline | {"description": "milliseconds that the answer may take"}],
+        "requestBody": {"required": True, "content": _content(_ref(schema), examples=examples)},
+        "responses": {
+            "200": {"description": "The answer", "content": _content(_ref("Answer"))},
+            "400": _error("The request cannot be answered, and why"),
+            "413": _error("The body is too long"),
+            "503": busy,
+        },
+    }
+
+
+def _plain(
+    summary: str, *, kind: str = "application/json", body: dict[str, Any] | None = None, parameters: Any = None
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": {kind: {"schema": {}}}}},
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _content(body)}
+    if parameters:
+        operation["parameters"] = parameters
+    return operation
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _columns(columns: tuple[Column, ...]) -> dict[str, Any]:
+    shown = {}
+    for column in columns:
+        schema = dict(_KINDS.get(column.kind, {}))
+        if column.example is not None:
+            schema["examples"] = [column.example]
+        shown[column.name] = schema | {"description": column.kind}
+    return {"type": "object", "properties": shown}
+
+
+def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
+    text, number = {"type": "string"}, {"type": "number"}
+    filters = ", ".join(f"{name} ({kind})" for name, kind in info.filters.items())
+    item = {
+        "id": text,
+        "score": number,
+        "tasks": {"type": "object", "properties": dict.fromkeys(info.labels, number)},
+        "retrieval": number,
+        "position": {"type": "integer"},
+    }
+    degraded = {"type": "array", "items": text, "description": "what was left out for lack of time; empty: nothing"}
+    error = {"kind": text, "expected": text, "found": text, "where": text, "ways_out": {"type": "array", "items": text}}
+    return {
+        "User": _columns(info.user_columns) | {"description": "raw columns; those left out are missing values"},
+        "Item": _columns(info.item_columns),
+        "RecommendRequest": _object(
+            {
+                "user": _ref("User"),
+                "k": {"type": "integer", "minimum": 1, "maximum": config.max_k, "default": 10},
+                "filter": {"type": "string", "default": "", "description": f"attributes: {filters or 'none'}"},
+                "exclude_seen": {"type": "boolean", "default": True},
+                "exclude": {"type": "array", "items": text, "maxItems": config.max_items},
+                "explain": {"type": "boolean", "default": False},
+            },
+            ["user"],
+        ),
+        "RankRequest": _object(
+            {
+                "user": _ref("User"),
+                "items": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": config.max_items,
+                    "items": {"anyOf": [text | {"description": "id of an item of the catalogue"}, _ref("Item")]},
+                },
+            },
+            ["user", "items"],
+        ),
+        "Answer": {
+            "type": "object",
+            "required": ["items", "version", "degraded"],
+            "properties": {
+                "items": {"type": "array", "items": {"type": "object", "properties": item}},
+                "version": text,
+                "degraded": degraded,
+                "plan": text,
+            },
+        },
+        "Error": _object({"error": _object(error, list(error))}, ["error"]),
+    }

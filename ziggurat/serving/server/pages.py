@@ -1,0 +1,122 @@
+"""The web page and what it reads: users to pick, their history, items, why an item was filtered.
+
+The page is one HTML file with a script and a style of its own, packaged; nothing is fetched from elsewhere, and the
+browser is told so (Content-Security-Policy). What it shows comes from routes that anyone may use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ziggurat.errors import RequestError
+from ziggurat.serving.answers import Answerer, RecommendRequest
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.reading import read_body, read_json
+
+_FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/page.css": ("page.css", "text/css"),
+}
+_SECURITY = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_MOST_USERS = 100
+_MOST_HISTORY = 50
+
+
+def page_routes(*, answerer: Answerer, config: ServerConfig) -> list[Route]:
+    """The routes of the page.
+
+    Args:
+        answerer: whose items and users it shows.
+        config: limits of bodies.
+    """
+    pages = _Pages(answerer=answerer, config=config)
+    return [
+        *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
+        Route("/info", pages.info),
+        Route("/users", pages.users),
+        Route("/items/{id:path}", pages.item),
+        Route("/history", pages.history, methods=["POST"]),
+        Route("/explain", pages.explain, methods=["POST"]),
+    ]
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Any]:
+    content = resources.files("ziggurat.serving.server").joinpath("page", name).read_bytes()
+
+    async def serve(request: Request) -> Response:
+        return Response(content, media_type=kind, headers=_SECURITY)
+
+    return serve
+
+
+class _Pages:
+    def __init__(self, *, answerer: Answerer, config: ServerConfig) -> None:
+        self.answerer, self.config = answerer, config
+        limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
+        self._info = _plain(answerer.info().to_json()) | {"limits": limits}
+
+    async def info(self, request: Request) -> Response:
+        return JSONResponse(self._info)
+
+    async def users(self, request: Request) -> Response:
+        return JSONResponse({"users": await run_in_threadpool(self.answerer.users, limit=_MOST_USERS)})
+
+    async def item(self, request: Request) -> Response:
+        id = request.path_params["id"]
+        columns = await run_in_threadpool(self.answerer.item, id)
+        return JSONResponse({"id": id, "columns": _plain(columns)})
+
+    async def history(self, request: Request) -> Response:
+        data = await self._read(request, {"user"})
+        user = data["user"]
+        if not isinstance(user, dict):
+            raise _wrong('{"user": {"user_id": "17"}}', data)
+        found = await run_in_threadpool(self._history, user)
+        return JSONResponse({"items": found})
+
+    def _history(self, user: dict[str, Any]) -> list[dict[str, Any]]:
+        ids = self.answerer.history(user, limit=_MOST_HISTORY)
+        return [{"id": id, "columns": _plain(self.answerer.item(id))} for id in ids]
+
+    async def explain(self, request: Request) -> Response:
+        data = await self._read(request, {"request", "item"})
+        if not isinstance(data["item"], str):
+            raise _wrong('{"request": {"user": {…}, "filter": "…"}, "item": "17"}', data)
+        question = RecommendRequest.from_json(data["request"])
+        explanation = await run_in_threadpool(self.answerer.explain_item, question, data["item"])
+        return JSONResponse({"item": data["item"], "explanation": explanation})
+
+    async def _read(self, request: Request, fields: set[str]) -> dict[str, Any]:
+        data = read_json(await read_body(request.scope, request.receive, config=self.config))
+        if not isinstance(data, dict) or set(data) != fields:
+            raise _wrong("an object with " + " and ".join(sorted(fields)), data)
+        return data
+
+
+def _wrong(expected: str, data: Any) -> RequestError:
+    return RequestError(expected=expected, found=f"{data!r:.80}", where="request, body", ways_out="see /openapi.json")
+
+
+def _plain(value: Any) -> Any:
+    """A value of a data frame as JSON has it: dates and the like as text, NaN as null."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

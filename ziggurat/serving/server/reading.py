@@ -1,0 +1,145 @@
+"""Bodies and headers of requests, within bounds: bytes, depth, items, time.
+
+What is beyond a bound is an error in four parts with a status of its own: 413 for too much, 415 for an encoding that
+is not read, 400 for the rest. A body is refused by its Content-Length before any of it is read, or, sent in chunks, as
+soon as it is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ziggurat.errors import RequestError
+from ziggurat.files import parse_json
+from ziggurat.serving.answers import RankRequest, RecommendRequest
+from ziggurat.serving.server.config import ServerConfig
+
+Receive = Callable[[], Awaitable[Any]]
+_JSON_WAYS = ("send a JSON object; /openapi.json has examples",)
+
+
+class RefusedRequestError(RequestError):
+    """A request that a server refuses with a status of its own.
+
+    Attributes:
+        status: of HTTP.
+    """
+
+    status: int = 400
+
+
+def refused(
+    status: int, *, expected: str, found: str, where: str, ways_out: str | tuple[str, ...]
+) -> RefusedRequestError:
+    """An error in four parts with a status."""
+    error = RefusedRequestError(expected=expected, found=found, where=where, ways_out=ways_out)
+    error.status = status
+    return error
+
+
+class ClientGone(Exception):  # noqa: N818 - not an error: nobody is there to read one
+    """A client closed its connection before its request was there."""
+
+
+def header(scope: Any, name: bytes) -> str:
+    """A header of a request as text, or ""."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return value.decode("latin-1")
+    return ""
+
+
+async def read_body(scope: Any, receive: Receive, *, config: ServerConfig) -> bytes:
+    """The body of a request.
+
+    Raises:
+        RefusedRequestError: it is too long, or compressed.
+        ClientGone: the client left.
+    """
+    most = config.max_body_bytes
+    if (encoding := header(scope, b"content-encoding")) and encoding.lower() != "identity":
+        raise refused(
+            415,
+            expected="a body as it is",
+            found=f"Content-Encoding: {encoding:.40}",
+            where="request, header Content-Encoding",
+            ways_out="send the JSON uncompressed",
+        )
+    declared = header(scope, b"content-length")
+    if declared.isdigit() and int(declared[:20]) > most:
+        raise _too_long(most, f"{int(declared[:20]):,} bytes")
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > most:
+            raise _too_long(most, f"more than {most:,} bytes")
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_long(most: int, found: str) -> RefusedRequestError:
+    return refused(
+        413,
+        expected=f"a body of at most {most:,} bytes",
+        found=found,
+        where="request, body",
+        ways_out=("send fewer items in one request", "start the server with a larger --server.max-body-bytes"),
+    )
+
+
+def read_json(body: bytes) -> Any:
+    """A body as plain data: no key twice, nothing nested too deep, no number out of reach."""
+    return parse_json(body, where="request, body", error=RequestError, ways_out=_JSON_WAYS)
+
+
+def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:
+    """A body as a request for recommendations; raises RequestError."""
+    request = RecommendRequest.from_json(read_json(body))
+    for name, count, most in (("k", request.k, config.max_k), ("exclude", len(request.exclude), config.max_items)):
+        if count > most:
+            raise _too_many(f"at most {most:,} in {name!r}", f"{count:,}", name)
+    return request
+
+
+def read_rank(body: bytes, *, config: ServerConfig) -> RankRequest:
+    """A body as a request for a ranking; raises RequestError."""
+    data = read_json(body)
+    items = data.get("items") if isinstance(data, dict) else None
+    if isinstance(items, list) and len(items) > config.max_items:
+        raise _too_many(f"at most {config.max_items:,} items", f"{len(items):,}", "items")
+    return RankRequest.from_json(data)
+
+
+def _too_many(expected: str, found: str, name: str) -> RequestError:
+    return RequestError(
+        expected=expected,
+        found=found,
+        where=f"request, field {name!r}",
+        ways_out=("ask for fewer", "ask several times"),
+    )
+
+
+def read_deadline(scope: Any, *, config: ServerConfig) -> float | None:
+    """Seconds that the header X-Deadline-Ms allows, or None without one; raises RequestError."""
+    text = header(scope, b"x-deadline-ms")
+    if not text:
+        return None
+    try:
+        value = float(text) if len(text) < 20 else float("nan")
+    except ValueError:
+        value = float("nan")
+    if not 0 < value <= config.max_deadline_ms:
+        raise RequestError(
+            expected=f"milliseconds, above 0 and at most {config.max_deadline_ms:g}",
+            found=repr(text[:40]),
+            where="request, header X-Deadline-Ms",
+            ways_out=("X-Deadline-Ms: 100", "leave the header out"),
+        )
+    return value / 1e3

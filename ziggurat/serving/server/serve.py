@@ -1,0 +1,156 @@
+"""`ziggurat serve` as a function: bind the address, start the supervisor, say what is being served.
+
+    serve("exports/films", config=ServerConfig(port=8080), load=Recommender.load)      # until SIGTERM or Ctrl-C
+
+The port is bound before anything is loaded, so that a taken port is known at once, and clients that come early wait in
+the kernel's queue instead of being refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileError
+from ziggurat.files import read_text
+from ziggurat.serving.answers import Answerer
+from ziggurat.serving.server.config import ServerConfig
+
+_BACKLOG = 2048
+_NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
+
+
+def check_packages() -> None:
+    """Raise MissingDependencyError if the packages of the extra `serve` are not there."""
+    from importlib.util import find_spec
+
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(
+            expected=f"the packages of the extra 'serve': {', '.join(_NEEDED)}",
+            found=f"no {', no '.join(missing)}",
+            where="this Python",
+            ways_out="pip install 'ziggurat-rec[serve]'",
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Args:
+        host: name or address.
+        port: 0 for a free one.
+
+    Raises:
+        ConfigError: the port is taken or forbidden, or the host is none of this machine's.
+    """
+    ways: tuple[str, ...] = ("--host 127.0.0.1 for this machine alone, --host 0.0.0.0 for all its addresses",)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as problem:
+        if problem.errno == errno.EADDRINUSE:
+            ways = (f"end what listens there (`ss -ltnp 'sport = :{port}'` shows it)", f"--port {port + 1}", "--port 0")
+        elif problem.errno in (errno.EACCES, errno.EPERM):
+            ways = ("--port 8080: ports below 1024 need a privilege",)
+        raise ConfigError(
+            expected="an address to listen on",
+            found=f"{problem.strerror or problem}",
+            where=f"{host}:{port}",
+            ways_out=ways,
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The address that a browser on this machine can open."""
+    host, port = listener.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def read_api_key(path: str) -> str:
+    """The key in a file, without the spaces around it; "" for no file."""
+    if not path:
+        return ""
+    key = read_text(path, max_bytes=4096).strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigError(
+            expected="an API key of ASCII characters in one line",
+            found="an empty file" if not key else "other characters",
+            where=path,
+            ways_out=f"python3 -c 'import secrets; print(secrets.token_urlsafe())' > {path}",
+        )
+    return key
+
+
+def serve(
+    export: str | Path,
+    *,
+    config: ServerConfig,
+    load: Callable[[Path], Answerer],
+    api_key: str = "",
+    on_ready: Callable[[str, str], None] = lambda address, version: None,
+) -> None:
+    """Serve an export until SIGTERM or SIGINT.
+
+    Args:
+        export: folder of the export, or a link to it.
+        config: addresses and limits.
+        load: makes the answerer of a folder: `Recommender.load`. Its module should be imported already: what is
+            imported before the first fork, no worker waits for.
+        api_key: "" for none.
+        on_ready: called with address and version when the first worker accepts requests.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        ZigguratError: the export cannot be loaded.
+    """
+    check_packages()
+    folder = Path(export)
+    if not folder.is_dir():
+        raise MissingFileError(
+            expected="the folder of an export",
+            found="no such folder",
+            where=str(folder),
+            ways_out=("ziggurat export RUN --out FOLDER makes one", "check the path"),
+        )
+    from ziggurat.serving.server.supervisor import Supervisor
+
+    if not logging.getLogger("ziggurat.server").handlers:
+        _log_to_stderr()
+    listener = bind(config.host, config.port)
+    try:
+        address = address_of(listener)
+        supervisor = Supervisor(
+            load=load,
+            export=folder,
+            listener=listener,
+            config=config,
+            api_key=api_key,
+            on_ready=lambda version: on_ready(address, version),
+        )
+        supervisor.run()
+    finally:
+        listener.close()
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    for name in ("ziggurat.server", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO if name == "ziggurat.server" else logging.WARNING)
+        logger.propagate = False

@@ -1,0 +1,370 @@
+"""The process that holds the port: it starts workers, replaces dead ones, swaps versions, and ends them all in order.
+
+It computes nothing and answers nothing, so that nothing can crash it, and has one thread, so that it may fork.
+
+    start    first worker loads ──ready──► serve       others and spares follow, one loading at a time
+    death    the control socket closes ──► a spare serves (milliseconds); a new spare is started
+    hang     no sign of life for `hang_s` ──► kill -9, then as above
+    swap     workers of the new version load beside the old ones; when all are ready: new ones serve, old ones drain.
+             If one cannot load, the new ones end, the swap is refused, and the old version stays
+    SIGHUP   swap to whatever the export's path leads to now; --watch does so when that changes
+    SIGTERM  all drain, then end
+
+The listening socket is this process's and is inherited: connections that nobody has accepted yet survive every death,
+swap and restart of workers. An answer comes from one worker, and a worker has one version: no answer mixes two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.metrics import forget_metrics
+from ziggurat.serving.server.worker import Load, WorkerTask, work
+
+_log = logging.getLogger("ziggurat.server")
+_TICK_S = 0.2
+_WATCH_S = 0.5
+_LEAST_PAUSE_S = 0.1  # before a worker is started in the place of one that could not load
+_MOST_PAUSE_S = 30.0
+
+
+class State(StrEnum):
+    """Where a worker is in its life."""
+
+    LOADING = "loading"
+    READY = "ready"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(kw_only=True, eq=False)
+class _Child:
+    pid: int
+    slot: int
+    control: Control
+    generation: int
+    state: State = State.LOADING
+    seen: float = 0.0
+    version: str = ""
+
+
+@dataclass(kw_only=True)
+class _Swap:
+    """A swap that is under way, and who is told of its end (worker and number; none for a signal)."""
+
+    export: Path
+    folder: Path
+    generation: int
+    asked_by: _Child | None
+    number: int
+    promoted: bool = False
+
+
+class Supervisor:
+    """Workers of one export behind one socket.
+
+    Args:
+        load: makes the answerer of a folder; called in the workers.
+        export: the folder.
+        listener: bound socket.
+        config: of the server.
+        api_key: "" for none.
+        on_ready: called once, when the first worker serves, with its version.
+    """
+
+    def __init__(
+        self,
+        *,
+        load: Load,
+        export: Path,
+        listener: socket.socket,
+        config: ServerConfig,
+        api_key: str = "",
+        on_ready: Callable[[str], None] = lambda version: None,
+    ) -> None:
+        self.load, self.export, self.listener, self.config = load, export, listener, config
+        self._api_key, self._on_ready = api_key, on_ready
+        self._children: list[_Child] = []
+        self._folder = export.resolve()  # a link may lead elsewhere later: workers of a version load the same folder
+        self._generation = self._newest = 0
+        self._swap: _Swap | None = None
+        self._started = self._ending = False
+        self._failure: ZigguratError | None = None
+        self._pause_s, self._not_before, self._end_by = 0.0, 0.0, 0.0
+        self._seen_export: object = None
+        self._signals: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._metrics_folder = tempfile.TemporaryDirectory(prefix="ziggurat-metrics-")
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT.
+
+        Raises:
+            ZigguratError: the export could not be loaded at the start.
+        """
+        waker = self._catch_signals()
+        self._seen_export = self._identity()
+        watched = time.monotonic()
+        try:
+            while not (self._ending and not self._children):
+                self._tend()
+                for key, _ in self._selector.select(_TICK_S):
+                    if key.data is None:
+                        waker.recv(4096)
+                    else:
+                        self._hear(key.data)
+                self._heed_signals()
+                self._end_the_hung()
+                if self.config.watch and time.monotonic() - watched > _WATCH_S:
+                    watched = time.monotonic()
+                    self._look_at_export()
+        finally:
+            for child in self._children:
+                _kill(child, signal.SIGKILL)
+            self._metrics_folder.cleanup()
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- children
+
+    def _fork(self, export: Path, generation: int) -> None:
+        ours, theirs = socket.socketpair()
+        slot = next(number for number in range(10_000) if all(child.slot != number for child in self._children))
+        forget_metrics(folder=Path(self._metrics_folder.name), slot=slot)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._become_worker(export, slot, ours, theirs)
+            finally:
+                os._exit(1)
+        theirs.close()
+        ours.setblocking(False)
+        child = _Child(pid=pid, slot=slot, control=Control(end=ours), generation=generation, seen=time.monotonic())
+        self._children.append(child)
+        self._selector.register(ours, selectors.EVENT_READ, child)
+
+    def _become_worker(self, export: Path, slot: int, ours: socket.socket, theirs: socket.socket) -> None:
+        """In the child: let go of what is the supervisor's, and work."""
+        signal.set_wakeup_fd(-1)
+        ours.close()
+        for child in self._children:
+            child.control.close()  # else the end of this supervisor would not be seen by its workers
+        self._selector.close()
+        task = WorkerTask(
+            load=self.load,
+            export=export,
+            listener=self.listener,
+            config=self.config,
+            api_key=self._api_key,
+            slot=slot,
+            metrics=Path(self._metrics_folder.name),
+        )
+        work(task, control=Control(end=theirs))
+
+    def _of(self, generation: int, *states: State) -> list[_Child]:
+        return [child for child in self._children if child.generation == generation and child.state in states]
+
+    def _tend(self) -> None:
+        """Start, promote and end workers, until there is what should be."""
+        if self._ending:
+            return
+        swap = self._swap
+        if swap is not None:
+            self._tend_swap(swap)
+        serving = len(self._of(self._generation, State.SERVING))
+        ready = self._of(self._generation, State.READY)
+        while serving < self.config.workers and ready:
+            self._promote(ready.pop())
+            serving += 1
+        wanted = self.config.workers + self.config.spares - serving - len(ready)
+        if wanted > 0 and not self._of(self._generation, State.LOADING) and time.monotonic() >= self._not_before:
+            self._fork(self._folder, self._generation)
+
+    def _promote(self, child: _Child) -> None:
+        child.state, child.seen = State.SERVING, time.monotonic()
+        child.control.send(serve=True)
+
+    def _hear(self, child: _Child) -> None:
+        messages = child.control.receive()
+        if messages is None:
+            self._bury(child)
+            return
+        child.seen = time.monotonic()
+        for message in messages:
+            if "ready" in message:
+                child.state, child.version = State.READY, message["ready"]
+                if child.generation == self._generation:
+                    self._pause_s = 0.0
+            elif "failed" in message:
+                self._could_not_load(child, error_from_json(message["failed"]))
+            elif "serving" in message and not self._started:
+                self._started = True
+                self._on_ready(child.version)
+            elif "swap" in message:
+                self._begin_swap(Path(message["swap"]), child, int(message["number"]))
+
+    def _bury(self, child: _Child) -> None:
+        """A child ended: take it out; `_tend` finds another one for its place."""
+        self._selector.unregister(child.control.socket)
+        child.control.close()
+        self._children.remove(child)
+        _, status = os.waitpid(child.pid, 0)
+        forget_metrics(folder=Path(self._metrics_folder.name), slot=child.slot)
+        code = os.waitstatus_to_exitcode(status)
+        if child.state is State.LOADING and not self._ending:
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+            error = ConfigError(
+                expected="a worker that loads the export",
+                found=f"one that ended with {how}",
+                where=str(self.export),
+                ways_out=("see the messages above", "the machine may lack memory"),
+            )
+            self._could_not_load(child, error)
+        elif child.state is State.SERVING and not self._ending:
+            _log.warning("worker %d ended (status %d); another one takes its place", child.pid, code)
+
+    def _could_not_load(self, child: _Child, error: ZigguratError) -> None:
+        if child.state is not State.LOADING:
+            return
+        child.state = State.DRAINING  # it ends by itself
+        if self._swap is not None and child.generation == self._swap.generation:
+            self._refuse_swap(error)
+        elif not self._started:
+            self._failure = self._failure or error
+            self._end()
+        else:
+            self._pause_s = min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, 2 * self._pause_s))
+            self._not_before = time.monotonic() + self._pause_s
+            _log.error("a worker could not load the export; next trial in %.1f s\n%s", self._pause_s, error)
+
+    def _end_the_hung(self) -> None:
+        now = time.monotonic()
+        for child in self._children:
+            if child.state is State.SERVING and now - child.seen > self.config.hang_s:
+                _log.error("worker %d shows no sign of life; it is killed", child.pid)
+                _kill(child, signal.SIGKILL)
+            elif child.state is State.DRAINING and now - child.seen > self.config.drain_s + self.config.hang_s:
+                _kill(child, signal.SIGKILL)
+        if self._ending and now > self._end_by:
+            for child in self._children:
+                _kill(child, signal.SIGKILL)
+
+    # ---- another version
+
+    def _begin_swap(self, export: Path, asked_by: _Child | None, number: int) -> None:
+        if self._swap is not None or self._ending:
+            error = ConfigError(
+                expected="one swap at a time",
+                found=f"a swap to {self._swap.export} that is under way" if self._swap else "a server that is ending",
+                where="swap",
+                ways_out="ask again when it is done",
+            )
+            if asked_by is not None:
+                asked_by.control.send(refused=error_to_json(error), number=number)
+            return
+        self._newest += 1
+        self._swap = _Swap(
+            export=export, folder=export.resolve(), generation=self._newest, asked_by=asked_by, number=number
+        )
+        _log.info("loading %s", export)
+
+    def _tend_swap(self, swap: _Swap) -> None:
+        ready = self._of(swap.generation, State.READY)
+        serving = self._of(swap.generation, State.SERVING)
+        if not swap.promoted:
+            if len(ready) >= self.config.workers:
+                for child in ready:
+                    self._promote(child)
+                swap.promoted = True
+            elif not self._of(swap.generation, State.LOADING):
+                self._fork(swap.folder, swap.generation)
+            return
+        old = [child for child in self._children if child.generation < swap.generation]
+        for child in old:
+            if child.state is not State.DRAINING:
+                child.state, child.seen = State.DRAINING, time.monotonic()
+                child.control.send(drain=True)
+        self._generation, self._swap = swap.generation, None
+        self.export, self._folder = swap.export, swap.folder
+        self._seen_export = self._identity()
+        version = serving[0].version if serving else ""
+        _log.info("serving version %s of %s", version, swap.export)
+        if swap.asked_by is not None:
+            swap.asked_by.control.send(swapped=version, number=swap.number)
+
+    def _refuse_swap(self, error: ZigguratError) -> None:
+        swap, self._swap = self._swap, None
+        assert swap is not None
+        for child in self._of(swap.generation, State.READY, State.LOADING):
+            child.state = State.DRAINING
+            _kill(child, signal.SIGKILL)
+        _log.error("%s is refused, the old version stays\n%s", swap.export, error)
+        if swap.asked_by is not None:
+            swap.asked_by.control.send(refused=error_to_json(error), number=swap.number)
+
+    def _identity(self) -> object:
+        """What changes when the export's path leads to another folder or its files were replaced."""
+        try:
+            real = self.export.resolve(strict=True)
+            return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())
+        except OSError:
+            return None
+
+    def _look_at_export(self) -> None:
+        identity = self._identity()
+        if identity is not None and identity != self._seen_export and self._swap is None and not self._ending:
+            self._seen_export = identity  # a bad one is tried once
+            self._begin_swap(self.export, None, 0)
+
+    # ---- signals
+
+    def _catch_signals(self) -> socket.socket:
+        waker, waked = socket.socketpair()
+        waker.setblocking(False)
+        waked.setblocking(False)
+        self._waked = waked  # kept: a wakeup socket must not be closed
+        signal.set_wakeup_fd(waked.fileno(), warn_on_full_buffer=False)
+        for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(name, lambda number, frame: self._signals.append(number))
+        self._selector.register(waker, selectors.EVENT_READ, None)
+        return waker
+
+    def _heed_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGHUP:
+                self._begin_swap(self.export, None, 0)
+            elif self._ending and number == signal.SIGINT:
+                self._end_by = 0.0  # the second Ctrl-C
+            else:
+                self._end()
+
+    def _end(self) -> None:
+        self._ending = True
+        self._end_by = time.monotonic() + self.config.drain_s + self.config.linger_s + 1
+        self._seen_export = None
+        for child in self._children:
+            if child.state is State.LOADING:
+                _kill(child, signal.SIGKILL)
+            else:
+                child.control.send(drain=True)
+            child.state = State.DRAINING
+
+
+def _kill(child: _Child, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, number)

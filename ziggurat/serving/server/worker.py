@@ -1,0 +1,207 @@
+"""One process that answers: load the export, warm up, wait for the word, serve, drain.
+
+    fork ─► load ─► warm up ─► "ready" ─► (a spare waits here) ─► "serve" ─► accept, answer ─► "drain" ─► end
+                └► "failed": the export is damaged
+
+The export is loaded after the fork: the thread pools of polars and OpenMP do not survive a fork, and a child that
+inherits used ones hangs. Memory is shared all the same, since an export's tensors are mapped from its files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
+from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.batcher import Request
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
+from ziggurat.serving.server.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.metrics import share_metrics
+from ziggurat.serving.server.openapi import example_of
+from ziggurat.serving.server.reading import refused
+
+_log = logging.getLogger("ziggurat.server")
+_SWITCH_S = 0.0005  # so that the event loop gets the GIL soon while a batch computes
+Load = Callable[[Path], Answerer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTask:
+    """What a worker is to do.
+
+    Args:
+        load: makes the answerer of a folder.
+        export: the folder.
+        listener: socket to accept from.
+        config: of the server.
+        api_key: "" for none.
+        slot: number of this worker among the living ones.
+        metrics: folder that all workers write figures to.
+    """
+
+    load: Load
+    export: Path
+    listener: socket.socket
+    config: ServerConfig
+    api_key: str
+    slot: int
+    metrics: Path
+
+
+def work(task: WorkerTask, *, control: Control) -> NoReturn:
+    """Be a worker until the supervisor says drain or is gone; ends the process.
+
+    Args:
+        task: what to do.
+        control: this worker's end of the pair.
+    """
+    status = 1
+    try:
+        for name in (signal.SIGINT, signal.SIGHUP):  # meant for the supervisor, which a terminal's group shares
+            signal.signal(name, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.setswitchinterval(_SWITCH_S)
+        status = _work(task, control)
+    except BaseException:
+        _log.exception("a worker failed")
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(status)  # nothing of the supervisor's is ended here
+
+
+def _work(task: WorkerTask, control: Control) -> int:
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(task.config.threads_of_worker)
+    share_metrics(folder=task.metrics, slot=task.slot)
+    worker = _Worker(task, control)
+    try:
+        answerer = task.load(task.export)
+        app = ServerApp(answerer=answerer, config=task.config, api_key=task.api_key, swap=worker.swap_by_admin)
+        app.engine.warm_up(examples(app.info))
+    except ZigguratError as error:
+        control.send(failed=error_to_json(error))
+        return 1
+    except Exception as problem:
+        _log.exception("an export could not be loaded")
+        error = RequestError(
+            expected="an export that loads",
+            found=f"{type(problem).__name__}: {problem!s:.200}",
+            where=str(task.export),
+            ways_out="export it again",
+        )
+        control.send(failed=error_to_json(error))
+        return 1
+    gc.collect()
+    gc.freeze()  # the export's objects are never garbage: collections need not look at them
+    if not control.send(ready=app.info.version):
+        return 0
+    while True:  # a spare waits here
+        messages = control.receive()
+        if messages is None or any("drain" in message for message in messages):
+            return 0
+        if any("serve" in message for message in messages):
+            break
+    asyncio.run(worker.serve(app))
+    return 0
+
+
+def examples(info: Info) -> list[Request]:
+    """Requests to warm up with, from the export's own examples."""
+    found: list[Request] = []
+    user = example_of(info.user_columns)
+    if info.can_recommend:
+        found.append(RecommendRequest(user=user))
+    if info.can_rank:
+        item = example_of(info.item_columns)
+        found += [RankRequest(user=user, items=(item,) * size) for size in (1, 20, 100)]
+    return found
+
+
+class _Worker:
+    """The serving part of a worker's life."""
+
+    def __init__(self, task: WorkerTask, control: Control) -> None:
+        self.task, self.control = task, control
+        self._asked: dict[int, asyncio.Future[str]] = {}
+        self._server: _Server | None = None
+
+    async def serve(self, app: ServerApp) -> None:
+        task = self.task
+        config = uvicorn_config(app, config=task.config, metrics=app.metrics)
+        server = self._server = _Server(config, limits=task.config, listener=task.listener)
+        server.app, server.control = app, self.control
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._drain)
+        self.control.socket.setblocking(False)
+        loop.add_reader(self.control.socket.fileno(), self._hear)
+        alive = loop.create_task(self._show_life(app))
+        await server.serve()
+        alive.cancel()
+
+    def _drain(self) -> None:
+        assert self._server is not None
+        self._server.app.draining = True
+        self._server.should_exit = True
+
+    def _hear(self) -> None:
+        messages = self.control.receive()
+        if messages is None:  # no supervisor any more
+            asyncio.get_running_loop().remove_reader(self.control.socket.fileno())
+            self._drain()
+            return
+        for message in messages:
+            future = self._asked.pop(message.get("number", -1), None)
+            if "drain" in message:
+                self._drain()
+            elif future is None or future.done():
+                continue
+            elif "swapped" in message:
+                future.set_result(message["swapped"])
+            else:
+                future.set_exception(error_from_json(message["refused"]))
+
+    async def _show_life(self, app: ServerApp) -> None:
+        while True:
+            if app.engine.computing_s < self.task.config.hang_s:
+                self.control.send(alive=True)
+            await asyncio.sleep(self.task.config.hang_s / 5)
+
+    async def swap_by_admin(self, folder: str) -> str:
+        """Ask the supervisor for another version; its version, or RefusedRequestError."""
+        number = max(self._asked, default=0) + 1
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        self.control.send(swap=folder, number=number)
+        try:
+            return await future
+        except ZigguratError as error:
+            parts: dict[str, Any] = {name: getattr(error, name) for name in ("expected", "found", "where", "ways_out")}
+            raise refused(409, **parts) from None
+
+
+class _Server(DrainingServer):
+    """The worker's server, which tells its supervisor when it accepts connections and when it stops to."""
+
+    app: ServerApp
+    control: Control
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.control.send(serving=True)
+
+    def closed_to_new(self) -> None:
+        self.control.send(draining=True)
