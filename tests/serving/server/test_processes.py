@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from benchmarks.http_load import FAILED, Shots, Target, fire
 from tests.serving.server.running import Running, running, wait_until, write_export
+from ziggurat.errors import ConfigError
+from ziggurat.serving.server.serve import bind
 
 BODY = b'{"user": {"user_id": "u1"}, "k": 2}'
 
@@ -23,44 +26,66 @@ def serving(server: Running) -> list[int]:
     return [pid for pid in server.workers if len(os.listdir(f"/proc/{pid}/task")) > 1]
 
 
-def test_dead_workers_are_replaced_at_once_and_none_outlives_its_supervisor(tmp_path: Path) -> None:
-    with running(tmp_path, workers=2, export={"base_ms": 1}) as server:
-        wait_until(lambda: len(server.workers) == 3)  # with a spare
-        first = server.workers[0]
-        os.kill(first, signal.SIGKILL)
-        wait_until(lambda: good_answer(server), seconds=1.0)
-        wait_until(lambda: len(server.workers) == 3 and first not in server.workers)
-        with pytest.raises(OSError):  # noqa: PT011 - the answer is lost with its worker
-            server.post("/recommend", {"user": {"user_id": "crash"}})
-        wait_until(lambda: good_answer(server), seconds=1.0)
-        wait_until(lambda: len(server.workers) == 3)
-        counted = [line for line in server.get("/metrics")[1].splitlines() if 'status="200"' in line]
-        assert float(counted[0].split()[-1]) >= 2, "answers of dead workers count, too"
-        workers = server.workers
-        server.process.kill()
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server for several tests; each leaves it with two workers and a spare."""
+    folder = tmp_path_factory.mktemp("shared")
+    quick = {"hang_s": 0.6, "watch": True, "deadline_ms": 5000, "degrade": False}
+    with running(folder, workers=2, export={"base_ms": 1}, **quick) as server:
+        yield server
 
 
-def test_a_worker_that_hangs_is_killed(tmp_path: Path) -> None:
-    with running(tmp_path, hang_s=0.4, spares=1) as server:
-        assert server.recommend()[0] == 200
-        wait_until(lambda: len(server.workers) == 2)
-        (hung,) = serving(server)
-        os.kill(hung, signal.SIGSTOP)
-        wait_until(lambda: hung not in server.workers)
-        assert server.recommend()[0] == 200
+def complete(server: Running) -> bool:
+    return len(server.workers) == 3 and len(serving(server)) == 2
 
 
-def test_a_swap_under_load_loses_nothing_and_a_bad_export_changes_nothing(tmp_path: Path) -> None:
-    with running(tmp_path, export={"base_ms": 1}, deadline_ms=5000, degrade=False) as server:
-        wait_until(lambda: len(server.workers) == 2)
-        shots, swaps = asyncio.run(swaps_under_load(server, number=5, rate=100, seconds=1.5))
-        assert [version for version, _ in swaps] == [f"s{number}" for number in range(5)]
-        assert all(status == 409 for _, status in swaps), "the bad one is refused"
-        assert shots.count(200) == len(shots.shots)
-        assert {shot.body for shot in shots.shots} <= {b"v1", *(f"s{number}".encode() for number in range(5))}
-        wait_until(lambda: len(server.workers) == 2)  # of the old versions none is left
-        assert server.recommend()[1]["version"] == "s4"
+def test_a_dead_worker_is_replaced_at_once(shared: Running) -> None:
+    wait_until(lambda: complete(shared))
+    first = serving(shared)[0]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: good_answer(shared), seconds=1.0)
+    wait_until(lambda: complete(shared))
+    with pytest.raises(OSError):  # noqa: PT011 - the answer is lost with its worker
+        shared.post("/recommend", {"user": {"user_id": "crash"}})
+    wait_until(lambda: good_answer(shared), seconds=1.0)
+    wait_until(lambda: complete(shared))
+    counted = [line for line in shared.get("/metrics")[1].splitlines() if 'status="200"' in line]
+    assert float(counted[0].split()[-1]) >= 2, "answers of dead workers count, too"
+
+
+def test_a_worker_that_hangs_is_killed(shared: Running) -> None:
+    wait_until(lambda: complete(shared))
+    hung = serving(shared)[0]
+    os.kill(hung, signal.SIGSTOP)
+    wait_until(lambda: hung not in shared.workers)
+    assert good_answer(shared)
+
+
+def test_a_swap_under_load_loses_nothing_and_a_bad_export_changes_nothing(shared: Running) -> None:
+    wait_until(lambda: complete(shared))
+    before = shared.recommend()[1]["version"].encode()
+    shots, swaps = asyncio.run(swaps_under_load(shared, number=5, rate=80, seconds=1.5))
+    assert swaps == [(f"s{number}", 409) for number in range(5)], "the bad ones are refused"
+    assert shots.count(200) == len(shots.shots)
+    assert {shot.body for shot in shots.shots} <= {before, *(f"s{number}".encode() for number in range(5))}
+    wait_until(lambda: complete(shared))  # of the old versions none is left
+    assert shared.recommend()[1]["version"] == "s4"
+
+
+def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(shared: Running, tmp_path: Path) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(write_export(tmp_path / "v1", version="v1"))
+    assert shared.post("/admin/swap", {"export": str(link)})[1] == {"version": "v1"}
+    write_export(tmp_path / "v1", version="v2")
+    shared.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: shared.recommend()[1]["version"] == "v2")
+    for name, settings in (("v3", {"version": "v3"}), ("broken", {"bad": True})):
+        (tmp_path / "next").symlink_to(write_export(tmp_path / name, **settings))
+        (tmp_path / "next").rename(link)
+        if name == "v3":
+            wait_until(lambda: shared.recommend()[1]["version"] == "v3")
+    wait_until(lambda: "broken" in shared.log.read_text())
+    assert shared.recommend()[1]["version"] == "v3"
 
 
 def version_of(body: bytes) -> bytes:
@@ -81,22 +106,6 @@ async def swaps_under_load(server: Running, *, number: int, rate: float, seconds
     return await load, swaps
 
 
-def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(tmp_path: Path) -> None:
-    with running(tmp_path, spares=0, watch=True) as server:
-        assert server.recommend()[1]["version"] == "v1"
-        write_export(tmp_path / "export", version="v2")
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: server.recommend()[1]["version"] == "v2")
-        write_export(tmp_path / "new", version="v3")
-        os.rename(tmp_path / "export", tmp_path / "old")
-        os.symlink(tmp_path / "new", tmp_path / "export")
-        wait_until(lambda: server.recommend()[1]["version"] == "v3")
-        os.unlink(tmp_path / "export")
-        os.symlink(write_export(tmp_path / "broken", bad=True), tmp_path / "export")
-        wait_until(lambda: "refused" in server.log.read_text())
-        assert server.recommend()[1]["version"] == "v3"
-
-
 def test_sigterm_answers_what_it_took_and_ends(tmp_path: Path) -> None:
     with running(tmp_path, export={"base_ms": 200}, deadline_ms=5000, spares=0, degrade=False) as server:
         shots = asyncio.run(end_under_load(server))
@@ -113,15 +122,30 @@ async def end_under_load(server: Running) -> Shots:
     return await load
 
 
-def test_a_taken_port_and_a_damaged_export_are_said_in_four_parts(tmp_path: Path) -> None:
+def test_a_dead_supervisor_leaves_no_workers(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        wait_until(lambda: len(server.workers) == 2)
+        workers = server.workers
+        server.process.kill()
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in workers))
+
+
+def test_a_damaged_export_is_said_at_the_start(tmp_path: Path) -> None:
+    said = "DataError\nexpected: an export\nfound:    a bad bit"
+    with pytest.raises(AssertionError, match=said), running(tmp_path, export={"bad": True}):
+        pass
+
+
+def test_an_address_that_cannot_be_had_is_said() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(AssertionError, match=f"127.0.0.1:{port}"), running(tmp_path, port=port):
-            pass
-    with pytest.raises(AssertionError, match="a bad bit"), running(tmp_path, export={"bad": True}):
-        pass
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}") as caught:
+            bind("127.0.0.1", port)
+        assert f"--port {port + 1}" in caught.value.ways_out
+    with pytest.raises(ConfigError, match="an address to listen on"):
+        bind("192.0.2.1", 0)
 
 
 def outcome(shots: Shots) -> str:

@@ -38,7 +38,7 @@ def check_packages() -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+    """A socket that listens at an address.
 
     Args:
         host: name or address.
