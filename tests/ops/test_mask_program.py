@@ -67,9 +67,10 @@ class World:
             low, high = sorted(self.random.randrange(256) for _ in range(2))
             return CodesLeaf(self.bytes, low, high), {i for i, b in enumerate(self.bytes.tolist()) if low <= b <= high}
         if kind == 5:
-            return BloomLeaf((6 + code,), self.codes, None, code), set((self.codes == code).nonzero().view(-1).tolist())
+            items = set((self.codes == code).nonzero().view(-1).tolist())
+            return BloomLeaf((6 + code,), self.codes, None, code, self.random.random() < 0.5), items
         held = set(self.holders[self.many == code].tolist())
-        return BloomLeaf((10 + code,) * 2, self.many, self.offsets, code), held
+        return BloomLeaf((10 + code,) * 2, self.many, self.offsets, code, self.random.random() < 0.5), held
 
     def tree(self, depth: int) -> tuple[Tree, set[int]]:
         if depth == 0 or self.random.random() < 0.3:

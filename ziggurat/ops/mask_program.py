@@ -15,7 +15,8 @@ A `Literal` is a leaf, or what is `present` and not in the leaf: NOT stands at t
 all planes set", its negation between "present without those" and "present"; the tree of all lower ends holds items that
 pass for sure, the tree of all upper ends every item that may pass. Only what is in the second and not in the first is
 looked up, in blocks of 16,384 items, and only where a Bloom leaf says perhaps. So a false positive never makes an
-answer wrong, with or without NOT.
+answer wrong, with or without NOT. A leaf that leaves little open (`is_rare`) is looked up at once, which is cheaper
+than bounds: then a program runs once.
 
 `run_reference` defines the result, by torch on whole masks, for any device. On the CPU `csrc/mask_program.cpp` does the
 same a block at a time, in the caches. `mask_program_kernel()` says which runs.
@@ -95,12 +96,14 @@ class BloomLeaf:
         item_codes: the code of each item, or the codes of one item after the other.
         item_offsets: where an item's codes begin, if it can have several.
         code: of the items in the set.
+        is_rare: whether so few items have all planes set that they may all be looked up.
     """
 
     planes: tuple[int, ...]
     item_codes: Int32[Tensor, "E"]
     item_offsets: Int32[Tensor, "N+1"] | None
     code: int
+    is_rare: bool = False
 
 
 Leaf = ConstantLeaf | PlaneLeaf | MaskLeaf | ListLeaf | CodesLeaf | BloomLeaf
@@ -149,7 +152,7 @@ class MaskProgram:
         self.tree = tree
         self._steps: list[list[int]] = []
         self._kept: list[Tensor] = []  # whose addresses are in the steps
-        self._is_bounded = False
+        self._is_bounded, self._num_blooms = False, 0
         self._depth = self._height = 0
         self._emit(tree, combine=_PUSH)
         self._encoded = torch.from_numpy(
@@ -184,6 +187,7 @@ class MaskProgram:
             self._encoded.data_ptr(),
             len(self._encoded),
             self._depth,
+            self._num_blooms,
             self._is_bounded,
             planes.data_ptr(),
             n,
@@ -232,10 +236,12 @@ class MaskProgram:
             return [_LIST, self._address(leaf.rows), len(leaf.rows)]
         if isinstance(leaf, CodesLeaf):
             return [_CODES, self._address(leaf.codes), leaf.low, leaf.high]
-        self._is_bounded = True
+        self._is_bounded |= not leaf.is_rare
+        self._num_blooms += 1
+        slot = 2 * (self._num_blooms - 1) + leaf.is_rare
         numbers = self._address(torch.from_numpy(np.array(leaf.planes, dtype=np.int64)))
         offsets = 0 if leaf.item_offsets is None else self._address(leaf.item_offsets)
-        return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code]
+        return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code, slot]
 
     def _address(self, tensor: Tensor) -> int:
         assert tensor.is_contiguous()
@@ -323,7 +329,7 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     except MissingDependencyError as error:
         return None, error.found
     run = library.ziggurat_run_mask_program
-    run.argtypes = [c_void_p, *[c_int64] * 3, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
+    run.argtypes = [c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     run.restype = c_int64
     library.ziggurat_clear_rows.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_clear_rows.restype = None

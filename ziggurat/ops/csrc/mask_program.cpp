@@ -30,7 +30,9 @@ struct Problem {
     const uint64_t* planes;
     int64_t num_words;
     int64_t num_items;
+    bool is_bounded;
     std::vector<uint64_t> stack;
+    std::vector<uint64_t> blooms;  // the words of each Bloom leaf for the block
     int64_t verified = 0;
 };
 
@@ -103,25 +105,46 @@ void list_leaf(const Problem& problem, const Step& step, int64_t begin, int64_t 
     leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
 }
 
-bool has_code(const Step& step, int64_t item) {
-    const int32_t* codes = reinterpret_cast<const int32_t*>(step.third);
-    const int32_t* offsets = reinterpret_cast<const int32_t*>(step.fourth);
-    if (!offsets) return codes[item] == step.fifth;
+bool has_code(const int32_t* codes, const int32_t* offsets, int32_t code, int32_t item) {
+    if (!offsets) return codes[item] == code;
     for (int32_t entry = offsets[item]; entry < offsets[item + 1]; ++entry) {
-        if (codes[entry] == step.fifth) return true;
+        if (codes[entry] == code) return true;
     }
     return false;
 }
 
-// Items whose planes are all set may have the value; in EXACT mode those that are needed are looked up.
+// Clear the bits in `words` of the items that are asked for and do not have the code. The items lie far apart, so all of
+// a block are fetched before the first is looked at.
+void verify(
+    Problem& problem, const Step& step, int64_t begin, int64_t count, const uint64_t* asked, uint64_t* words
+) {
+    const int32_t* codes = reinterpret_cast<const int32_t*>(step.third);
+    const int32_t* offsets = reinterpret_cast<const int32_t*>(step.fourth);
+    int32_t items[BLOCK * 64];
+    int64_t num_items = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        for (uint64_t maybe = words[i] & asked[i]; maybe; maybe &= maybe - 1) {
+            const int32_t item = int32_t((begin + i) * 64 + __builtin_ctzll(maybe));
+            __builtin_prefetch(offsets ? offsets + item : codes + item);
+            items[num_items++] = item;
+        }
+    }
+    for (int64_t i = 0; offsets && i < num_items; ++i) __builtin_prefetch(codes + offsets[items[i]]);
+    for (int64_t i = 0; i < num_items; ++i) {
+        const uint64_t bit = uint64_t(1) << (items[i] % 64);
+        if (!has_code(codes, offsets, int32_t(step.fifth), items[i])) words[items[i] / 64 - begin] &= ~bit;
+    }
+    problem.verified += num_items;
+}
+
+// Items whose planes are all set may have the value. The planes are read in the first run for a block; what they leave
+// open is looked up there if it is little, else in EXACT mode and only where it is needed.
 void bloom_leaf(
     Problem& problem, const Step& step, int64_t begin, int64_t count, Mode mode, const uint64_t* need, uint64_t* top
 ) {
-    const bool nothing_is_sure = mode == (step.invert ? UPPER : LOWER);
-    uint64_t words[BLOCK];
-    if (nothing_is_sure) {
-        std::memset(words, 0, size_t(count) * 8);
-    } else {
+    const bool is_eager = step.sixth & 1;
+    uint64_t* words = problem.blooms.data() + (step.sixth >> 1) * BLOCK;
+    if (mode == UPPER || !problem.is_bounded) {
         const int64_t* numbers = reinterpret_cast<const int64_t*>(step.first);
         const uint64_t* plane = problem.planes + numbers[0] * problem.num_words + begin;
         std::memcpy(words, plane, size_t(count) * 8);
@@ -129,16 +152,13 @@ void bloom_leaf(
             plane = problem.planes + numbers[k] * problem.num_words + begin;
             for (int64_t i = 0; i < count; ++i) words[i] &= plane[i];
         }
+        if (is_eager) verify(problem, step, begin, count, words, words);
     }
-    if (mode == EXACT) {
-        for (int64_t i = 0; i < count; ++i) {
-            for (uint64_t maybe = words[i] & need[i]; maybe; maybe &= maybe - 1) {
-                const int bit = __builtin_ctzll(maybe);
-                ++problem.verified;
-                if (!has_code(step, (begin + i) * 64 + bit)) words[i] &= ~(uint64_t(1) << bit);
-            }
-        }
+    if (!is_eager && mode == (step.invert ? UPPER : LOWER)) {
+        leaf(problem, step, begin, count, top, [](int64_t) { return uint64_t(0); });
+        return;
     }
+    if (!is_eager && mode == EXACT) verify(problem, step, begin, count, need, words);
     leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
 }
 
@@ -194,12 +214,12 @@ extern "C" {
 
 // Write the words of the spans [begin, end) of `out`, or all if `spans` is null; returns how many items had a Bloom term looked up.
 int64_t ziggurat_run_mask_program(
-    const int64_t* steps, int64_t num_steps, int64_t depth, int64_t is_bounded, const uint64_t* planes,
-    int64_t num_items, const int64_t* spans, int64_t num_spans, uint64_t* out
+    const int64_t* steps, int64_t num_steps, int64_t depth, int64_t num_blooms, int64_t is_bounded,
+    const uint64_t* planes, int64_t num_items, const int64_t* spans, int64_t num_spans, uint64_t* out
 ) {
     Problem problem{
         reinterpret_cast<const Step*>(steps), num_steps, planes, (num_items + 63) / 64, num_items,
-        std::vector<uint64_t>(size_t(depth * BLOCK)),
+        bool(is_bounded), std::vector<uint64_t>(size_t(depth * BLOCK)), std::vector<uint64_t>(size_t(num_blooms * BLOCK)),
     };
     const int64_t everything[2] = {0, problem.num_words};
     if (!spans) spans = everything;
