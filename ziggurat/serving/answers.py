@@ -213,6 +213,8 @@ class Info:
         filters: attributes that filters may use, with their kinds.
         value_model: the formula that orders answers.
         filter_example: a filter that works on this catalogue, or "".
+        num_candidates: items that retrieval gives the ranker for an answer of few items.
+        examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
     """
 
     name: str
@@ -227,6 +229,8 @@ class Info:
     filters: dict[str, str] = field(default_factory=dict)
     value_model: str = ""
     filter_example: str = ""
+    num_candidates: int = 0
+    examples: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The description as plain data."""
@@ -235,7 +239,7 @@ class Info:
             name: [{"name": each.name, "kind": each.kind, "example": each.example} for each in data[name]]
             for name in ("user_columns", "item_columns")
         }
-        return data | columns | {"labels": list(self.labels)}
+        return data | columns | {"labels": list(self.labels), "examples": list(self.examples)}
 
 
 class Answerer(Protocol):

@@ -10,7 +10,7 @@
       items/catalogue.parquet     one row an item: its raw columns
       items/index.safetensors     vectors and attributes, as the index searches them
       users/…                     what is known of users: their last columns, and what they have had
-      value_model.json            how the scores of tasks become one
+      chain.json                  how an answer is put together: candidates, value model, column of the user
       golden.json                 requests with their answers, to compare with
 
 Trust runs in one direction: export.json carries the checksum of its own content, and those of all files. `open_export`

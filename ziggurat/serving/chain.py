@@ -1,0 +1,216 @@
+"""The chain of an answer: candidates from the index, scores from the ranker, one value each, the best first.
+
+    users (B rows) ──► vectors ──► index ──► candidates ──► ranker ──► value model ──► order
+                                             C a user       (B·C pairs in one batch)   of equal values the earlier item
+
+`Chain` knows tensors and numbers of items; requests, ids and errors are the recommender's (`recommender.py`). How much
+of it is computed is said by an `Effort`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+
+from ziggurat.config import from_json, to_json
+from ziggurat.errors import ExportError
+from ziggurat.files import Format
+from ziggurat.serving.answers import Effort
+from ziggurat.serving.export_folder import WAYS_OUT
+from ziggurat.serving.item_catalogue import ItemCatalogue
+from ziggurat.serving.ranker import Ranker
+from ziggurat.serving.retriever import ItemSearch, VectorEncoder
+from ziggurat.serving.value_model import ValueModel
+from ziggurat.typed import Count
+
+CHAIN_FILE = "chain.json"
+CHAIN = Format(name="ziggurat.export_chain", what="the chain of an export", error=ExportError, ways_out=WAYS_OUT)
+RETRIEVAL = "retrieval"
+_LESS = 4  # by which less effort divides the candidates
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainSettings:
+    """The content of chain.json.
+
+    Args:
+        formula: of the value model.
+        num_candidates: items that the index gives the ranker, for answers of no more items than that.
+        user_id: column with the user's id, or "".
+    """
+
+    formula: str
+    num_candidates: Count = 500
+    user_id: str = ""
+
+    @staticmethod
+    def read(path: Any) -> ChainSettings:
+        """Read the file; raises ExportError."""
+        return from_json(ChainSettings, CHAIN.read(path), where=str(path), error=ExportError)
+
+    def write(self, path: Any) -> None:
+        """Write the file."""
+        CHAIN.write(path, to_json(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What one user is asked about.
+
+    Args:
+        row: raw columns of the user.
+        k: items wanted.
+        filter: parsed or as text; None for all items.
+        exclude: numbers of items to leave out.
+    """
+
+    row: Mapping[str, Any]
+    k: int
+    filter: Any = None
+    exclude: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """Items of one user with what was computed for them, best first.
+
+    Args:
+        items: (n,) numbers in the catalogue.
+        values: (n,) what they are ordered by.
+        tasks: (n, L) scores of the ranker, or (n, 0).
+        retrieval: (n,) inner products, or None.
+        plan: how they were found.
+    """
+
+    items: Int64[Tensor, "n"]
+    values: Float64[Tensor, "n"]
+    tasks: Float32[Tensor, "n L"]
+    retrieval: Float32[Tensor, "n"] | None = None
+    plan: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """The parts of an answer; `ranker` alone ranks, `encoder` and `index` alone retrieve.
+
+    Args:
+        settings: candidates and formula.
+        catalogue: the items, or None.
+        ranker: scores of tasks, or None.
+        encoder: vectors of users, or None.
+        index: of the items' vectors, or None.
+        value: the formula.
+        numbers: columns of the catalogue that the formula reads.
+    """
+
+    settings: ChainSettings
+    catalogue: ItemCatalogue | None
+    ranker: Ranker | None
+    encoder: VectorEncoder | None
+    index: ItemSearch | None
+    value: ValueModel
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Tasks of the ranker."""
+        return () if self.ranker is None else self.ranker.labels
+
+    def recommend(self, questions: Sequence[Question], *, effort: Effort, explain: bool) -> list[Candidates]:
+        """The best items of each question.
+
+        Raises:
+            ZigguratError: one of them cannot be answered; nobody is then.
+        """
+        assert self.catalogue is not None
+        assert self.encoder is not None
+        assert self.index is not None
+        rows = [question.row for question in questions]
+        if effort is Effort.POPULAR:
+            return self._popular(questions)
+        share = 1 if effort is Effort.FULL else _LESS
+        wanted = [self._num_candidates(question.k, share) for question in questions]
+        found = self.index.search(
+            self.encoder.user_vectors(rows),
+            k=min(max(wanted), len(self.catalogue)),
+            filters=[question.filter for question in questions],
+            exclude=[question.exclude for question in questions],
+            fewer_probes=effort is Effort.FEWER_PROBES,
+            explain=explain,
+        )
+        items = [row[:most][row[:most] >= 0] for row, most in zip(found.items, wanted, strict=True)]
+        products = [row[: len(mine)] for row, mine in zip(found.scores, items, strict=True)]
+        plans = [str(plan) for plan in found.plans] if explain else [""] * len(items)
+        if self.ranker is None or effort is Effort.RETRIEVAL_ONLY:
+            tasks = [torch.empty(len(mine), 0) for mine in items]
+        else:
+            tasks = self._rank(rows, items)
+        is_whole = effort is not Effort.RETRIEVAL_ONLY
+        return [
+            self._ordered(items[i], tasks[i], products[i], k=questions[i].k, plan=plans[i], by_value=is_whole)
+            for i in range(len(questions))
+        ]
+
+    def _num_candidates(self, k: int, share: int) -> int:
+        if self.ranker is None:
+            return k
+        return max(self.settings.num_candidates // share, k)
+
+    def _rank(self, rows: Sequence[Mapping[str, Any]], items: Sequence[Tensor]) -> list[Tensor]:
+        """Scores of the tasks, for the candidates of each user."""
+        assert self.ranker is not None
+        counts = torch.tensor([len(mine) for mine in items])
+        users = torch.arange(len(rows)).repeat_interleave(counts)
+        scores = self.ranker.score_pairs(self.ranker.encode_users(rows), pairs=(users, torch.cat(list(items))))
+        return list(scores.split(counts.tolist()))
+
+    def _ordered(
+        self, items: Tensor, tasks: Tensor, products: Tensor, *, k: int, plan: str, by_value: bool
+    ) -> Candidates:
+        """The best k of some candidates, by value; of equal ones the earlier item."""
+        items, order = items.sort()
+        tasks, products = tasks[order], products[order]
+        values = self.values(items, tasks, products) if by_value else products.double()
+        best = values.argsort(descending=True, stable=True)[:k]
+        return Candidates(
+            items=items[best], values=values[best], tasks=tasks[best], retrieval=products[best], plan=plan
+        )
+
+    def values(self, items: Tensor, tasks: Tensor, products: Tensor | None) -> Float64[Tensor, "n"]:
+        """The value of items of the catalogue."""
+        scores = {name: tasks[:, index] for index, name in enumerate(self.labels[: tasks.shape[1]])}
+        scores |= {name: column[items] for name, column in self.numbers.items()}
+        scores[RETRIEVAL] = torch.full((len(items),), torch.nan) if products is None else products
+        return self.value(scores)
+
+    def _popular(self, questions: Sequence[Question]) -> list[Candidates]:
+        """The most frequent items that pass; no model is asked."""
+        assert self.catalogue is not None
+        assert self.index is not None
+        order = np.argsort(-self.catalogue.events, kind="stable")
+        passing = self.index.passing(
+            filters=[question.filter for question in questions], exclude=[question.exclude for question in questions]
+        )
+        found = []
+        for question, mask in zip(questions, passing, strict=True):
+            items = torch.from_numpy(order[mask.numpy()[order]][: question.k].astype(np.int64))
+            events = torch.from_numpy(self.catalogue.events.astype(np.float64))[items]
+            found.append(Candidates(items=items, values=events, tasks=torch.empty(len(items), 0)))
+        return found
+
+
+def numbers_of(frame: pl.DataFrame, *, names: Sequence[str]) -> dict[str, Tensor]:
+    """Columns of a catalogue as numbers that a formula can read; NaN where one is missing."""
+    return {name: torch.from_numpy(frame[name].cast(pl.Float64).to_numpy().copy()) for name in names}
+
+
+def numeric_names(frame: pl.DataFrame, *, taken: Sequence[str] = ()) -> list[str]:
+    """Columns of a catalogue that are numbers, and whose names are free."""
+    return [name for name, kind in frame.schema.items() if kind.is_numeric() and name not in (*taken, RETRIEVAL)]

@@ -1,0 +1,92 @@
+"""The dense network of a model as a program of `torch.export`: for C++, AOTInductor, and whoever has no Ziggurat.
+
+    dense (B, N) ─┐
+    fields (B, X) ├──► dense.pt2 ──► logits (B, L)          any B; the weights are in the file
+    vectors {…}   ┘
+    sequences {name: (values (N, D), offsets (B + 1))}      lists that are not pooled
+
+What stands below it, the lookup of rows in tables, is a gather and a sum that every runtime has, and tables are too
+large to be constants of a program. `fields` are the pooled embeddings in the order of the run's inputs (or what towers
+make of them: towers are lookups' side of the model, and not in the file).
+
+The file is written when an export is made, checked against the model on other batches, and never read here: the format
+holds pickles of torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.features.batch import Batch
+from ziggurat.models import Embedded, Model, Unpooled
+
+PROGRAM_FILE = "dense.pt2"
+_ATOL = 1e-5
+Inputs = dict[str, Any]
+
+
+class DenseProgram(nn.Module):
+    """The dense network with plain tensors for arguments.
+
+    Args:
+        model: whose `forward_dense` it is.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        # Not the model itself: its tables would become constants of the program.
+        self._forward = model.forward_dense
+        for name, child in model.named_children():
+            if name not in ("embeddings", "towers"):
+                self.add_module(name, child)
+
+    def forward(
+        self,
+        dense: Tensor,
+        fields: Tensor,
+        vectors: dict[str, Tensor],
+        sequences: dict[str, tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Logits (B, L)."""
+        lists = {name: Unpooled(values=values, offsets=offsets) for name, (values, offsets) in sequences.items()}
+        return self._forward(Embedded(dense=dense, fields=fields, sequences=lists, vectors=vectors)).logits
+
+
+def inputs_of(embedded: Embedded) -> Inputs:
+    """The arguments of a program for what was looked up."""
+    return {
+        "dense": embedded.dense,
+        "fields": embedded.fields,
+        "vectors": dict(embedded.vectors),
+        "sequences": {name: (each.values, each.offsets) for name, each in embedded.sequences.items()},
+    }
+
+
+@torch.no_grad()
+def export_program(model: Model, batches: tuple[Batch, Batch]) -> torch.export.ExportedProgram:
+    """Trace the dense network, and compare it with the model.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        batches: to trace with, and to compare on; of different sizes, both above 1.
+
+    Raises:
+        RuntimeError, ValueError and what else torch raises: it cannot be traced.
+        AssertionError: the program computes something else.
+    """
+    traced, compared = (inputs_of(model.embed(batch)) for batch in batches)
+    network = DenseProgram(model)
+    dynamic = torch.utils._pytree.tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, traced)
+    program = torch.export.export(network, args=(), kwargs=traced, dynamic_shapes=dynamic)
+    for given in (traced, compared):
+        torch.testing.assert_close(program.module()(**given), network(**given), rtol=_ATOL, atol=_ATOL)
+    return program
+
+
+def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Write a program into an export."""
+    torch.export.save(program, path)

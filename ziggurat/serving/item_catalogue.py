@@ -1,0 +1,201 @@
+"""The catalogue of an export: one row an item, found by id; and what is known of users, found in the same way.
+
+    items/catalogue.parquet    raw columns of the items, and "events:", how often each was in the data
+    items/items.json           which column is the id, which are columns of features
+    users/users.parquet        raw columns of users, as they were last; the most active user first
+    users/seen.safetensors     offsets (U + 1) and items: numbers of catalogue rows, of each user the latest first
+
+Ids are compared by their canonical texts (`data/preprocess/cells.py`), so 17, 17.0 and "17" are one user.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from jaxtyping import Int64
+from polars.exceptions import PolarsError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ziggurat.config import from_json, to_json
+from ziggurat.data.preprocess.cells import canonical_text
+from ziggurat.data.preprocess.vocabulary import Ids, Vocabulary
+from ziggurat.errors import ExportError, RequestError
+from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.files import Format
+from ziggurat.serving.export_folder import WAYS_OUT, ExportFolder, damaged
+from ziggurat.serving.request_rows import canonical_id
+
+EVENTS = "events:"  # column of the catalogue: rows of the data that have the item
+CATALOGUE_FILE, ITEMS_FILE = "items/catalogue.parquet", "items/items.json"
+USERS_FILE, SEEN_FILE = "users/users.parquet", "users/seen.safetensors"
+ITEMS = Format(name="ziggurat.export_items", what="the items of an export", error=ExportError, ways_out=WAYS_OUT)
+
+
+class NumberOfId:
+    """Finds the number of a row by the canonical text of its id.
+
+    Args:
+        ids: canonical texts, each once.
+    """
+
+    def __init__(self, ids: pl.Series) -> None:
+        self.ids = ids
+        self._found = Vocabulary(ids, pl.zeros(len(ids), dtype=pl.Int64, eager=True))
+
+    def numbers(self, ids: Sequence[str | None]) -> np.ndarray:
+        """(N,) int64 numbers; -1 for an id that is not there, or is missing."""
+        rows = self._found.rows(Ids.of(pl.Series(list(ids), dtype=pl.String))).astype(np.int64)
+        return np.maximum(rows - NUM_RESERVED_ROWS, -1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemColumns:
+    """Which columns of a catalogue mean what.
+
+    Args:
+        id: the column of the item's id.
+        features: columns that models read; that of the id belongs to them.
+    """
+
+    id: str
+    features: tuple[str, ...]
+
+
+class ItemCatalogue:
+    """The items of an export.
+
+    Args:
+        frame: one row an item.
+        columns: what its columns mean.
+    """
+
+    def __init__(self, frame: pl.DataFrame, *, columns: ItemColumns) -> None:
+        ids = canonical_text(frame[columns.id])
+        assert ids is not None, "checked when the catalogue was made"
+        self.columns = columns
+        self.events = frame[EVENTS].to_numpy() if EVENTS in frame.columns else np.zeros(frame.height, dtype=np.int64)
+        self.frame = frame.drop(EVENTS, strict=False)
+        self.ids = ids.alias("id").rechunk()
+        self._by_id = NumberOfId(self.ids)
+
+    def __len__(self) -> int:
+        return self.frame.height
+
+    def numbers(self, ids: Sequence[str]) -> Int64[Tensor, "N"]:
+        """Numbers of items by their ids.
+
+        Raises:
+            RequestError: there is no item of one of the ids.
+        """
+        found = self._by_id.numbers([canonical_id(each) for each in ids])
+        absent = np.flatnonzero(found < 0)
+        if len(absent):
+            more = f", and {len(absent) - 1:,} more" if len(absent) > 1 else ""
+            raise RequestError(
+                expected=f"ids of items in the catalogue (column {self.columns.id!r}, {len(self):,} items)",
+                found=f"{ids[int(absent[0])]!r:.80}{more}",
+                where="request, items",
+                ways_out=("correct the id", "give the item by its columns", "export again with the new items"),
+            )
+        return torch.from_numpy(found)
+
+    def known(self, ids: Sequence[str]) -> Int64[Tensor, "N"]:
+        """Numbers of those ids that are in the catalogue."""
+        found = self._by_id.numbers([canonical_id(each) for each in ids])
+        return torch.from_numpy(found[found >= 0])
+
+    def row(self, number: int) -> dict[str, Any]:
+        """The raw columns of an item."""
+        return self.frame.row(number, named=True)
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of an export."""
+        (folder / "items").mkdir(parents=True, exist_ok=True)
+        self.frame.with_columns(pl.Series(EVENTS, self.events)).write_parquet(folder / CATALOGUE_FILE)
+        ITEMS.write(folder / ITEMS_FILE, to_json(self.columns))
+
+    @staticmethod
+    def load(export: ExportFolder) -> ItemCatalogue:
+        """Read it from an export; raises ExportError."""
+        path = export.file(ITEMS_FILE)
+        columns = from_json(ItemColumns, ITEMS.read(path), where=str(path), error=ExportError)
+        frame = read_parquet(export.file(CATALOGUE_FILE))
+        if absent := [name for name in (columns.id, *columns.features) if name not in frame.columns]:
+            raise damaged(export.path / CATALOGUE_FILE, expected=f"columns {columns.features}", found=f"no {absent}")
+        return ItemCatalogue(frame, columns=columns)
+
+
+class KnownUsers:
+    """What an export knows of users: their columns as they were last, and the items that they have had.
+
+    Args:
+        frame: one row a user, the most active first.
+        id_column: the column of the user's id.
+        offsets: (U + 1,) where the items of each user begin.
+        items: numbers of items, of each user the latest first.
+    """
+
+    def __init__(self, frame: pl.DataFrame, *, id_column: str, offsets: Int64[Tensor, "U+1"], items: Tensor) -> None:
+        ids = canonical_text(frame[id_column])
+        assert ids is not None
+        self.frame, self.id_column = frame, id_column
+        self.ids = ids.rechunk()
+        self.offsets, self.items = offsets, items
+        self._by_id = NumberOfId(self.ids)
+
+    def number(self, user: Mapping[str, Any]) -> int:
+        """The number of a user; -1 for one who is not known, or a request without id."""
+        return int(self._by_id.numbers([canonical_id(user.get(self.id_column))])[0])
+
+    def completed(self, user: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of a request, and those of the known user that it leaves out."""
+        number = self.number(user)
+        return dict(user) if number < 0 else self.frame.row(number, named=True) | dict(user)
+
+    def seen(self, user: Mapping[str, Any]) -> Int64[Tensor, "N"]:
+        """Numbers of the items that a user has had, the latest first; none for an unknown one."""
+        number = self.number(user)
+        if number < 0:
+            return torch.empty(0, dtype=torch.int64)
+        first, last = self.offsets[number : number + 2].tolist()
+        return self.items[first:last].long()
+
+    def save(self, folder: Path) -> None:
+        """Write it into the folder of an export."""
+        (folder / "users").mkdir(parents=True, exist_ok=True)
+        self.frame.write_parquet(folder / USERS_FILE)
+        save_file({"offsets": self.offsets, "items": self.items}, str(folder / SEEN_FILE), {"id": self.id_column})
+
+    @staticmethod
+    def load(export: ExportFolder, *, id_column: str, num_items: int) -> KnownUsers:
+        """Read it from an export; raises ExportError where the lists do not fit."""
+        frame, path = read_parquet(export.file(USERS_FILE)), export.file(SEEN_FILE)
+        try:
+            tensors = load_file(str(path))
+            offsets, items = tensors["offsets"], tensors["items"]
+        except (SafetensorError, KeyError) as error:
+            raise damaged(path, expected="lists of items in the format safetensors", found=str(error)[:200]) from error
+        fits = offsets.dtype == torch.int64 and offsets.shape == (frame.height + 1,) and items.dim() == 1
+        fits = fits and int(offsets[0]) == 0 and int(offsets[-1]) == len(items) and bool((offsets.diff() >= 0).all())
+        if not fits or (len(items) and not 0 <= int(items.min()) <= int(items.max()) < num_items):
+            raise damaged(path, expected=f"lists of {frame.height:,} users, of {num_items:,} items", found="others")
+        if id_column not in frame.columns:
+            raise damaged(export.path / USERS_FILE, expected=f"a column {id_column!r}", found=", ".join(frame.columns))
+        return KnownUsers(frame, id_column=id_column, offsets=offsets, items=items)
+
+
+def read_parquet(path: Path) -> pl.DataFrame:
+    """A frame from a Parquet file of an export; raises ExportError."""
+    try:
+        return pl.read_parquet(io.BytesIO(path.read_bytes()))
+    except (PolarsError, OSError) as error:
+        raise damaged(path, expected="a table in Parquet", found=str(error)[:200]) from error

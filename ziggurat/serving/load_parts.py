@@ -1,0 +1,132 @@
+"""The parts of an opened export as objects: catalogue, users, models, index and value model, checked to fit together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from ziggurat.errors import ExportError
+from ziggurat.features.schema import Schema, column_of
+from ziggurat.serving.answers import Column, Info
+from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, Chain, ChainSettings, numbers_of, numeric_names
+from ziggurat.serving.export_folder import ExportFolder, damaged
+from ziggurat.serving.golden import read_requests
+from ziggurat.serving.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
+from ziggurat.serving.item_search import INDEX_FILE, load_index
+from ziggurat.serving.packed_model import MODEL_FILE, load_model
+from ziggurat.serving.ranker import Ranker
+from ziggurat.serving.retriever import VectorEncoder, VectorModel
+from ziggurat.serving.value_model import ValueModel
+
+RANKER, ENCODER = "ranker", "encoder"
+
+
+def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tuple[Chain, KnownUsers | None, Info]:
+    """Everything that a `Recommender` is made of.
+
+    Args:
+        export: opened, so that its files are as they were written.
+        models: config classes of the user's own.
+
+    Raises:
+        ExportError: parts do not fit each other.
+        ConfigError: a model that is not known.
+    """
+    settings = ChainSettings.read(export.file(CHAIN_FILE))
+    catalogue = ItemCatalogue.load(export) if export.has(CATALOGUE_FILE) else None
+    of_item = () if catalogue is None else catalogue.columns.features
+    ranker = encoder = index = users = None
+    if export.has(f"{RANKER}/{MODEL_FILE}"):
+        ranker = Ranker(load_model(export, RANKER, models=models), item_columns=of_item)
+        if catalogue is not None:
+            ranker.encode_items(catalogue.frame)
+    if export.has(f"{ENCODER}/{MODEL_FILE}"):
+        packed = load_model(export, ENCODER, models=models)
+        if catalogue is None or not isinstance(packed.model, VectorModel):
+            raise damaged(export.path, expected="a model with vectors, and a catalogue", found="one without the other")
+        encoder = VectorEncoder(packed, item_columns=of_item)
+        index = load_index(export.file(INDEX_FILE), catalogue=catalogue)
+    if catalogue is not None and export.has(USERS_FILE):
+        users = KnownUsers.load(export, id_column=settings.user_id, num_items=len(catalogue))
+    labels = () if ranker is None else ranker.labels
+    names = () if catalogue is None else numeric_names(catalogue.frame, taken=labels)
+    where = str(export.path / CHAIN_FILE)
+    try:
+        value = ValueModel(settings.formula, names=(*labels, RETRIEVAL, *names), where=where)
+    except ValueError as error:
+        raise ExportError(
+            expected="a value model over the tasks of the export",
+            found=str(error),
+            where=where,
+            ways_out="make the export again: ziggurat export RUN --out FOLDER",
+        ) from error
+    used = [name for name in names if name in value.names]
+    chain = Chain(
+        settings=settings,
+        catalogue=catalogue,
+        ranker=ranker,
+        encoder=encoder,
+        index=index,
+        value=value,
+        numbers={} if catalogue is None else numbers_of(catalogue.frame, names=used),
+    )
+    return chain, users, _info(export, chain, users)
+
+
+def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
+    catalogue, ranker, encoder = chain.catalogue, chain.ranker, chain.encoder
+    sides = [side for part in (ranker, encoder) if part is not None for side in (part.users, part.items)]
+    user_schemas = [side.preprocessing.schema for side in sides[::2] if side.preprocessing is not None]
+    item_schemas = [side.preprocessing.schema for side in sides[1::2] if side.preprocessing is not None]
+    user_columns = _columns(user_schemas, None if users is None else users.frame)
+    if users is not None and users.id_column not in {column.name for column in user_columns}:
+        example = Column(name=users.id_column, kind="categorical", example=users.ids[0] if len(users.ids) else None)
+        user_columns = (example, *user_columns)
+    item_columns = _columns(item_schemas, None if catalogue is None else catalogue.frame)
+    if catalogue is None:  # nobody said what describes the item: any column may come from either
+        item_columns = user_columns
+    names = {column.name for column in item_columns}
+    item_columns += tuple(Column(name=name, kind="dense") for name in chain.numbers if name not in names)
+    return Info(
+        name=export.name,
+        version=export.version,
+        made_with=export.manifest.made_with.get("ziggurat", ""),
+        can_recommend=chain.index is not None,
+        can_rank=ranker is not None,
+        num_items=0 if catalogue is None else len(catalogue),
+        labels=chain.labels,
+        user_columns=user_columns,
+        item_columns=item_columns,
+        filters={} if chain.index is None else dict(chain.index.attributes),
+        value_model=chain.settings.formula,
+        num_candidates=chain.settings.num_candidates if chain.index is not None else 0,
+        examples=read_requests(export),
+    )
+
+
+def _columns(schemas: Sequence[Schema], frame: pl.DataFrame | None) -> tuple[Column, ...]:
+    found: dict[str, Column] = {}
+    for schema in schemas:
+        for feature in schema.features:
+            name = column_of(feature)
+            example = None
+            if frame is not None and name in frame.columns and frame.height:
+                example = plain(frame[name][0])
+            found.setdefault(name, Column(name=name, kind=feature.kind, example=example))
+    return tuple(found.values())
+
+
+def plain(value: Any) -> Any:
+    """A cell of a frame as a value that JSON has."""
+    if isinstance(value, pl.Series):
+        return [plain(each) for each in value.to_list()]
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return None if value != value else str(value)  # NaN is missing
+    return value

@@ -1,0 +1,113 @@
+"""The ranker of an export: scores of raw rows, and of users with items of the catalogue.
+
+    rows (user and item in one)    ──► the run's preprocessing ──► model ──► scores        as `ziggurat predict`
+    users × items of the catalogue ──► two sides, joined ─────────► model ──► scores        the same numbers
+
+Items of the catalogue are encoded when the export is loaded; a request encodes its user alone (`sides.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.schema import column_of
+from ziggurat.models.contract.losses import scores_from_logits
+from ziggurat.serving.packed_model import PackedModel
+from ziggurat.serving.request_rows import frame_of
+from ziggurat.serving.sides import EncodedSide, Side, join
+
+CHUNK_PAIRS = 16_384
+_CHUNK_ITEMS = 65_536
+
+
+class Ranker:
+    """Scores users with items.
+
+    Args:
+        packed: the model.
+        item_columns: columns that describe the item; a feature that reads one of them belongs to the item.
+    """
+
+    def __init__(self, packed: PackedModel, *, item_columns: Collection[str]) -> None:
+        self.packed = packed
+        self.schema = packed.preprocessing.schema
+        self.inputs = packed.preprocessing.inputs
+        self.labels = tuple(label.name for label in self.inputs.labels)
+        of_item = [each.name for each in self.schema.features if column_of(each) in item_columns]
+        self.items = Side(packed.preprocessing, names=of_item)
+        self.users = Side(packed.preprocessing, names={each.name for each in self.schema.features} - set(of_item))
+        self._encoded_items: EncodedSide | None = None
+
+    def encode_items(self, frame: pl.DataFrame) -> None:
+        """Encode the catalogue, whose rows `score_pairs` then knows by number."""
+        columns = [] if self.items.preprocessing is None else self.items.preprocessing.schema.columns
+        parts = [
+            self.items.encode(part.select(columns), num_rows=part.height) for part in frame.iter_slices(_CHUNK_ITEMS)
+        ]
+        self._encoded_items = EncodedSide(inputs=self.items.inputs, batch=_stacked(parts))
+
+    def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
+        """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
+        side = self.users
+        frame = pl.DataFrame() if side.preprocessing is None else frame_of(rows, side.preprocessing.schema)
+        return EncodedSide(inputs=side.inputs, batch=side.encode(frame, num_rows=len(rows)))
+
+    def score_pairs(
+        self, users: EncodedSide, *, pairs: tuple[Int64[Tensor, "P"], Int64[Tensor, "P"]]
+    ) -> Float32[Tensor, "P L"]:
+        """Scores of pairs (number of the user, number of the item in the catalogue)."""
+        assert self._encoded_items is not None, "encode_items comes first"
+        found = []
+        for first in range(0, len(pairs[0]), CHUNK_PAIRS):
+            chunk = (pairs[0][first : first + CHUNK_PAIRS], pairs[1][first : first + CHUNK_PAIRS])
+            found.append(self.score_batch(join(self.inputs, users=users, items=self._encoded_items, pairs=chunk)))
+        return torch.cat(found) if found else torch.empty(0, len(self.labels))
+
+    def score_rows(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N L"]:
+        """Scores of whole rows of requests: columns of the user and of the item in one."""
+        return self.score_frame(frame_of(rows, self.schema))
+
+    def score_frame(self, frame: pl.DataFrame) -> Float32[Tensor, "N L"]:
+        """Scores of raw rows, as `ziggurat predict` gives them."""
+        parts = [self.score_batch(self.packed.preprocessing.batch(part)) for part in frame.iter_slices(CHUNK_PAIRS)]
+        return torch.cat(parts) if parts else torch.empty(0, len(self.labels))
+
+    @torch.no_grad()
+    def score_batch(self, batch: Batch) -> Float32[Tensor, "B L"]:
+        """Probabilities of binary labels, values of the others."""
+        return scores_from_logits(self.packed.model(batch), inputs=self.inputs)
+
+
+def _stacked(parts: Sequence[Batch]) -> Batch:
+    """Batches one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [part.batch_size for part in parts]
+    num_lists = (len(parts[0].jagged.offsets) - 1) // sizes[0]
+    jagged = JaggedRows.empty()
+    if num_lists:
+        cuts = [part.jagged.offsets.diff().view(num_lists, -1) for part in parts]
+        values = [
+            part.jagged.values[int(part.jagged.offsets[j * size]) : int(part.jagged.offsets[(j + 1) * size])]
+            for j in range(num_lists)
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        lengths = torch.cat(cuts, dim=1).reshape(-1)
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        jagged = JaggedRows(torch.cat(values), offsets)
+    return Batch(
+        dense=torch.cat([part.dense for part in parts]),
+        single=torch.cat([part.single for part in parts], dim=1),
+        jagged=jagged,
+        vectors={name: torch.cat([part.vectors[name] for part in parts]) for name in parts[0].vectors},
+        labels=torch.cat([part.labels for part in parts]),
+        row_ids=torch.arange(sum(sizes)),
+    )

@@ -1,0 +1,399 @@
+"""Recommender: an export folder, loaded, answers requests. The one implementation of an answer.
+
+    rec = zg.Recommender.load("exports/films")
+    rec.recommend({"user_id": "17"}, k=10, filter="genres:Drama AND NOT year:1995..1999")
+    rec.rank({"user_id": "17"}, ["Alien (1979)", "Heat (1995)"])
+    rec.scores(frame)                                   as `ziggurat predict`
+
+    request ──► columns of the known user ──► chain: candidates, scores, value (`chain.py`) ──► ids and scores
+
+Bulk (`ziggurat recommend`), the server and the golden check of an export all come through here. Requests are answered
+together, each with a user, a filter and a k of its own; what is wrong with one is an error in its place.
+
+Columns that a request leaves out are those of the user's last row in the data, if the user is known, and missing
+otherwise; ids that training never saw are unknown, as in `ziggurat predict`. Columns that nothing reads are refused.
+
+Equal requests get equal answers, up to rounding where they come in other batches; equal scores go by the order of the
+catalogue. Nothing is kept between requests, so several threads may ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ziggurat.arguments import check_arguments
+from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.serving.answers import (
+    Effort,
+    Info,
+    Ranked,
+    RankRequest,
+    Recommendations,
+    RecommendRequest,
+    ScoredItem,
+)
+from ziggurat.serving.chain import RETRIEVAL, Candidates, Chain, Question
+from ziggurat.serving.export_folder import ExportFolder, open_export
+from ziggurat.serving.golden import check_golden
+from ziggurat.serving.item_catalogue import KnownUsers
+from ziggurat.serving.load_parts import load_parts
+from ziggurat.serving.request_rows import canonical_id, refuse_unknown
+
+Asked = TypeVar("Asked")
+Answered = TypeVar("Answered")
+
+
+class Recommender:
+    """An export that answers: recommends items of its catalogue, and ranks items that are given.
+
+    Use `Recommender.load`.
+
+    Args:
+        export: the opened folder.
+        chain: what computes.
+        users: what is known of users, or None.
+        info: what it says of itself.
+    """
+
+    def __init__(self, export: ExportFolder, *, chain: Chain, users: KnownUsers | None, info: Info) -> None:
+        self.export, self.chain = export, chain
+        self._users, self._info = users, info
+        self._user_columns = tuple(column.name for column in info.user_columns)
+        self._item_columns = tuple(column.name for column in info.item_columns)
+
+    @staticmethod
+    @check_arguments
+    def load(folder: str | Path, *, models: Sequence[type[Any]] = (), check: bool = True) -> Recommender:
+        """Load an export.
+
+        Args:
+            folder: of the export.
+            models: config classes of your own, if its models are of such. A folder never makes this import code.
+            check: ask the golden requests, and compare with their answers.
+
+        Raises:
+            MissingFileError: there is no export.
+            ExportError: a file is damaged, or a golden request is answered in another way; names it.
+            ConfigError: a model that is neither built in nor in `models`.
+        """
+        export = open_export(folder)
+        chain, users, info = load_parts(export, models=models)
+        loaded = Recommender(export, chain=chain, users=users, info=info)
+        if check:
+            loaded.check_golden()
+        return loaded
+
+    @property
+    def version(self) -> str:
+        """16 hex digits that change with anything in the export."""
+        return self.export.version
+
+    def __repr__(self) -> str:
+        info = self._info
+        what = [
+            f"{info.num_items:,} items" if info.num_items else "",
+            f"retrieval of {info.num_candidates}" if info.can_recommend else "",
+            f"ranks by {', '.join(info.labels)}" if info.can_rank else "",
+        ]
+        return f"Recommender({info.name}: {'; '.join(filter(None, what))}; version {self.version})"
+
+    # ------------------------------------------------------------------------------------------- for people, in Python
+
+    @overload
+    def recommend(self, user: Mapping[str, Any], **settings: Any) -> Recommendations: ...
+
+    @overload
+    def recommend(self, user: Sequence[Mapping[str, Any]], **settings: Any) -> list[Recommendations]: ...
+
+    def recommend(
+        self,
+        user: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        k: int = 10,
+        filter: str = "",
+        exclude_seen: bool = True,
+        exclude: Sequence[str] = (),
+        explain: bool = False,
+    ) -> Recommendations | list[Recommendations]:
+        """The k best items of the catalogue for a user, or for each of several.
+
+        Args:
+            user: raw columns; those left out are the known user's, or missing.
+            k: how many items.
+            filter: which items may be in the answer; see the guide to filters.
+            exclude_seen: leave out what the user has had in the data.
+            exclude: ids of further items to leave out.
+            explain: also say how the candidates were found.
+
+        Raises:
+            RequestError: a column, an id or a filter that cannot be.
+        """
+        one = isinstance(user, Mapping)
+        users = [user] if isinstance(user, Mapping) else user
+        requests = [
+            RecommendRequest(
+                user=dict(each),
+                k=k,
+                filter=filter,
+                exclude_seen=exclude_seen,
+                exclude=tuple(exclude),
+                explain=explain,
+            )
+            for each in users
+        ]
+        answers = _or_raise(self.recommend_many(requests))
+        return answers[0] if one else answers
+
+    def rank(self, user: Mapping[str, Any], items: Sequence[str | Mapping[str, Any]]) -> Ranked:
+        """Given items, best first, with the score of each task.
+
+        Args:
+            user: raw columns, as in `recommend`.
+            items: ids of the catalogue, or raw columns of items that need not be in it.
+
+        Raises:
+            RequestError: a column or an id that cannot be.
+        """
+        given = tuple(dict(item) if isinstance(item, Mapping) else item for item in items)
+        return _or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
+
+    def scores(self, frame: Any) -> np.ndarray:
+        """Scores of whole raw rows in a frame of polars: float32 (rows, labels), as `ziggurat predict` gives them."""
+        return self._ranker().score_frame(frame).numpy()
+
+    # -------------------------------------------------------------------------------------------------- an `Answerer`
+
+    def info(self) -> Info:
+        """What the export is, and what may be asked of it."""
+        return self._info
+
+    def check(self, request: RecommendRequest | RankRequest) -> int:
+        """Refuse what cannot be answered; return the number of candidates. See `Answerer.check`."""
+        if isinstance(request, RecommendRequest):
+            self._question(request)
+            return max(self.chain.settings.num_candidates if self.chain.ranker else request.k, request.k)
+        self._ranker()
+        self._row(request.user)
+        self._split_items(request)
+        return len(request.items)
+
+    def recommend_many(
+        self, requests: Sequence[RecommendRequest], *, effort: Effort = Effort.FULL
+    ) -> list[Recommendations | ZigguratError]:
+        """Answers in the order of the requests; an error stands in the place of its answer."""
+        return _isolated(lambda asked: self._recommend(asked, effort), requests)
+
+    def rank_many(
+        self, requests: Sequence[RankRequest], *, effort: Effort = Effort.FULL
+    ) -> list[Ranked | ZigguratError]:
+        """Scores for the items of each request; less effort changes nothing, since each item was asked for."""
+        del effort
+        return _isolated(self._rank, requests)
+
+    def item(self, id: str) -> dict[str, Any]:
+        """The raw columns of an item of the catalogue."""
+        catalogue = self._catalogue()
+        return catalogue.row(int(catalogue.numbers([id])[0]))
+
+    def users(self, *, limit: int = 100) -> list[str]:
+        """Ids of known users, the most active first."""
+        return [] if self._users is None else self._users.ids.head(limit).to_list()
+
+    def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
+        """Ids of the items that a user had in the data, the latest first."""
+        if self._users is None or self.chain.catalogue is None:
+            return []
+        return self.chain.catalogue.ids.gather(self._users.seen(user)[:limit].numpy()).to_list()
+
+    def explain_item(self, request: RecommendRequest, id: str) -> str:
+        """Why an item may be in the answer to a request, or may not."""
+        number = int(self._catalogue().numbers([id])[0])
+        question = self._question(request)
+        lines = []
+        if request.exclude_seen and self._users is not None and number in self._users.seen(request.user):
+            lines.append("left out: the user has had it (exclude_seen)")
+        if canonical_id(id) in {canonical_id(each) for each in request.exclude}:
+            lines.append("left out: the request excludes it")
+        if question.filter is not None and self.chain.index is not None:
+            lines.append(self.chain.index.explain(question.filter, number))
+        return "\n".join(lines) or "nothing leaves it out: it is in the answer if enough items are worse"
+
+    def check_golden(self) -> int:
+        """Ask the golden requests of the export; raises ExportError where an answer differs. Returns how many."""
+        return check_golden(self, self.export)
+
+    # ------------------------------------------------------------------------------------------------------ requests
+
+    def _recommend(self, requests: Sequence[RecommendRequest], effort: Effort) -> list[Recommendations]:
+        questions = [self._question(request) for request in requests]
+        explain = any(request.explain for request in requests)
+        found = self.chain.recommend(questions, effort=effort, explain=explain)
+        degraded = () if effort is Effort.FULL else (effort.value,)
+        return [
+            Recommendations(
+                items=self._items(each),
+                version=self.version,
+                degraded=degraded,
+                plan=each.plan if request.explain else "",
+            )
+            for each, request in zip(found, requests, strict=True)
+        ]
+
+    def _items(self, found: Candidates) -> tuple[ScoredItem, ...]:
+        ids = self._catalogue().ids.gather(found.items.numpy()).to_list()
+        labels, tasks = self.chain.labels, found.tasks.tolist()
+        products = [None] * len(ids) if found.retrieval is None else found.retrieval.tolist()
+        return tuple(
+            ScoredItem(
+                id=ids[place],
+                score=value,
+                tasks=dict(zip(labels, tasks[place], strict=False)),
+                retrieval=products[place],
+                position=place,
+            )
+            for place, value in enumerate(found.values.tolist())
+        )
+
+    def _question(self, request: RecommendRequest) -> Question:
+        if self.chain.index is None:
+            raise RequestError(
+                expected="an export with an index of items",
+                found="one that ranks given items only",
+                where=f"export {self.export.name}",
+                ways_out=(
+                    'rank: {"user": {…}, "items": ["…"]}',
+                    "ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
+                ),
+            )
+        row = self._row(request.user)
+        left_out = []
+        if request.exclude_seen and self._users is not None:
+            left_out.append(self._users.seen(request.user))
+        if request.exclude:
+            left_out.append(self._catalogue().known(request.exclude))
+        text = request.filter.strip()
+        return Question(
+            row=row,
+            k=request.k,
+            filter=self.chain.index.parse(text) if text else None,
+            exclude=torch.cat(left_out) if left_out else None,
+        )
+
+    def _row(self, user: Mapping[str, Any]) -> dict[str, Any]:
+        refuse_unknown(user, self._user_columns, what="user")
+        return dict(user) if self._users is None else self._users.completed(user)
+
+    def _rank(self, requests: Sequence[RankRequest]) -> list[Ranked]:
+        ranker = self._ranker()
+        rows = [self._row(request.user) for request in requests]
+        parts = [self._split_items(request) for request in requests]
+        counts = [len(numbers) for numbers, _ in parts]
+        known = torch.empty(0, len(ranker.labels))
+        if sum(counts):
+            who = torch.arange(len(rows)).repeat_interleave(torch.tensor(counts))
+            known = ranker.score_pairs(ranker.encode_users(rows), pairs=(who, torch.cat([each for each, _ in parts])))
+        whole = [row | item for row, (_, given) in zip(rows, parts, strict=True) for item in given.values()]
+        new = ranker.score_rows(whole) if whole else torch.empty(0, len(ranker.labels))
+        of_known, of_new = known.split(counts), new.split([len(given) for _, given in parts])
+        return [self._ranked(request, parts[i], of_known[i], of_new[i]) for i, request in enumerate(requests)]
+
+    def _ranked(
+        self, request: RankRequest, parts: tuple[Tensor, dict[int, dict[str, Any]]], known: Tensor, new: Tensor
+    ) -> Ranked:
+        numbers, given = parts
+        size = len(request.items)
+        at_new = torch.tensor(list(given), dtype=torch.int64)
+        at_known = torch.tensor([i for i in range(size) if i not in given], dtype=torch.int64)
+        tasks = torch.empty(size, len(self.chain.labels))
+        tasks[at_known], tasks[at_new] = known, new
+        values = torch.empty(size, dtype=torch.float64)
+        if len(at_known):
+            values[at_known] = self.chain.values(numbers, known, None)
+        if len(at_new):
+            values[at_new] = self._values_of_rows(list(given.values()), new)
+        order = values.argsort(descending=True, stable=True).tolist()
+        scores, labels = tasks.tolist(), self.chain.labels
+        items = tuple(
+            ScoredItem(
+                id=self._id_of(request.items[place]),
+                score=float(values[place]),
+                tasks=dict(zip(labels, scores[place], strict=True)),
+                position=place,
+            )
+            for place in order
+        )
+        return Ranked(items=items, version=self.version)
+
+    def _values_of_rows(self, rows: Sequence[Mapping[str, Any]], tasks: Tensor) -> Tensor:
+        """The value of items that were given by their columns."""
+        scores = {name: tasks[:, index] for index, name in enumerate(self.chain.labels)}
+        for name in (*self.chain.numbers, RETRIEVAL):
+            numbers = [row.get(name) for row in rows]
+            given = [float(each) if isinstance(each, int | float) else np.nan for each in numbers]
+            scores[name] = torch.tensor(given, dtype=torch.float64)
+        return self.chain.value(scores)
+
+    def _split_items(self, request: RankRequest) -> tuple[Tensor, dict[int, dict[str, Any]]]:
+        """Numbers of the items given by id, and the columns of the others by their place."""
+        ids = [item for item in request.items if isinstance(item, str)]
+        given = {place: item for place, item in enumerate(request.items) if not isinstance(item, str)}
+        for item in given.values():
+            refuse_unknown(item, self._item_columns, what="item")
+        numbers = self._catalogue().numbers(ids) if ids else torch.empty(0, dtype=torch.int64)
+        return numbers, given
+
+    def _id_of(self, item: str | Mapping[str, Any]) -> str:
+        if isinstance(item, str):
+            return item
+        catalogue = self.chain.catalogue
+        return "" if catalogue is None else canonical_id(item.get(catalogue.columns.id)) or ""
+
+    def _ranker(self) -> Any:
+        if self.chain.ranker is None:
+            raise RequestError(
+                expected="an export with a ranker",
+                found="one that retrieves only",
+                where=f"export {self.export.name}",
+                ways_out="ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
+            )
+        return self.chain.ranker
+
+    def _catalogue(self) -> Any:
+        if self.chain.catalogue is None:
+            raise RequestError(
+                expected="an export with a catalogue of items",
+                found="none",
+                where=f"export {self.export.name}",
+                ways_out=(
+                    'give items by their columns: {"items": [{"movie_id": "…"}]}',
+                    "name the item's features in the schema ([items]), and train and export again",
+                ),
+            )
+        return self.chain.catalogue
+
+
+def _isolated(
+    answer: Callable[[Sequence[Asked]], Sequence[Answered]], asked: Sequence[Asked]
+) -> list[Answered | ZigguratError]:
+    """Answers of all together; where one spoils it, of each alone, with errors in their places."""
+    if not asked:
+        return []
+    try:
+        return list(answer(asked))
+    except ZigguratError as error:
+        if len(asked) == 1:
+            return [error]
+    return [found for each in asked for found in _isolated(answer, [each])]
+
+
+def _or_raise(answers: Sequence[Answered | ZigguratError]) -> list[Answered]:
+    for answer in answers:
+        if isinstance(answer, ZigguratError):
+            raise answer
+    return list(answers)  # type: ignore[arg-type]  # no errors are left

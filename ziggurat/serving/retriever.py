@@ -1,0 +1,146 @@
+"""The retriever of an export: the vector of a user, and the items of the index that go best with it.
+
+    user ──► encoder ──► (B, D) ──► index: filter, search, without what was seen ──► candidates of the catalogue
+
+The encoder is a model with `user_vectors` and `item_vectors` (`models/retrieval/two_tower.py`). Item vectors were
+computed for the whole catalogue when the export was made; a request computes the user's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import polars as pl
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from ziggurat.features.batch import Batch
+from ziggurat.features.schema import column_of
+from ziggurat.serving.packed_model import PackedModel
+from ziggurat.serving.request_rows import frame_of
+from ziggurat.serving.sides import EncodedSide, Side, join
+
+_CHUNK_ITEMS = 16_384
+
+
+@runtime_checkable
+class VectorModel(Protocol):
+    """A model that gives users and items vectors whose inner product says how well they go together."""
+
+    def user_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
+        """The vectors of the users of a batch; what it says of items does not matter."""
+        ...
+
+    def item_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
+        """The vectors of the items of a batch; what it says of users does not matter."""
+        ...
+
+
+class Found(Protocol):
+    """What a search gives: (Q, k) scores and numbers of items, best first; number -1 where fewer pass."""
+
+    @property
+    def scores(self) -> Tensor:
+        """Inner products, FP32."""
+        ...
+
+    @property
+    def items(self) -> Tensor:
+        """Numbers of items in the catalogue."""
+        ...
+
+    @property
+    def plans(self) -> Sequence[Any]:
+        """How each query was answered, if `explain` asked for it."""
+        ...
+
+
+class VectorEncoder:
+    """Vectors of users and items from their raw columns.
+
+    Args:
+        packed: a model with `user_vectors` and `item_vectors`.
+        item_columns: columns that describe the item.
+    """
+
+    def __init__(self, packed: PackedModel, *, item_columns: Collection[str]) -> None:
+        assert isinstance(packed.model, VectorModel), "checked by who exports and loads"
+        self._model: VectorModel = packed.model
+        self.inputs = packed.preprocessing.inputs
+        features = packed.preprocessing.schema.features
+        of_item = [each.name for each in features if column_of(each) in item_columns]
+        self.items = Side(packed.preprocessing, names=of_item)
+        self.users = Side(packed.preprocessing, names={each.name for each in features} - set(of_item))
+        self._nobody, self._nothing = _empty(self.users), _empty(self.items)
+
+    @torch.no_grad()
+    def user_vectors(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N D"]:
+        """Vectors of users by their raw columns; raises RequestError, DataError, BoundsError."""
+        assert self.users.preprocessing is not None, "a model of vectors has features of the user"
+        frame = frame_of(rows, self.users.preprocessing.schema)
+        users = EncodedSide(inputs=self.users.inputs, batch=self.users.encode(frame, num_rows=len(rows)))
+        pairs = (torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.int64))
+        return self._model.user_vectors(join(self.inputs, users=users, items=self._nothing, pairs=pairs)).float()
+
+    @torch.no_grad()
+    def item_vectors(self, frame: pl.DataFrame) -> Float32[Tensor, "N D"]:
+        """Vectors of all items of a catalogue."""
+        assert self.items.preprocessing is not None
+        columns, found = self.items.preprocessing.schema.columns, []
+        for part in frame.select(columns).iter_slices(_CHUNK_ITEMS):
+            items = EncodedSide(inputs=self.items.inputs, batch=self.items.encode(part, num_rows=part.height))
+            pairs = (torch.zeros(part.height, dtype=torch.int64), torch.arange(part.height))
+            batch = join(self.inputs, users=self._nobody, items=items, pairs=pairs)
+            found.append(self._model.item_vectors(batch).float())
+        return torch.cat(found)
+
+
+def _empty(side: Side) -> EncodedSide:
+    """One sample of a side whose columns are all missing."""
+    frame = pl.DataFrame() if side.preprocessing is None else frame_of([{}], side.preprocessing.schema)
+    return EncodedSide(inputs=side.inputs, batch=side.encode(frame, num_rows=1))
+
+
+class ItemSearch(Protocol):
+    """An index of the items of a catalogue, by their numbers."""
+
+    def search(
+        self,
+        queries: Float32[Tensor, "Q D"],
+        *,
+        k: int,
+        filters: Sequence[Any],
+        exclude: Sequence[Tensor | None],
+        fewer_probes: bool = False,
+        explain: bool = False,
+    ) -> Found:
+        """The k items of each query with the largest inner products, of those that pass.
+
+        Args:
+            queries: vectors of users.
+            k: items a query.
+            filters: one a query; None for all items.
+            exclude: numbers of items to leave out, one tensor a query.
+            fewer_probes: look at a quarter of what is looked at otherwise.
+            explain: fill `plans`.
+        """
+        ...
+
+    def passing(self, *, filters: Sequence[Any], exclude: Sequence[Tensor | None]) -> Sequence[Tensor]:
+        """(N,) masks of the items that pass each filter and are not excluded."""
+        ...
+
+    def parse(self, text: str) -> Any:
+        """A filter from its text; raises RequestError or FilterError."""
+        ...
+
+    def explain(self, filter: Any, item: int) -> str:
+        """Why an item passes a filter, or does not."""
+        ...
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What filters may name, with its kind."""
+        ...
