@@ -35,6 +35,11 @@ FROZEN = {
         *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),
     },
+    "export": {
+        *("--out", "--ranker", "--tables", "--value", "--items", "--keep", "--no-users", "--candidates"),
+        *("--parity-rows", "--allow", "--model"),
+    },
+    "recommend": {"--out", "--k", "--filter", "--include-seen", "--model"},
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {

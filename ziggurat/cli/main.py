@@ -38,6 +38,7 @@ from ziggurat.cli.scoring_verbs import (
     add_evaluate_arguments,
     add_predict_arguments,
 )
+from ziggurat.cli.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.cli.tower_verbs import add_towers_arguments
 from ziggurat.errors import ZigguratError
@@ -51,6 +52,7 @@ EXAMPLES = """examples:
   ziggurat train table_dlrm --data.train ratings.parquet --schema my.toml
   ziggurat evaluate runs/movielens_dlrm ratings.parquet
   ziggurat predict runs/movielens_dlrm ratings.parquet --out scores.parquet
+  ziggurat export runs/movielens_dlrm --out exports/films     one folder that ranks; see `ziggurat recommend`, too
   ziggurat towers partition runs/movielens_dlrm --towers 4
   ziggurat plan movielens_dlrm --cluster h100x64 --save plan.json
   torchrun --nproc-per-node 2 -m ziggurat train movielens_dlrm --towers towers.json --wire bf16
@@ -143,6 +145,8 @@ def build_parser() -> VerbParser:
     add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
     add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
     add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
+
+    add_serving_verbs(verb)
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets", DATA_EPILOG))
     add_towers_arguments(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
@@ -265,6 +269,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         importance_verb,
         plan_verbs,
         scoring_verbs,
+        serving_verbs,
         tower_verbs,
         verbs,
     )
@@ -276,6 +281,8 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "predict": scoring_verbs.predict,
         "embeddings": scoring_verbs.embeddings,
         "importance": importance_verb.importance,
+        "export": serving_verbs.export,
+        "recommend": serving_verbs.recommend,
         "data": verbs.data,
         "towers": tower_verbs.towers,
         "plan": plan_verbs.plan,

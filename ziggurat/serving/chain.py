@@ -27,6 +27,7 @@ from ziggurat.serving.export_folder import WAYS_OUT
 from ziggurat.serving.item_catalogue import ItemCatalogue
 from ziggurat.serving.ranker import Ranker
 from ziggurat.serving.retriever import ItemSearch, VectorEncoder
+from ziggurat.serving.sides import EncodedSide
 from ziggurat.serving.value_model import ValueModel
 from ziggurat.typed import Count
 
@@ -66,12 +67,14 @@ class Question:
 
     Args:
         row: raw columns of the user.
+        known: number of the known user whose columns these are, or -1.
         k: items wanted.
         filter: parsed or as text; None for all items.
         exclude: numbers of items to leave out.
     """
 
     row: Mapping[str, Any]
+    known: int = -1
     k: int
     filter: Any = None
     exclude: Tensor | None = None
@@ -97,6 +100,14 @@ class Candidates:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownSides:
+    """Known users, encoded ahead; None where they are not."""
+
+    ranker: EncodedSide | None = None
+    encoder: EncodedSide | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """The parts of an answer; `ranker` alone ranks, `encoder` and `index` alone retrieve.
 
@@ -108,6 +119,8 @@ class Chain:
         index: of the items' vectors, or None.
         value: the formula.
         numbers: columns of the catalogue that the formula reads.
+        known: the known users as ranker and encoder read them, so that a request that gives no more than an id costs
+            no encoding; empty where they are too many.
     """
 
     settings: ChainSettings
@@ -117,6 +130,7 @@ class Chain:
     index: ItemSearch | None
     value: ValueModel
     numbers: dict[str, Tensor] = field(default_factory=dict)
+    known: KnownSides = field(default_factory=lambda: KnownSides())
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -132,13 +146,12 @@ class Chain:
         assert self.catalogue is not None
         assert self.encoder is not None
         assert self.index is not None
-        rows = [question.row for question in questions]
         if effort is Effort.POPULAR:
             return self._popular(questions)
         share = 1 if effort is Effort.FULL else _LESS
         wanted = [self._num_candidates(question.k, share) for question in questions]
         found = self.index.search(
-            self.encoder.user_vectors(rows),
+            self.encoder.user_vectors(*self._users(self.encoder, questions, self.known.encoder)),
             k=min(max(wanted), len(self.catalogue)),
             filters=[question.filter for question in questions],
             exclude=[question.exclude for question in questions],
@@ -151,7 +164,7 @@ class Chain:
         if self.ranker is None or effort is Effort.RETRIEVAL_ONLY:
             tasks = [torch.empty(len(mine), 0) for mine in items]
         else:
-            tasks = self._rank(rows, items)
+            tasks = self.rank(questions, items)
         is_whole = effort is not Effort.RETRIEVAL_ONLY
         return [
             self._ordered(items[i], tasks[i], products[i], k=questions[i].k, plan=plans[i], by_value=is_whole)
@@ -163,13 +176,21 @@ class Chain:
             return k
         return max(self.settings.num_candidates // share, k)
 
-    def _rank(self, rows: Sequence[Mapping[str, Any]], items: Sequence[Tensor]) -> list[Tensor]:
-        """Scores of the tasks, for the candidates of each user."""
+    def rank(self, questions: Sequence[Question], items: Sequence[Tensor]) -> list[Float32[Tensor, "n L"]]:
+        """Scores of the tasks, for some items of the catalogue and each user."""
         assert self.ranker is not None
         counts = torch.tensor([len(mine) for mine in items])
-        users = torch.arange(len(rows)).repeat_interleave(counts)
-        scores = self.ranker.score_pairs(self.ranker.encode_users(rows), pairs=(users, torch.cat(list(items))))
-        return list(scores.split(counts.tolist()))
+        users, numbers = self._users(self.ranker, questions, self.known.ranker)
+        pairs = (numbers.repeat_interleave(counts), torch.cat(list(items)))
+        return list(self.ranker.score_pairs(users, pairs=pairs).split(counts.tolist()))
+
+    def _users(
+        self, part: Ranker | VectorEncoder, questions: Sequence[Question], known: EncodedSide | None
+    ) -> tuple[EncodedSide, Int64[Tensor, "B"]]:
+        """Encoded users, and which of them asks each question."""
+        if known is not None and all(question.known >= 0 for question in questions):
+            return known, torch.tensor([question.known for question in questions])
+        return part.encode_users([question.row for question in questions]), torch.arange(len(questions))
 
     def _ordered(
         self, items: Tensor, tasks: Tensor, products: Tensor, *, k: int, plan: str, by_value: bool

@@ -173,6 +173,8 @@ def seal_export(
         made_with: versions.
     """
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    for name in names:
+        (folder / name).chmod(0o644)  # who serves an export may be another user than who made it
     files = {name: _entry(folder / name) for name in names if name != MANIFEST_NAME}
     manifest = Manifest(
         version_of_content=_version_of(files),

@@ -154,12 +154,11 @@ class KnownUsers:
 
     def number(self, user: Mapping[str, Any]) -> int:
         """The number of a user; -1 for one who is not known, or a request without id."""
-        return int(self._by_id.numbers([canonical_id(user.get(self.id_column))])[0])
+        return int(self._by_id.numbers([canonical_id(user.get(self.id_column), column=self.id_column)])[0])
 
-    def completed(self, user: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns of a request, and those of the known user that it leaves out."""
-        number = self.number(user)
-        return dict(user) if number < 0 else self.frame.row(number, named=True) | dict(user)
+    def row(self, number: int) -> dict[str, Any]:
+        """The raw columns of a user, as they were last."""
+        return self.frame.row(number, named=True)
 
     def seen(self, user: Mapping[str, Any]) -> Int64[Tensor, "N"]:
         """Numbers of the items that a user has had, the latest first; none for an unknown one."""

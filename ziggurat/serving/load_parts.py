@@ -1,4 +1,4 @@
-"""The parts of an opened export as objects: catalogue, users, models, index and value model, checked to fit together."""
+"""The parts of an opened export as objects: items, users, models, index, value model; checked to fit together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import polars as pl
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.serving.answers import Column, Info
-from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, Chain, ChainSettings, numbers_of, numeric_names
+from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, Chain, ChainSettings, KnownSides, numbers_of, numeric_names
 from ziggurat.serving.export_folder import ExportFolder, damaged
 from ziggurat.serving.golden import read_requests
 from ziggurat.serving.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
@@ -19,9 +19,11 @@ from ziggurat.serving.item_search import INDEX_FILE, load_index
 from ziggurat.serving.packed_model import MODEL_FILE, load_model
 from ziggurat.serving.ranker import Ranker
 from ziggurat.serving.retriever import VectorEncoder, VectorModel
+from ziggurat.serving.sides import encode_frame
 from ziggurat.serving.value_model import ValueModel
 
 RANKER, ENCODER = "ranker", "encoder"
+_MOST_ENCODED = 1_000_000  # known users that are encoded when an export is loaded
 
 
 def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tuple[Chain, KnownUsers | None, Info]:
@@ -72,8 +74,18 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
         index=index,
         value=value,
         numbers={} if catalogue is None else numbers_of(catalogue.frame, names=used),
+        known=_known_sides(users, ranker, encoder),
     )
     return chain, users, _info(export, chain, users)
+
+
+def _known_sides(users: KnownUsers | None, ranker: Ranker | None, encoder: VectorEncoder | None) -> KnownSides:
+    if users is None or not 0 < users.frame.height <= _MOST_ENCODED:
+        return KnownSides()
+    return KnownSides(
+        ranker=None if ranker is None else encode_frame(ranker.users, users.frame),
+        encoder=None if encoder is None else encode_frame(encoder.users, users.frame),
+    )
 
 
 def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:

@@ -16,15 +16,14 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.serving.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of
-from ziggurat.serving.sides import EncodedSide, Side, join
+from ziggurat.serving.sides import EncodedSide, Side, encode_frame, join
 
 CHUNK_PAIRS = 16_384
-_CHUNK_ITEMS = 65_536
 
 
 class Ranker:
@@ -47,11 +46,7 @@ class Ranker:
 
     def encode_items(self, frame: pl.DataFrame) -> None:
         """Encode the catalogue, whose rows `score_pairs` then knows by number."""
-        columns = [] if self.items.preprocessing is None else self.items.preprocessing.schema.columns
-        parts = [
-            self.items.encode(part.select(columns), num_rows=part.height) for part in frame.iter_slices(_CHUNK_ITEMS)
-        ]
-        self._encoded_items = EncodedSide(inputs=self.items.inputs, batch=_stacked(parts))
+        self._encoded_items = encode_frame(self.items, frame)
 
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
@@ -83,31 +78,3 @@ class Ranker:
     def score_batch(self, batch: Batch) -> Float32[Tensor, "B L"]:
         """Probabilities of binary labels, values of the others."""
         return scores_from_logits(self.packed.model(batch), inputs=self.inputs)
-
-
-def _stacked(parts: Sequence[Batch]) -> Batch:
-    """Batches one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    sizes = [part.batch_size for part in parts]
-    num_lists = (len(parts[0].jagged.offsets) - 1) // sizes[0]
-    jagged = JaggedRows.empty()
-    if num_lists:
-        cuts = [part.jagged.offsets.diff().view(num_lists, -1) for part in parts]
-        values = [
-            part.jagged.values[int(part.jagged.offsets[j * size]) : int(part.jagged.offsets[(j + 1) * size])]
-            for j in range(num_lists)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-        lengths = torch.cat(cuts, dim=1).reshape(-1)
-        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-        torch.cumsum(lengths, 0, out=offsets[1:])
-        jagged = JaggedRows(torch.cat(values), offsets)
-    return Batch(
-        dense=torch.cat([part.dense for part in parts]),
-        single=torch.cat([part.single for part in parts], dim=1),
-        jagged=jagged,
-        vectors={name: torch.cat([part.vectors[name] for part in parts]) for name in parts[0].vectors},
-        labels=torch.cat([part.labels for part in parts]),
-        row_ids=torch.arange(sum(sizes)),
-    )

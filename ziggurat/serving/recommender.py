@@ -19,6 +19,7 @@ catalogue. Nothing is kept between requests, so several threads may ask.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -179,7 +180,7 @@ class Recommender:
             self._question(request)
             return max(self.chain.settings.num_candidates if self.chain.ranker else request.k, request.k)
         self._ranker()
-        self._row(request.user)
+        self._asker(request.user)
         self._split_items(request)
         return len(request.items)
 
@@ -204,6 +205,10 @@ class Recommender:
     def users(self, *, limit: int = 100) -> list[str]:
         """Ids of known users, the most active first."""
         return [] if self._users is None else self._users.ids.head(limit).to_list()
+
+    def knows(self, user: Mapping[str, Any]) -> bool:
+        """Whether the export knows the user with this id."""
+        return self._users is not None and self._users.number(user) >= 0
 
     def history(self, user: dict[str, Any], *, limit: int = 100) -> list[str]:
         """Ids of the items that a user had in the data, the latest first."""
@@ -271,37 +276,44 @@ class Recommender:
                     "ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
                 ),
             )
-        row = self._row(request.user)
+        question = self._asker(request.user)
         left_out = []
         if request.exclude_seen and self._users is not None:
             left_out.append(self._users.seen(request.user))
         if request.exclude:
             left_out.append(self._catalogue().known(request.exclude))
         text = request.filter.strip()
-        return Question(
-            row=row,
+        return dataclasses.replace(
+            question,
             k=request.k,
             filter=self.chain.index.parse(text) if text else None,
             exclude=torch.cat(left_out) if left_out else None,
         )
 
-    def _row(self, user: Mapping[str, Any]) -> dict[str, Any]:
+    def _asker(self, user: Mapping[str, Any]) -> Question:
+        """Who asks: the columns of the request, completed by what is known of the user."""
         refuse_unknown(user, self._user_columns, what="user")
-        return dict(user) if self._users is None else self._users.completed(user)
+        if self._users is None:
+            return Question(row=dict(user), k=1)
+        number = self._users.number(user)
+        if number < 0:
+            return Question(row=dict(user), k=1)
+        is_plain = len(user) == 1  # the id alone
+        return Question(row=self._users.row(number) | dict(user), known=number if is_plain else -1, k=1)
 
     def _rank(self, requests: Sequence[RankRequest]) -> list[Ranked]:
         ranker = self._ranker()
-        rows = [self._row(request.user) for request in requests]
+        askers = [self._asker(request.user) for request in requests]
         parts = [self._split_items(request) for request in requests]
-        counts = [len(numbers) for numbers, _ in parts]
-        known = torch.empty(0, len(ranker.labels))
-        if sum(counts):
-            who = torch.arange(len(rows)).repeat_interleave(torch.tensor(counts))
-            known = ranker.score_pairs(ranker.encode_users(rows), pairs=(who, torch.cat([each for each, _ in parts])))
-        whole = [row | item for row, (_, given) in zip(rows, parts, strict=True) for item in given.values()]
+        known = [torch.empty(0, len(ranker.labels))] * len(requests)
+        if any(len(numbers) for numbers, _ in parts):
+            known = self.chain.rank(askers, [numbers for numbers, _ in parts])
+        whole = [
+            {**asker.row, **item} for asker, (_, given) in zip(askers, parts, strict=True) for item in given.values()
+        ]
         new = ranker.score_rows(whole) if whole else torch.empty(0, len(ranker.labels))
-        of_known, of_new = known.split(counts), new.split([len(given) for _, given in parts])
-        return [self._ranked(request, parts[i], of_known[i], of_new[i]) for i, request in enumerate(requests)]
+        of_new = new.split([len(given) for _, given in parts])
+        return [self._ranked(request, parts[i], known[i], of_new[i]) for i, request in enumerate(requests)]
 
     def _ranked(
         self, request: RankRequest, parts: tuple[Tensor, dict[int, dict[str, Any]]], known: Tensor, new: Tensor

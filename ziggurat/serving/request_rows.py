@@ -34,10 +34,13 @@ def frame_of(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
         RequestError: a value that its feature cannot read; names the column.
     """
     columns: dict[str, pl.Series] = {}
+    missing = frozenset(schema.missing_texts)
     for feature in schema.features:
         name = column_of(feature)
         if name not in columns:
-            values = [_value(row.get(name), feature, name) for row in rows]
+            given = [row.get(name) for row in rows]
+            given = [None if isinstance(each, str) and each in missing else each for each in given]
+            values = [_value(each, feature, name) for each in given]
             columns[name] = pl.Series(name, values, dtype=_type_of(feature), strict=True)
     return pl.DataFrame(columns)
 
@@ -59,13 +62,17 @@ def refuse_unknown(row: Mapping[str, Any], known: Iterable[str], *, what: str) -
             )
 
 
-def canonical_id(value: Any) -> str | None:
+def canonical_id(value: Any, *, column: str = "id") -> str | None:
     """The canonical text of one id; None where it is missing.
+
+    Args:
+        value: of any type that JSON has.
+        column: named in errors.
 
     Raises:
         RequestError: the value is no id.
     """
-    text = _id(value, "id")
+    text = _id(value, column)
     if text is not None and text.endswith(".0") and text[:-2].lstrip("-").isdecimal() and text.isascii():
         whole = text[:-2]
         return "0" if whole == "-0" else whole if whole.count("-") <= 1 else text

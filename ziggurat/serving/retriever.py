@@ -20,7 +20,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.serving.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of
-from ziggurat.serving.sides import EncodedSide, Side, join
+from ziggurat.serving.sides import EncodedSide, Side, encode_frame, join
 
 _CHUNK_ITEMS = 16_384
 
@@ -75,23 +75,24 @@ class VectorEncoder:
         self.users = Side(packed.preprocessing, names={each.name for each in features} - set(of_item))
         self._nobody, self._nothing = _empty(self.users), _empty(self.items)
 
-    @torch.no_grad()
-    def user_vectors(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N D"]:
-        """Vectors of users by their raw columns; raises RequestError, DataError, BoundsError."""
+    def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
+        """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
         assert self.users.preprocessing is not None, "a model of vectors has features of the user"
         frame = frame_of(rows, self.users.preprocessing.schema)
-        users = EncodedSide(inputs=self.users.inputs, batch=self.users.encode(frame, num_rows=len(rows)))
-        pairs = (torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.int64))
+        return EncodedSide(inputs=self.users.inputs, batch=self.users.encode(frame, num_rows=len(rows)))
+
+    @torch.no_grad()
+    def user_vectors(self, users: EncodedSide, numbers: Int64[Tensor, "N"]) -> Float32[Tensor, "N D"]:
+        """Vectors of some encoded users."""
+        pairs = (numbers, torch.zeros_like(numbers))
         return self._model.user_vectors(join(self.inputs, users=users, items=self._nothing, pairs=pairs)).float()
 
     @torch.no_grad()
     def item_vectors(self, frame: pl.DataFrame) -> Float32[Tensor, "N D"]:
         """Vectors of all items of a catalogue."""
-        assert self.items.preprocessing is not None
-        columns, found = self.items.preprocessing.schema.columns, []
-        for part in frame.select(columns).iter_slices(_CHUNK_ITEMS):
-            items = EncodedSide(inputs=self.items.inputs, batch=self.items.encode(part, num_rows=part.height))
-            pairs = (torch.zeros(part.height, dtype=torch.int64), torch.arange(part.height))
+        items, found = encode_frame(self.items, frame), []
+        for numbers in torch.arange(frame.height).split(_CHUNK_ITEMS):
+            pairs = (torch.zeros_like(numbers), numbers)
             batch = join(self.inputs, users=self._nobody, items=items, pairs=pairs)
             found.append(self._model.item_vectors(batch).float())
         return torch.cat(found)
@@ -99,8 +100,7 @@ class VectorEncoder:
 
 def _empty(side: Side) -> EncodedSide:
     """One sample of a side whose columns are all missing."""
-    frame = pl.DataFrame() if side.preprocessing is None else frame_of([{}], side.preprocessing.schema)
-    return EncodedSide(inputs=side.inputs, batch=side.encode(frame, num_rows=1))
+    return encode_frame(side, pl.DataFrame({"nothing:": [None]}))
 
 
 class ItemSearch(Protocol):

@@ -1,0 +1,87 @@
+"""Lists in bulk: as each user alone would get them, and whole after a kill at any part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ziggurat as zg
+from tests.serving.conftest import Shop
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError, RequestError, SchemaError
+from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.fixture
+def users(shop: Shop, tmp_path: Path) -> Path:
+    frame = pl.DataFrame({"user_id": [*range(30), 999, None], "age": [None, 20] * 16, "other": ["x"] * 32})
+    frame.write_parquet(tmp_path / "users.parquet")
+    return tmp_path / "users.parquet"
+
+
+def test_lists_are_those_of_single_requests(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lists.parquet"
+    result = recommend_in_bulk(loaded, [users], out=out, config=BulkConfig(k=3, part_users=10))
+    lists = pl.read_parquet(out)
+    assert (result.num_users, result.num_items, result.num_unknown, result.resumed) == (32, 96, 2, 0)
+    assert lists["row"].to_list() == list(range(32))
+    assert lists["user_id"].to_list() == [*map(str, range(30)), "999", None]
+    for index in (0, 7, 30, 31):
+        user = {
+            k: v for k, v in pl.read_parquet(users).row(index, named=True).items() if v is not None and k != "other"
+        }
+        answer = loaded.recommend(user, k=3)
+        assert lists["items"][index].to_list() == [item.id for item in answer.items]
+        assert lists["scores"][index].to_list() == pytest.approx([item.score for item in answer.items], abs=1e-6)
+
+
+def test_a_killed_run_goes_on(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
+    config, told = BulkConfig(k=3, part_users=10), list[str]()
+    whole = tmp_path / "whole.parquet"
+    recommend_in_bulk(loaded, [users], out=whole, config=config)
+    out = tmp_path / "lists.parquet"
+
+    def kill(done: int) -> None:
+        if done >= 20:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        recommend_in_bulk(loaded, [users], out=out, config=config, on_progress=kill)
+    assert not out.exists()
+    result = recommend_in_bulk(loaded, [users], out=out, config=config, say=told.append)
+    assert result.resumed == 20
+    assert "going on" in told[0]
+    assert pl.read_parquet(out).equals(pl.read_parquet(whole))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lists.parquet", "users.parquet", "whole.parquet"]
+    with pytest.raises(KilledError):
+        recommend_in_bulk(loaded, [users], out=out, config=config, on_progress=kill)
+    other = recommend_in_bulk(loaded, [users], out=out, config=BulkConfig(k=2, part_users=10), say=told.append)
+    assert other.resumed == 0
+    assert "another question" in told[-1]
+
+
+def test_what_cannot_be_is_named(loaded: zg.Recommender, users: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="parquet"):
+        recommend_in_bulk(loaded, [users], out=tmp_path / "lists.csv")
+    pl.DataFrame({"who": [1]}).write_parquet(tmp_path / "other.parquet")
+    with pytest.raises(SchemaError, match="user_id"):
+        recommend_in_bulk(loaded, [tmp_path / "other.parquet"], out=tmp_path / "lists.parquet")
+    pl.DataFrame({"user_id": [1, 2], "age": ["3", "old"]}).write_parquet(tmp_path / "bad.parquet")
+    with pytest.raises(RequestError, match="row 1"):
+        recommend_in_bulk(loaded, [tmp_path / "bad.parquet"], out=tmp_path / "lists.parquet")
+
+
+def test_the_command(shop: Shop, users: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "lists.parquet"
+    assert main(["recommend", str(shop.export), str(users), "--k", "100", "--out", str(out), "--include-seen"]) == 0
+    shown = capsys.readouterr().out
+    assert "32 users" in shown
+    assert "32 users with fewer than 100 items" in shown
+    assert "2 users that the export does not know" in shown
+    assert pl.read_parquet(out)["items"].list.len().unique().to_list() == [40]

@@ -1,0 +1,228 @@
+"""Answers of a loaded export: equal to a plain computation by the two runs, whoever asks and however."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import ziggurat as zg
+from tests.serving.conftest import Shop
+from tests.serving.shop import NUM_ITEMS
+from tests.serving.test_export_folder import seal
+from ziggurat.errors import ExportError, RequestError, ZigguratError
+from ziggurat.files import Format, sha256_of
+from ziggurat.serving.answers import Effort, RankRequest, Recommendations, RecommendRequest
+from ziggurat.serving.value_model import ValueModel
+
+USER_COLUMNS, ITEM_COLUMNS = ("user_id", "age", "history"), ("item", "tags", "price")
+
+
+def last_user(shop: Shop, user: int) -> dict[str, Any]:
+    return shop.events.filter(pl.col("user_id") == user).sort("timestamp")[-1].select(USER_COLUMNS).row(0, named=True)
+
+
+def catalogue(shop: Shop) -> pl.DataFrame:
+    last = shop.events.sort("timestamp").unique("item", keep="last", maintain_order=True)
+    return last.sort("item").select(*ITEM_COLUMNS, "title")
+
+
+def by_hand(shop: Shop, user: dict[str, Any], *, k: int, left_out: set[str], candidates: int = 12) -> list[Any]:
+    """(id, score) of the best items, by whole rows through the runs themselves."""
+    items = catalogue(shop)
+    rows = items.with_columns(
+        pl.lit(user.get("user_id"), dtype=pl.Int64).alias("user_id"),
+        pl.lit(user.get("age"), dtype=pl.Int64).alias("age"),
+        pl.Series("history", [user.get("history")] * items.height, dtype=pl.List(pl.String)),
+    )
+    encoder, ranker = zg.load_run(shop.two_tower), zg.load_run(shop.ranker)
+    batch = encoder.preprocessing.batch(rows)
+    model: Any = encoder.model
+    products = (model.user_vectors(batch) * model.item_vectors(batch)).sum(1).detach().numpy()
+    scores = ranker.scores(rows)[:, 0]
+    allowed = [index for index, name in enumerate(items["item"]) if name not in left_out]
+    chosen = sorted(allowed, key=lambda index: (-products[index], index))[:candidates]
+    best = sorted(chosen, key=lambda index: (-scores[index], index))[:k]
+    return [(items["item"][index], float(scores[index])) for index in best]
+
+
+def assert_same(answer: Recommendations, expected: list[Any]) -> None:
+    assert [item.id for item in answer.items] == [name for name, _ in expected]
+    np.testing.assert_allclose([item.score for item in answer.items], [score for _, score in expected], atol=1e-6)
+
+
+def test_recommendations_are_those_of_the_runs(shop: Shop, loaded: zg.Recommender) -> None:
+    for user in (3, 44):
+        seen = set(shop.events.filter(pl.col("user_id") == user)["item"])
+        answer = loaded.recommend({"user_id": user}, k=5)
+        assert_same(answer, by_hand(shop, last_user(shop, user), k=5, left_out=seen))
+        assert answer.version == loaded.version
+        assert answer.degraded == ()
+    everything = loaded.recommend({"user_id": 3}, k=1000, exclude_seen=False)
+    assert len(everything.items) == NUM_ITEMS
+    assert_same(everything, by_hand(shop, last_user(shop, 3), k=NUM_ITEMS, left_out=set(), candidates=NUM_ITEMS))
+
+
+def test_users_are_known_by_any_form_of_their_id(shop: Shop, loaded: zg.Recommender) -> None:
+    expected = loaded.recommend({"user_id": 17}, k=4)
+    for form in ("17", 17.0, "17.0"):
+        assert loaded.recommend({"user_id": form}, k=4) == expected
+    assert_same(loaded.recommend(last_user(shop, 17), k=4), [(item.id, item.score) for item in expected.items])
+
+
+def test_what_nobody_knows_is_missing(shop: Shop, loaded: zg.Recommender) -> None:
+    for user in ({}, {"user_id": None}, {"user_id": "nobody"}, {"user_id": 10**9, "age": 33, "history": ["i1", "no"]}):
+        given = user if not isinstance(user.get("user_id"), str) else {"user_id": 10**8}
+        assert_same(loaded.recommend(user, k=6), by_hand(shop, given, k=6, left_out=set()))
+    changed = last_user(shop, 5) | {"age": None}
+    seen = set(shop.events.filter(pl.col("user_id") == 5)["item"])
+    assert_same(loaded.recommend({"user_id": 5, "age": None}, k=6), by_hand(shop, changed, k=6, left_out=seen))
+
+
+def test_items_are_left_out(shop: Shop, loaded: zg.Recommender) -> None:
+    history = loaded.history({"user_id": 8})
+    of_user = shop.events.filter(pl.col("user_id") == 8).sort("timestamp", descending=True)["item"]
+    assert history == of_user.unique(maintain_order=True).to_list()
+    assert not set(history) & {item.id for item in loaded.recommend({"user_id": 8}, k=40).items}
+    first = loaded.recommend({"user_id": 8}, k=1).items[0].id
+    again = loaded.recommend({"user_id": 8}, k=40, exclude=[first, "never heard of"])
+    assert first not in {item.id for item in again.items}
+    request = RecommendRequest(user={"user_id": 8}, exclude=(first,))
+    assert "has had it" in loaded.explain_item(request, history[0])
+    assert "excludes" in loaded.explain_item(request, first)
+    assert loaded.history({"user_id": "nobody"}) == []
+    activity = shop.events["user_id"].value_counts(sort=True)
+    assert loaded.users(limit=1)[0] in set(
+        activity.filter(pl.col("count") == activity["count"].max())["user_id"].cast(str)
+    )
+
+
+def test_ranking_gives_the_scores_of_predict(shop: Shop, loaded: zg.Recommender) -> None:
+    run, user = zg.load_run(shop.ranker), last_user(shop, 21)
+    items = catalogue(shop).head(9)
+    rows = items.with_columns(
+        user_id=pl.lit(21), age=pl.lit(user["age"]), history=pl.Series([user["history"]] * 9, dtype=pl.List(pl.String))
+    )
+    expected = run.predict(rows)["like"].to_numpy()
+    by_id = loaded.rank({"user_id": 21}, items["item"].to_list())
+    by_row = loaded.rank({"user_id": 21}, items.select(ITEM_COLUMNS).to_dicts())
+    mixed = loaded.rank({"user_id": 21}, [items["item"][0], *items.select(ITEM_COLUMNS).to_dicts()[1:]])
+    for answer in (by_id, by_row, mixed):
+        scores = {item.position: item.tasks["like"] for item in answer.items}
+        np.testing.assert_allclose([scores[place] for place in range(9)], expected, atol=1e-6)
+        assert [item.id for item in answer.items] == [items["item"][item.position] for item in answer.items]
+        assert [item.score for item in answer.items] == sorted((item.score for item in answer.items), reverse=True)
+    np.testing.assert_allclose(loaded.scores(rows)[:, 0], expected, atol=1e-6)
+    new = loaded.rank({}, [{"item": "brand new", "price": "3.5"}, {"tags": None}])
+    assert {item.id for item in new.items} == {"brand new", ""}
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda rec: rec.recommend({"user": 1}), "user_id"),
+        (lambda rec: rec.recommend({"item": "i3"}), "'item'"),
+        (lambda rec: rec.recommend({"age": "old"}), "'age'"),
+        (lambda rec: rec.recommend({"age": [3]}), "'age'"),
+        (lambda rec: rec.recommend({"age": 1e300}), "age"),
+        (lambda rec: rec.recommend({"user_id": {"a": 1}}), "'user_id'"),
+        (lambda rec: rec.recommend({"history": "i3"}), "list"),
+        (lambda rec: rec.recommend({"user_id": 1}, k=0), "'k'"),
+        (lambda rec: rec.rank({"user_id": 1}, ["no such item", "i3"]), "no such item"),
+        (lambda rec: rec.rank({"user_id": 1}, [{"prize": 3}]), "price"),
+        (lambda rec: rec.item("no such item"), "no such item"),
+    ],
+)
+def test_what_cannot_be_is_named(loaded: zg.Recommender, ask: Any, said: str) -> None:
+    with pytest.raises(ZigguratError) as caught:
+        ask(loaded)
+    assert said in str(caught.value)
+
+
+def test_one_bad_request_spoils_no_other(loaded: zg.Recommender) -> None:
+    good = [RecommendRequest(user={"user_id": user}, k=3) for user in range(5)]
+    bad = RecommendRequest(user={"age": 1e300})
+    answers = loaded.recommend_many([*good[:2], bad, *good[2:]])
+    assert isinstance(answers[2], ZigguratError)
+    alone = [loaded.recommend_many([request])[0] for request in good]
+    for found, expected in zip([*answers[:2], *answers[3:]], alone, strict=True):
+        assert isinstance(found, Recommendations)
+        assert isinstance(expected, Recommendations)
+        assert_same(found, [(item.id, item.score) for item in expected.items])
+    ranks = loaded.rank_many([RankRequest(user={}, items=("none",)), RankRequest(user={}, items=("i1",))])
+    assert isinstance(ranks[0], RequestError)
+    assert not isinstance(ranks[1], ZigguratError)
+    assert loaded.recommend_many([]) == []
+    assert loaded.check(good[0]) == 12
+    with pytest.raises(RequestError):
+        loaded.check(RankRequest(user={"what": 1}, items=("i1",)))
+
+
+def test_less_effort_is_said(shop: Shop, loaded: zg.Recommender) -> None:
+    request = RecommendRequest(user={"user_id": 9}, k=4)
+    for effort in (Effort.FEWER_PROBES, Effort.RETRIEVAL_ONLY, Effort.POPULAR):
+        answer = loaded.recommend_many([request], effort=effort)[0]
+        assert isinstance(answer, Recommendations)
+        assert answer.degraded == (effort.value,)
+        assert len(answer.items) == 4
+    counts = shop.events["item"].value_counts()
+    seen = set(shop.events.filter(pl.col("user_id") == 9)["item"])
+    popular = counts.filter(~pl.col("item").is_in(list(seen))).sort(["count", "item"], descending=[True, False])
+    assert [item.id for item in answer.items] == popular["item"].head(4).to_list()
+    assert [item.score for item in answer.items] == popular["count"].head(4).to_list()
+
+
+def test_a_value_model_orders(loaded: zg.Recommender) -> None:
+    names = ("like", "retrieval", "price")
+    value = ValueModel("price * (like + 1) if retrieval > -9 else 0", names=names)
+    prices = loaded.chain.catalogue.frame["price"].to_numpy()
+    import torch
+
+    chain = dataclasses.replace(loaded.chain, value=value, numbers={"price": torch.from_numpy(prices.copy())})
+    changed = zg.Recommender(loaded.export, chain=chain, users=loaded._users, info=loaded.info())
+    answer = changed.recommend({"user_id": 2}, k=12, exclude_seen=False)
+    for item in answer.items:
+        price = loaded.item(item.id)["price"]
+        assert item.score == pytest.approx(price * (item.tasks["like"] + 1), rel=1e-6)
+    assert [item.score for item in answer.items] == sorted((item.score for item in answer.items), reverse=True)
+
+
+def test_it_says_what_it_is(loaded: zg.Recommender, shop: Shop) -> None:
+    info = loaded.info()
+    assert json.loads(json.dumps(info.to_json()))["num_items"] == NUM_ITEMS
+    assert [column.name for column in info.user_columns] == list(USER_COLUMNS)
+    assert [column.name for column in info.item_columns] == list(ITEM_COLUMNS)
+    assert info.can_recommend
+    assert info.can_rank
+    assert info.labels == ("like",)
+    assert loaded.item("i3")["title"] == "Item number 3"
+    assert "retrieval of 12" in repr(loaded)
+    assert loaded.check_golden() == 6
+    assert len(info.examples) == 6
+
+
+def test_another_answer_than_the_golden_one_is_refused(shop: Shop, tmp_path: Any) -> None:
+    import shutil
+
+    copy = tmp_path / "copy"
+    shutil.copytree(shop.export, copy)
+    form = Format(name="ziggurat.export_golden", what="golden")
+    content = form.read(copy / "golden.json")
+    content["requests"][0]["items"][0][1] += 0.01
+    form.write(copy / "golden.json", content)
+    with pytest.raises(ExportError, match=r"golden\.json"):
+        zg.Recommender.load(copy)
+    files = json.loads((copy / "export.json").read_text())["files"]
+    path = copy / "golden.json"
+    files["golden.json"] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    from ziggurat.files import digest_of
+
+    version = digest_of({name: entry["sha256"] for name, entry in files.items()})[:16]
+    seal(copy / "export.json", {"files": files, "version_of_content": version})
+    with pytest.raises(ExportError, match="instead of"):
+        zg.Recommender.load(copy)
+    assert zg.Recommender.load(copy, check=False).version == version

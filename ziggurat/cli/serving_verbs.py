@@ -1,0 +1,150 @@
+"""`export`, `recommend`, `index`: from a run to a folder that answers, and its answers in bulk."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.tables import print_line
+
+EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
+EXPORT_EPILOG = """The folder holds everything: models, fitted preprocessing, catalogue, index, value model, golden
+requests, and checksums of all of it. Before it is published, it is compared with the run on up to 100,000
+raw rows: no score may differ by more than 1e-5 (tables in few bits: no AUC by more than 1e-4).
+
+A run of a ranking model makes an export that ranks given items. A run of a two_tower makes one that recommends:
+its vectors are indexed, and --ranker names a run that scores the candidates. The schema says which columns
+describe the item ([items]); the catalogue is what was last seen of each item in the data, or a file of yours
+(--items).
+
+A value model orders by a formula over the tasks: --value 'like + 2 * buy if price > 0 else like'.
+In Python: zg.export_run(...), zg.Recommender.load(...).
+examples:
+  ziggurat export runs/movielens_dcn_v2 --out exports/ranker
+  ziggurat export runs/movielens_two_tower --ranker runs/movielens_dcn_v2 --out exports/films
+  ziggurat export runs/movielens_two_tower --out exports/small --tables int8 --keep title"""
+
+RECOMMEND_SUMMARY = "the best items for every user of a file, by an export"
+RECOMMEND_EPILOG = """Users are rows with the columns of users that the run was trained on; columns that a row leaves
+out are those that the export knows of the user. One row a user comes out: row, the user's id, items and scores, best
+first. Killed at any instant, the same command goes on where it was.
+examples:
+  ziggurat recommend exports/films users.parquet --k 100 --out lists.parquet
+  ziggurat recommend exports/films users.parquet --filter 'genres:Drama AND year:>=1990' --out drama.parquet"""
+
+
+def add_serving_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    """Declare all verbs of this module; `verb` makes one of its name, summary and epilog."""
+    add_export_arguments(verb("export", EXPORT_SUMMARY, EXPORT_EPILOG))
+    add_recommend_arguments(verb("recommend", RECOMMEND_SUMMARY, RECOMMEND_EPILOG))
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `export`."""
+    parser.add_argument("run", help="folder of a trained run: of a ranking model, or of a two_tower")
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder of the export; an older one is replaced")
+    parser.add_argument("--ranker", metavar="RUN", help="ranking run that scores the candidates of a two_tower")
+    parser.add_argument(
+        "--tables",
+        choices=("fp32", "bf16", "int8", "int4"),
+        default="fp32",
+        help="what the numbers of embedding tables are kept as (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--value", metavar="FORMULA", default="", help="what orders answers, over the tasks (default: the one task)"
+    )
+    parser.add_argument(
+        "--items",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="the catalogue, one row an item (default: the data)",
+    )
+    parser.add_argument(
+        "--keep", metavar="A,B", default="", help="further columns for the catalogue: for filters and the value model"
+    )
+    parser.add_argument("--no-users", action="store_true", help="leave out what the data says of known users")
+    parser.add_argument(
+        "--candidates", metavar="C", type=int, default=500, help="items that the ranker scores (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--parity-rows",
+        metavar="N",
+        type=int,
+        default=100_000,
+        help="raw rows to compare with the run on (default: %(default)s)",
+    )
+    parser.add_argument("--allow", action="store_true", help="publish although scores differ from the run's")
+    add_model_argument(parser)
+
+
+def export(options: argparse.Namespace, rest: list[str]) -> int:
+    """Make an export."""
+    from ziggurat.embeddings.storage import TablePrecision
+    from ziggurat.runs.export import ExportConfig, export_run
+    from ziggurat.training.report.progress import show_progress
+
+    config = ExportConfig(
+        tables=TablePrecision(options.tables),
+        value=options.value,
+        items=tuple(options.items),
+        keep=tuple(name.strip() for name in options.keep.split(",") if name.strip()),
+        users=not options.no_users,
+        num_candidates=options.candidates,
+        parity_rows=options.parity_rows,
+        allow=options.allow,
+    )
+    made = export_run(
+        options.run,
+        out=options.out,
+        ranker=options.ranker,
+        config=config,
+        models=own_models(options),
+        progress=show_progress(),
+    )
+    size = sum(entry.bytes for entry in made.manifest.files.values())
+    print_line(f"{options.out}: version {made.version}, {len(made.manifest.files)} files, {size / 2**20:.1f} MiB")
+    return 0
+
+
+def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `recommend`."""
+    parser.add_argument("export", help="folder of an export that recommends")
+    parser.add_argument("users", nargs="+", help="files or globs with one row a user: Parquet, CSV, TSV (also .gz)")
+    parser.add_argument("--out", metavar="FILE", required=True, help="Parquet file to write")
+    parser.add_argument("--k", type=int, default=100, help="items for each user (default: %(default)s)")
+    parser.add_argument("--filter", default="", help="which items may be in the lists (default: all)")
+    parser.add_argument(
+        "--include-seen", action="store_true", help="also items that the user has had in the data of the export"
+    )
+    add_model_argument(parser)
+
+
+def recommend(options: argparse.Namespace, rest: list[str]) -> int:
+    """Lists of items in bulk."""
+    from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk
+    from ziggurat.serving.recommender import Recommender
+    from ziggurat.training.report.progress import show_progress
+
+    loaded = Recommender.load(options.export, models=own_models(options))
+    progress = show_progress()
+    progress.begin("recommend", total=None)
+    result = recommend_in_bulk(
+        loaded,
+        options.users,
+        out=options.out,
+        config=BulkConfig(k=options.k, filter=options.filter, exclude_seen=not options.include_seen),
+        on_progress=progress.update,
+        say=progress.say,
+    )
+    progress.end()
+    notes = [
+        f"{result.num_short:,} users with fewer than {options.k} items" if result.num_short else "",
+        f"{result.num_unknown:,} users that the export does not know" if result.num_unknown else "",
+        f"{result.resumed:,} users were done before" if result.resumed else "",
+    ]
+    print_line(f"lists of {result.num_users:,} users, {result.num_items:,} items, in {options.out}")
+    for note in filter(None, notes):
+        print_line(note)
+    return 0

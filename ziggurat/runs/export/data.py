@@ -1,0 +1,185 @@
+"""What an export takes from the raw data of its run: the catalogue, known users, what each has had, and sample rows.
+
+All of it is read in chunks, in the order of the files. Memory: the items and users, and 12 bytes an event for what
+users have had; the raw rows are not kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import torch
+
+from ziggurat.data.catalogue import catalogue_of, item_columns, read_catalogue
+from ziggurat.data.preprocess.cells import Faults, canonical_strings, canonical_text, read_ids, with_nulls
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.preprocessing import numeric_columns
+from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.preprocess.times import is_date_column, order_of_dates, time_keys
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.errors import ConfigError
+from ziggurat.features.items import Items
+from ziggurat.features.schema import Categorical, Schema, column_of
+from ziggurat.serving.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """The raw files of a run, and how they are read.
+
+    Args:
+        config: with real paths (`runs.execute.raw_files`).
+        schema: of the run.
+        bad_rows: where rows with faults go.
+    """
+
+    config: DataConfig
+    schema: Schema
+    bad_rows: BadRows
+
+    def source(self, paths: Sequence[str | Path] = ()) -> RawSource:
+        """All rows of the run, or other files that are read in the same way."""
+        data = self.config
+        named = (*data.train, *data.valid, *data.test) if data.split.by is SplitBy.FILES else data.train
+        chosen = [str(path) for path in paths] or list(named)
+        return RawSource(chosen, format=data.format, bad_rows=self.bad_rows, text=data.text)
+
+    def samples(self, *, num_rows: int) -> Iterator[RawChunk]:
+        """About so many rows with labels, the first ones of each file."""
+        source, schema = self.source(), self.schema
+        quota = -(-num_rows // len(source.paths))
+        for path in source.paths:
+            left = quota
+            numbers = numeric_columns(schema)
+            for chunk in self.source([path]).frames(columns=schema.columns, numbers=numbers, chunk_rows=1 << 14):
+                mask = np.arange(chunk.num_rows) < left
+                yield chunk if mask.all() else chunk.filter(mask)
+                left -= chunk.num_rows
+                if left <= 0:
+                    break
+
+
+def make_catalogue(
+    data: RunData, *, schemas: Sequence[Schema], keep: Sequence[str], items: Sequence[str]
+) -> ItemCatalogue:
+    """The catalogue of the items that the schemas describe.
+
+    Args:
+        data: of the run whose item ids count.
+        schemas: of the models, the first one with items; columns of the item features of all are taken.
+        keep: further columns, for filters.
+        items: files with one row an item, or none: what was last seen of each item in the data.
+
+    Raises:
+        SchemaError, DataError: as `data/catalogue.py`.
+    """
+    described = [schema for schema in schemas if schema.items is not None]
+    columns = tuple(dict.fromkeys(name for schema in described for name in item_columns(schema)))
+    more = [name for name in dict.fromkeys((*columns, *keep)) if name not in item_columns(described[0])]
+    if items:
+        frame = read_catalogue(data.source(items), schema=described[0])
+        if absent := [name for name in more if name not in frame.columns]:
+            raise ConfigError(
+                expected=f"a catalogue with the columns {', '.join((*columns, *keep))}",
+                found=f"none called {', '.join(map(repr, absent))}",
+                where=", ".join(items),
+                ways_out=("add the column", "leave --items out: the catalogue is then made from the run's data"),
+            )
+    else:
+        frame = catalogue_of(data.source(), schema=described[0], keep=more)
+    return ItemCatalogue(frame, columns=ItemColumns(id=columns[0], features=columns))
+
+
+def user_feature(schema: Schema) -> Categorical | None:
+    """The feature that names the user: a categorical one that reads the column by which samples are grouped."""
+    if not schema.group:
+        return None
+    named = [each for each in schema.features if isinstance(each, Categorical) and column_of(each) == schema.group]
+    return named[0] if named else None
+
+
+def make_users(data: RunData, *, schemas: Sequence[Schema], catalogue: ItemCatalogue) -> KnownUsers | None:
+    """What the data says of users: their columns as they were last, and the items that they have had.
+
+    Also counts the events of each item, into the catalogue.
+
+    Args:
+        data: of the run.
+        schemas: of the models; columns that are none of the item's are taken.
+        catalogue: items.
+    """
+    schema = data.schema
+    feature, user_ids, frame = user_feature(schema), None, pl.DataFrame()
+    if feature is not None:
+        there = set(data.source().columns())
+        names = {column_of(each) for other in schemas for each in other.features} & there
+        names -= set(catalogue.columns.features)
+        mine = [each.name for each in schema.features if column_of(each) in names]
+        as_items = dataclasses.replace(schema, items=Items(id=feature.name, features=tuple(mine)))
+        frame = catalogue_of(data.source(), schema=as_items, keep=sorted(names))
+        ids = canonical_text(frame[schema.group])
+        assert ids is not None, "read as ids before"
+        user_ids = NumberOfId(ids)
+    users, items, times = _events(data, users=user_ids, catalogue=catalogue)
+    catalogue.events = np.bincount(items, minlength=len(catalogue)).astype(np.int64)
+    if user_ids is None:
+        return None
+    most_active = np.argsort(-np.bincount(users, minlength=frame.height), kind="stable")
+    place = np.empty_like(most_active)
+    place[most_active] = np.arange(len(most_active))
+    users = place[users]
+    latest_first = np.lexsort((-np.arange(len(users)), -times, users))
+    users, items = users[latest_first], items[latest_first]
+    _, first = np.unique(users * len(catalogue) + items, return_index=True)  # each item of a user once
+    first.sort()
+    users, items = users[first], items[first]
+    offsets = np.zeros(frame.height + 1, dtype=np.int64)
+    np.cumsum(np.bincount(users, minlength=frame.height), out=offsets[1:])
+    return KnownUsers(
+        frame[most_active.tolist()],
+        id_column=schema.group,
+        offsets=torch.from_numpy(offsets),
+        items=torch.from_numpy(items.astype(np.int32)),
+    )
+
+
+def _events(
+    data: RunData, *, users: NumberOfId | None, catalogue: ItemCatalogue
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """User, item and time of every row whose item is in the catalogue (and whose user is known)."""
+    schema = data.schema
+    column = catalogue.columns.id
+    wanted = tuple(dict.fromkeys(filter(None, (column, schema.group if users else "", schema.time))))
+    known_items = NumberOfId(catalogue.ids)
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    is_date: bool | None = None
+    order = data.config.split.date_order
+    for chunk in data.source().frames(columns=wanted):
+        item = known_items.numbers(_keys(chunk, column, schema).to_list())
+        user = np.zeros_like(item)
+        if users is not None:
+            user = users.numbers(_keys(chunk, schema.group, schema).to_list())
+        times = np.zeros(chunk.num_rows)
+        if schema.time:
+            if is_date is None:
+                is_date = is_date_column(chunk.frame[schema.time])
+                order = order_of_dates(chunk, schema.time) if is_date else order
+            times = time_keys(chunk, schema.time, bad_rows=data.bad_rows, is_date=is_date, order=order)
+            times = np.nan_to_num(times, nan=-np.inf)
+        mine = (item >= 0) & (user >= 0)
+        found.append((user[mine], item[mine], times[mine]))
+    users_of, items_of, times_of = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return users_of, items_of, times_of
+
+
+def _keys(chunk: RawChunk, column: str, schema: Schema) -> pl.Series:
+    """Canonical ids of a column."""
+    clean = with_nulls(chunk, schema.missing_texts)
+    series = canonical_strings(clean.frame, [column]).get(column, clean.frame[column])
+    return read_ids(series, faults=Faults(chunk=clean), role="an id")

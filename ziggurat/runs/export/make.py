@@ -1,0 +1,341 @@
+"""Make an export of trained runs: models, catalogue, index, value model; checked against the runs, then published.
+
+    runs/X (a ranking model)                     ──► ranker                     rank, scores
+    runs/two_tower [+ --ranker runs/X]           ──► encoder, index [, ranker]  recommend, rank
+
+    read runs ─► catalogue, users (raw data) ─► write models, index ─► read back ─► compare 100,000 rows ─► golden
+                                                                                    answers ─► seal ─► rename
+
+The export is written into a temporary folder and read back from there as a server would read it; it appears under its
+name only if it scores as the run does. A failed export leaves an older one as it was.
+"""
+
+from __future__ import annotations
+
+import platform
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ziggurat
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.embeddings.storage import TablePrecision
+from ziggurat.errors import ConfigError
+from ziggurat.features.schema import Schema, column_of
+from ziggurat.files import digest_of
+from ziggurat.recipes.run_config import run_config_to_json
+from ziggurat.runs.data_paths import located
+from ziggurat.runs.execute import raw_files
+from ziggurat.runs.export.data import RunData, make_catalogue, make_users
+from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
+from ziggurat.runs.load import Run, load_run
+from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric_names
+from ziggurat.serving.dense_program import PROGRAM_FILE, export_program, save_program
+from ziggurat.serving.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
+from ziggurat.serving.golden import GOLDEN_FILE, write_golden
+from ziggurat.serving.item_catalogue import ItemCatalogue
+from ziggurat.serving.item_search import INDEX_FILE, save_index
+from ziggurat.serving.load_parts import ENCODER, RANKER
+from ziggurat.serving.packed_model import PackedModel, load_model, save_model
+from ziggurat.serving.recommender import Recommender
+from ziggurat.serving.retriever import VectorEncoder, VectorModel
+from ziggurat.serving.value_model import ValueModel
+from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.typed import Count, CountOrNone, checked
+
+_GOLDEN_ITEMS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class ExportConfig:
+    """Settings of an export.
+
+    Args:
+        tables: what the numbers of embedding tables are kept as.
+        value: formula over the tasks that orders answers; "" is the one task, or the inner product without a ranker.
+        items: files with the catalogue, one row an item; none: what was last seen of each item in the run's data.
+        keep: further columns of the data for the catalogue: for filters, people, and the value model.
+        users: whether columns and items of known users go into the export.
+        num_candidates: items that the index gives the ranker.
+        parity_rows: raw rows that the export is compared with its run on.
+        golden: golden requests of each kind.
+        program: whether the dense network is also written as a program of `torch.export`.
+        allow: publish although the scores differ from the run's.
+    """
+
+    tables: TablePrecision = TablePrecision.FP32
+    value: str = ""
+    items: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    users: bool = True
+    num_candidates: Count = 500
+    parity_rows: Count = 100_000
+    golden: CountOrNone = 8
+    program: bool = True
+    allow: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """The runs of an export.
+
+    Args:
+        main: whose data the export is made of.
+        encoder: gives vectors, or None.
+        ranker: scores, or None.
+    """
+
+    main: Run
+    encoder: Run | None
+    ranker: Run | None
+
+    @property
+    def parts(self) -> dict[str, Run]:
+        """Those that there are, by part."""
+        named = {ENCODER: self.encoder, RANKER: self.ranker}
+        return {part: run for part, run in named.items() if run is not None}
+
+    @property
+    def schemas(self) -> list[Schema]:
+        """Of those that there are."""
+        return [run.preprocessing.schema for run in self.parts.values()]
+
+
+def export_run(
+    run: str | Path,
+    *,
+    out: str | Path,
+    ranker: str | Path | None = None,
+    config: ExportConfig | None = None,
+    models: Sequence[type[Any]] = (),
+    progress: Progress | None = None,
+) -> ExportFolder:
+    """Make an export of a run, or of one that retrieves and one that ranks.
+
+    Args:
+        run: folder of the run: of a ranking model, or of one that gives vectors (`two_tower`).
+        out: folder of the export; an older export there is replaced.
+        ranker: folder of a ranking run that scores the candidates of the first.
+        config: everything else.
+        models: config classes of your own that the runs may name.
+        progress: shows phases, and what was found.
+
+    Raises:
+        ConfigError: runs that do not go together, or a value model that cannot be.
+        ExportError: the export scores differently; says by how much.
+        MissingFileError, DataError, SchemaError: as loading a run and reading its data.
+    """
+    config, progress = config or ExportConfig(), progress or NoProgress()
+    runs = _load(run, ranker, models=models)
+    formula = _formula(config, runs)
+    with ExitStack() as stack:
+        bad_rows = stack.enter_context(
+            BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
+        )
+        data = {part: _data_of(each, bad_rows, progress) for part, each in runs.parts.items()}
+        folder = stack.enter_context(replacing_export(out))
+        facts: dict[str, Any] = {"tables": config.tables.value}
+        _write_models(folder, runs, config, progress)
+        catalogue = _write_catalogue(folder, runs, data, config, progress)
+        _check_formula(formula, runs, catalogue)
+        user_id = runs.main.preprocessing.schema.group if (folder / "users").exists() else ""
+        ChainSettings(formula=formula, num_candidates=config.num_candidates, user_id=user_id).write(folder / CHAIN_FILE)
+        made = {"sources": _sources(runs), "made_with": _versions()}
+        seal_export(folder, facts=facts, **made)
+        if runs.encoder is not None and catalogue is not None:
+            _write_index(folder, catalogue, models=models, progress=progress)
+            seal_export(folder, facts=facts, **made)
+        loaded = Recommender.load(folder, models=models, check=False)
+        if runs.ranker is not None:
+            facts |= _compare(runs.ranker, loaded, data[RANKER], config, progress)
+            if config.program:
+                facts["program"] = _write_program(folder, loaded, data[RANKER], progress)
+        write_golden(loaded, _golden_requests(loaded, data, config), folder / GOLDEN_FILE)
+        seal_export(folder, facts=facts, **made)
+    return open_export(out)
+
+
+def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[Any]]) -> _Runs:
+    main = load_run(run, models=tuple(models))
+    if not isinstance(main.model, VectorModel):
+        if ranker is not None:
+            raise ConfigError(
+                expected="a run that gives users and items vectors (two_tower), for a ranker to score its candidates",
+                found=f"{run}, whose model {main.config.model.kind!r} scores itself",
+                where="ziggurat export, --ranker",
+                ways_out=(f"ziggurat export {run}", f"ziggurat export RUN_OF_A_TWO_TOWER --ranker {run}"),
+            )
+        return _Runs(main=main, encoder=None, ranker=main)
+    second = None if ranker is None else load_run(ranker, models=tuple(models))
+    if second is not None and isinstance(second.model, VectorModel):
+        raise ConfigError(
+            expected="a ranking run",
+            found=f"{ranker}, whose scores are inner products",
+            where="ziggurat export, --ranker",
+            ways_out="name the run of a ranking model: dlrm, dcn_v2, …",
+        )
+    return _Runs(main=main, encoder=main, ranker=second)
+
+
+def _data_of(run: Run, bad_rows: BadRows, progress: Progress) -> RunData:
+    config = raw_files(located(run.config, folder=run.folder), progress=progress)
+    return RunData(config=config, schema=run.preprocessing.schema, bad_rows=bad_rows)
+
+
+def _formula(config: ExportConfig, runs: _Runs) -> str:
+    if config.value:
+        return config.value
+    labels = [] if runs.ranker is None else [label.name for label in runs.ranker.preprocessing.inputs.labels]
+    if len(labels) > 1:
+        shown = " + ".join(label if label.isidentifier() else f'"{label}"' for label in labels)
+        raise ConfigError(
+            expected="a formula that makes one value of the scores of several tasks",
+            found=f"none, and the tasks {', '.join(labels)}",
+            where="ziggurat export, --value",
+            ways_out=(f"--value '{shown}'", "see docs/guides/serving.md for what a formula may be"),
+        )
+    return RETRIEVAL if not labels else labels[0] if labels[0].isidentifier() else f'"{labels[0]}"'
+
+
+def _check_formula(formula: str, runs: _Runs, catalogue: ItemCatalogue | None) -> None:
+    labels = [] if runs.ranker is None else [label.name for label in runs.ranker.preprocessing.inputs.labels]
+    names = [] if catalogue is None else numeric_names(catalogue.frame, taken=labels)
+    retrieval = [RETRIEVAL] if runs.encoder is not None else []
+    ValueModel(formula, names=(*labels, *retrieval, *names), where="--value")
+
+
+def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:
+    for part, run in runs.parts.items():
+        progress.begin(f"write {part}", total=None)
+        packed = PackedModel(
+            config=run.config.model, towers=run.config.towers, preprocessing=run.preprocessing, model=run.model
+        )
+        save_model(packed, folder / part, tables=config.tables)
+        progress.end()
+
+
+def _write_catalogue(
+    folder: Path, runs: _Runs, data: dict[str, RunData], config: ExportConfig, progress: Progress
+) -> ItemCatalogue | None:
+    with_items = [part for part, run in runs.parts.items() if run.preprocessing.schema.items is not None]
+    if not with_items:
+        if config.items or config.keep:
+            raise ConfigError(
+                expected="a schema that says which features describe the item, for a catalogue",
+                found=f"none, and {'--items' if config.items else '--keep'}",
+                where=f"{runs.main.folder}, schema",
+                ways_out=('in the schema: [items], and below it id = "…", features = ["…"]; then train again',),
+            )
+        return None
+    chosen = data[with_items[0]]
+    progress.begin("catalogue", total=None)
+    catalogue = make_catalogue(chosen, schemas=runs.schemas, keep=config.keep, items=config.items)
+    users = make_users(chosen, schemas=runs.schemas, catalogue=catalogue)
+    catalogue.save(folder)
+    if config.users and users is not None:
+        users.save(folder)
+    progress.end()
+    known = f", {users.frame.height:,} known users" if config.users and users is not None else ""
+    progress.say(f"catalogue: {len(catalogue):,} items{known}")
+    return catalogue
+
+
+def _write_index(folder: Path, catalogue: ItemCatalogue, *, models: Sequence[type[Any]], progress: Progress) -> None:
+    """Vectors by the encoder as it was written, so that users and items come from the same tables."""
+    progress.begin("index", total=None)
+    packed = load_model(open_export(folder), ENCODER, models=models)
+    encoder = VectorEncoder(packed, item_columns=catalogue.columns.features)
+    vectors = encoder.item_vectors(catalogue.frame)
+    save_index(vectors, folder / INDEX_FILE, catalogue=catalogue)
+    progress.end()
+
+
+def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> dict[str, Any]:
+    assert loaded.chain.ranker is not None
+    progress.begin("compare with the run", total=None)
+    parity = compare(run, loaded.chain.ranker, data=data, num_rows=config.parity_rows)
+    progress.end()
+    progress.say(parity.line())
+    exact = config.tables is TablePrecision.FP32
+    refuse_difference(parity, exact=exact, where=str(run.folder), allow=config.allow)
+    return {"parity": parity.to_json()}
+
+
+def _write_program(folder: Path, loaded: Recommender, data: RunData, progress: Progress) -> str:
+    """The dense network as a program; where torch cannot trace it, why not."""
+    ranker = loaded.chain.ranker
+    assert ranker is not None
+    chunk = next(iter(data.samples(num_rows=64)))
+    batch = table_to_batch(ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows), ranker.inputs)
+    half = batch.batch_size // 2
+    if half < 2:
+        return "not written: too few rows"
+    try:
+        program = export_program(ranker.packed.model, (batch, batch.rows(0, half + 1)))
+        save_program(program, folder / RANKER / PROGRAM_FILE)
+    except Exception as error:  # torch raises whatever it likes; the export is whole without the program
+        why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        progress.say(f"no {PROGRAM_FILE}: torch.export cannot trace this model ({why})")
+        return f"not written: {why}"
+    return "written"
+
+
+def _golden_requests(loaded: Recommender, data: dict[str, RunData], config: ExportConfig) -> list[dict[str, Any]]:
+    """Questions about users of the data, and about items as they stand there."""
+    requests: list[dict[str, Any]] = []
+    chain, info = loaded.chain, loaded.info()
+    if chain.index is not None:
+        user_columns = {column.name for column in info.user_columns}
+        known = loaded.users(limit=config.golden)
+        rows = _first_rows(data[ENCODER], config.golden)
+        asked = [{info_id(loaded): user} for user in known]
+        asked += [{name: value for name, value in row.items() if name in user_columns} for row in rows]
+        requests += [{"recommend": {"user": user, "k": _GOLDEN_ITEMS}} for user in asked]
+    if chain.ranker is not None:
+        items = {column_of(each) for each in chain.ranker.schema.features if each.name in chain.ranker.items.names}
+        for row in _first_rows(data[RANKER], config.golden):
+            user = {name: value for name, value in row.items() if name not in items}
+            item = {name: value for name, value in row.items() if name in items}
+            requests.append({"rank": {"user": user, "items": [item]}})
+    return requests
+
+
+def info_id(loaded: Recommender) -> str:
+    """The column with the user's id in requests."""
+    return loaded.chain.settings.user_id
+
+
+def _first_rows(data: RunData, number: int) -> list[dict[str, Any]]:
+    if not number:
+        return []
+    chunk = next(iter(data.samples(num_rows=64 * number)))
+    return request_rows(plain_rows(chunk, data.schema).gather_every(64).head(number))
+
+
+def _sources(runs: _Runs) -> tuple[Source, ...]:
+    return tuple(
+        Source(
+            part=part,
+            run=run.folder.absolute().name,
+            model=run.config.model.kind,
+            step=run.step,
+            config=digest_of(run_config_to_json(run.config))[:16],
+            preprocessing=run.preprocessing.fingerprint,
+        )
+        for part, run in runs.parts.items()
+    )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "ziggurat": ziggurat.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,195 @@
+"""Does an export score as the run it was made from? Asked before it is published, on up to 100,000 raw rows.
+
+    raw rows ──► the run: its preprocessing, its model ───────────► scores ─┐
+             └─► the export, read back from its files ────────────► scores ─┴─► the largest difference, AUC of both
+    the same rows with ids that nobody has seen, with missing cells and empty lists, as a request would send them
+
+With FP32 tables no score may differ by more than 1e-5. Tables in few bits change scores by design; the AUC of each
+binary label may then not differ by more than 1e-4 (of a label that is a number: the root mean squared error, by no more
+than 1e-4 of it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.errors import ExportError
+from ziggurat.features.schema import Categorical, MultiHot, Schema, Task, column_of
+from ziggurat.features.schema import Sequence as ListFeature
+from ziggurat.runs.export.data import RunData
+from ziggurat.runs.load import Run
+from ziggurat.serving.load_parts import plain
+from ziggurat.serving.ranker import Ranker
+from ziggurat.training.evaluation import scores_of
+from ziggurat.training.metrics.functions import auc, rmse
+
+TOLERANCE = 1e-5
+METRIC_TOLERANCE = 1e-4
+_BATCH = 16_384
+_NEVER_SEEN = "an id that nobody has seen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parity:
+    """How the scores of an export compare with those of its run.
+
+    Args:
+        num_rows: raw rows that both scored.
+        largest_difference: of any score of the raw rows.
+        largest_of_requests: the same where rows came as requests, with unseen ids and missing cells.
+        metrics: by label, AUC or RMSE of the run and of the export; only where both are defined.
+    """
+
+    num_rows: int
+    largest_difference: float
+    largest_of_requests: float
+    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            "num_rows": self.num_rows,
+            "largest_difference": self.largest_difference,
+            "largest_of_requests": self.largest_of_requests,
+            "metrics": {name: list(pair) for name, pair in self.metrics.items()},
+        }
+
+    def line(self) -> str:
+        """The comparison for people, in one line."""
+        metrics = "".join(
+            f"; {name} {there:.6f} instead of {run:.6f} ({there - run:+.1e})"
+            for name, (run, there) in self.metrics.items()
+        )
+        return f"{self.num_rows:,} raw rows: scores differ by at most {self.largest_difference:.1e}{metrics}"
+
+
+def compare(run: Run, ranker: Ranker, *, data: RunData, num_rows: int) -> Parity:
+    """Score raw rows of a run's data by the run and by its export.
+
+    Args:
+        run: on one device.
+        ranker: of the export, read back.
+        data: of the run.
+        num_rows: about how many.
+    """
+    batch_inputs = run.preprocessing.inputs
+    of_run, of_export, labels = [], [], []
+    sample: RawChunk | None = None
+    for chunk in data.samples(num_rows=num_rows):
+        sample = sample or chunk
+        mine = table_to_batch(run.preprocessing.encode(chunk, bad_rows=data.bad_rows), batch_inputs)
+        theirs = table_to_batch(ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows), ranker.inputs)
+        of_run += [scores for _, scores in scores_of(run.model, [mine])]
+        of_export.append(ranker.score_batch(theirs).numpy())
+        labels.append(mine.labels.numpy())
+    assert sample is not None, "a run has rows"
+    first, second, known = np.concatenate(of_run), np.concatenate(of_export), np.concatenate(labels)
+    return Parity(
+        num_rows=len(first),
+        largest_difference=_largest(first, second),
+        largest_of_requests=_requests(run, ranker, sample),
+        metrics=_metrics(run, first, second, known),
+    )
+
+
+def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -> None:
+    """Refuse an export that scores differently.
+
+    Args:
+        parity: of the export and its run.
+        exact: whether its tables are as they were trained.
+        where: the run.
+        allow: take it all the same.
+
+    Raises:
+        ExportError: it does; says by how much.
+    """
+    if allow:
+        return
+    worst = max(parity.largest_difference, parity.largest_of_requests)
+    if exact and not worst <= TOLERANCE:
+        raise ExportError(
+            expected=f"the scores of the run, to {TOLERANCE:.0e}",
+            found=f"{parity.line()}; rows as requests by at most {parity.largest_of_requests:.1e}",
+            where=where,
+            ways_out=("`ziggurat doctor` says which kernels this machine uses", "take it all the same: --allow"),
+        )
+    for name, (run, there) in parity.metrics.items():
+        bound = METRIC_TOLERANCE * (1.0 if name.startswith("auc") else max(run, 1e-12))
+        if not exact and not abs(there - run) <= bound:
+            raise ExportError(
+                expected=f"{name} of the run, to {METRIC_TOLERANCE:.0e}",
+                found=parity.line(),
+                where=where,
+                ways_out=("tables in more bits: --tables int8, bf16 or fp32", "take it all the same: --allow"),
+            )
+
+
+def _largest(first: np.ndarray, second: np.ndarray) -> float:
+    if not first.size:
+        return 0.0
+    scale = np.maximum(1.0, np.abs(first))  # probabilities: the difference; large numbers: relative
+    return float(np.max(np.abs(first - second) / scale))
+
+
+def _metrics(run: Run, first: np.ndarray, second: np.ndarray, labels: np.ndarray) -> dict[str, tuple[float, float]]:
+    found = {}
+    for index, label in enumerate(run.preprocessing.inputs.labels):
+        known = ~np.isnan(labels[:, index])
+        truth = labels[known, index]
+        pair = (first[known, index], second[known, index])
+        if label.task is Task.BINARY and len(np.unique(truth)) == 2:
+            found[f"auc/{label.name}"] = (float(auc(pair[0], truth)), float(auc(pair[1], truth)))
+        elif label.task is Task.REGRESSION and len(truth):
+            found[f"rmse/{label.name}"] = (float(rmse(pair[0], truth)), float(rmse(pair[1], truth)))
+    return found
+
+
+def _requests(run: Run, ranker: Ranker, chunk: RawChunk) -> float:
+    """The largest difference where rows come as requests, and some cells are unseen, missing or empty."""
+    schema = run.preprocessing.schema
+    changed = unseen(plain_rows(chunk, schema).head(256), schema)
+    rows = request_rows(changed)
+    return _largest(run.scores(changed), ranker.score_rows(rows).numpy())
+
+
+def unseen(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    """Raw rows some of whose cells are ids that nobody has seen, missing, or empty lists."""
+    draw = np.random.default_rng(0)
+    changes = []
+    for feature in schema.features:
+        name = column_of(feature)
+        kind, cells = frame.schema[name], pl.Series(draw.integers(0, 8, frame.height))
+        cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))
+        if isinstance(feature, Categorical) and kind == pl.String and _is_free(schema, feature):
+            cell = cell.when(pl.lit(cells) == 1).then(pl.lit(_NEVER_SEEN))
+        if isinstance(feature, MultiHot | ListFeature) and isinstance(kind, pl.List):
+            cell = cell.when(pl.lit(cells) == 1).then(pl.lit(pl.Series([[]], dtype=kind).first(), dtype=kind))
+        changes.append(cell.otherwise(pl.col(name)).alias(name))
+    return frame.with_columns(changes)
+
+
+def plain_rows(chunk: RawChunk, schema: Schema) -> pl.DataFrame:
+    """The columns of features, with a point in numbers that were written with a comma."""
+    frame = chunk.frame.select(list(dict.fromkeys(map(column_of, schema.features))))
+    if chunk.decimal is DecimalMark.POINT:
+        return frame
+    names = {column_of(each) for each in schema.features if isinstance(each, Dense)}
+    texts = [name for name in names if frame.schema[name] == pl.String]
+    return frame.with_columns(pl.col(name).str.replace(",", ".", literal=True) for name in texts)
+
+
+def _is_free(schema: Schema, feature: Categorical) -> bool:
+    return schema.table(feature.table or feature.name).encoding.value != "identity"
+
+
+def request_rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """Rows of a frame as a request in JSON would have them."""
+    return [{name: plain(value) for name, value in row.items()} for row in frame.iter_rows(named=True)]

@@ -1,0 +1,255 @@
+"""Recommendations for many users in a file, in bounded memory; killed at any instant, it goes on where it was.
+
+    users.parquet ──► chunks of users ──► Recommender.recommend_many ──► lists.parquet.parts/part-000003.parquet
+                                                                                  │ when all are there
+    lists.parquet ◄── one file, renamed into place ◄──────────────────────────────┘
+
+    row │ user_id │ items                  │ scores            one row a user, in the order of the file
+    ────┼─────────┼────────────────────────┼──────────────
+      0 │ 17      │ ["Heat (1995)", …]     │ [0.93, …]
+
+A part is written whole or not at all. `asked.json` beside the parts says for which question they were made: version of
+the export, users, k, filter; parts of another question are thrown away, and that is said.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.config import to_json
+from ziggurat.data.raw.source import RawSource
+from ziggurat.errors import ConfigError, RequestError, SchemaError, ZigguratError
+from ziggurat.files import Format, replacing
+from ziggurat.serving.answers import Recommendations, RecommendRequest
+from ziggurat.serving.recommender import Recommender
+from ziggurat.serving.request_rows import canonical_id
+from ziggurat.typed import Count, checked
+
+ASKED = Format(name="ziggurat.bulk", what="what lists were asked for", ways_out=("delete the folder of parts",))
+_TOGETHER = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class BulkConfig:
+    """Settings of recommendations in bulk.
+
+    Args:
+        k: items for each user.
+        filter: which items may be in the lists; "" for all.
+        exclude_seen: leave out what a user has had in the data that the export was made from.
+        part_users: users of one part, the unit of going on after a kill.
+    """
+
+    k: Count = 100
+    filter: str = ""
+    exclude_seen: bool = True
+    part_users: Count = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkResult:
+    """What was written.
+
+    Args:
+        num_users: rows of the file.
+        num_items: in all lists.
+        num_short: users with fewer than k items, since fewer passed.
+        num_unknown: users that the export does not know.
+        resumed: users whose lists were there already.
+    """
+
+    num_users: int
+    num_items: int
+    num_short: int
+    num_unknown: int
+    resumed: int
+
+
+def recommend_in_bulk(
+    export: Recommender,
+    users: Sequence[str | Path],
+    *,
+    out: str | Path,
+    config: BulkConfig | None = None,
+    on_progress: Callable[[int], None] = lambda done: None,
+    say: Callable[[str], None] = lambda text: None,
+) -> BulkResult:
+    """Write the best items of every user of some files.
+
+    Args:
+        export: answers.
+        users: files with one row a user: the id, and any columns of users; others are ignored.
+        out: Parquet file to write.
+        config: k, filter.
+        on_progress: called with the number of users done.
+        say: called with lines for people.
+
+    Raises:
+        ConfigError: `out` is no Parquet file.
+        SchemaError: the files have no column that the export reads.
+        RequestError: a row, or the filter, cannot be used; names the row.
+    """
+    config, target = config or BulkConfig(), Path(out)
+    if target.suffix not in (".parquet", ".pq"):
+        raise ConfigError(
+            expected="a file that ends in .parquet: rows have lists",
+            found=repr(target.name),
+            where="out",
+            ways_out=f"--out {target.with_suffix('.parquet').name}",
+        )
+    source = RawSource(users)
+    columns = _columns(export, source)
+    if config.filter:
+        export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
+    parts = target.with_name(target.name + ".parts")
+    _open_parts(parts, _question(export, source, config), say=say)
+    totals = _Totals()
+    for number, (start, frame) in enumerate(_chunks(source, columns, size=config.part_users)):
+        path = parts / f"part-{number:06d}.parquet"
+        if path.exists():
+            totals.resumed += frame.height
+        else:
+            answered = _answered(export, frame, start=start, config=config, where=str(source.paths[0]))
+            with replacing(path) as temporary:
+                answered.write_parquet(temporary)
+        totals.add(pl.read_parquet(path, columns=["items"]), k=config.k)
+        totals.num_unknown += _num_unknown(export, frame)
+        on_progress(totals.num_users)
+    _join(parts, target, columns=_output_types(export, columns))
+    shutil.rmtree(parts)
+    return BulkResult(**vars(totals))
+
+
+@dataclass(kw_only=True)
+class _Totals:
+    num_users: int = 0
+    num_items: int = 0
+    num_short: int = 0
+    num_unknown: int = 0
+    resumed: int = 0
+
+    def add(self, frame: pl.DataFrame, *, k: int) -> None:
+        lengths = frame["items"].list.len()
+        self.num_users += frame.height
+        self.num_items += int(lengths.sum())
+        self.num_short += int((lengths < k).sum())
+
+
+def _columns(export: Recommender, source: RawSource) -> tuple[str, ...]:
+    """The columns of the files that the export reads."""
+    there = source.columns()
+    known = [column.name for column in export.info().user_columns]
+    found = tuple(name for name in known if name in there)
+    if not found:
+        raise SchemaError(
+            expected=f"columns of users: {', '.join(known)}",
+            found=", ".join(list(there)[:20]),
+            where=str(source.paths[0]),
+            ways_out=(f"name the column of the user's id {known[0]!r}", "name another file"),
+        )
+    return found
+
+
+def _question(export: Recommender, source: RawSource, config: BulkConfig) -> dict[str, Any]:
+    files = [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in source.paths]
+    return {"export": export.version, "files": files, "config": to_json(config)}
+
+
+def _open_parts(parts: Path, question: Mapping[str, Any], *, say: Callable[[str], None]) -> None:
+    asked = parts / "asked.json"
+    if parts.exists():
+        try:
+            same = ASKED.read(asked) == dict(question)
+        except ZigguratError:
+            same = False
+        if same:
+            say(f"going on with the parts in {parts}")
+            return
+        say(f"the parts in {parts} answer another question, and are made anew")
+        shutil.rmtree(parts)
+    parts.mkdir(parents=True)
+    ASKED.write(asked, dict(question))
+
+
+def _chunks(source: RawSource, columns: Sequence[str], *, size: int) -> Iterator[tuple[int, pl.DataFrame]]:
+    for chunk in source.frames(columns=list(columns), chunk_rows=size):
+        yield chunk.start, chunk.frame
+
+
+def _answered(export: Recommender, frame: pl.DataFrame, *, start: int, config: BulkConfig, where: str) -> pl.DataFrame:
+    rows = list(frame.iter_rows(named=True))
+    items: list[list[str]] = []
+    scores: list[list[float]] = []
+    for first in range(0, len(rows), _TOGETHER):
+        requests = [
+            RecommendRequest(
+                user={name: value for name, value in row.items() if value is not None},
+                k=config.k,
+                filter=config.filter,
+                exclude_seen=config.exclude_seen,
+            )
+            for row in rows[first : first + _TOGETHER]
+        ]
+        for place, answer in enumerate(export.recommend_many(requests)):
+            if not isinstance(answer, Recommendations):
+                raise RequestError(
+                    expected=answer.expected,
+                    found=answer.found,
+                    where=f"{where}, row {start + first + place}: {answer.where}",
+                    ways_out=answer.ways_out,
+                )
+            items.append([item.id for item in answer.items])
+            scores.append([item.score for item in answer.items])
+    ids = _user_column(export, frame.columns)
+    return pl.DataFrame(
+        {
+            "row": pl.Series(range(start, start + len(rows)), dtype=pl.Int64),
+            **({ids: pl.Series([canonical_id(row[ids]) for row in rows], dtype=pl.String)} if ids else {}),
+            "items": pl.Series(items, dtype=pl.List(pl.String)),
+            "scores": pl.Series(scores, dtype=pl.List(pl.Float64)),
+        }
+    )
+
+
+def _user_column(export: Recommender, columns: Sequence[str]) -> str:
+    """The column of the user's id, if the files have it."""
+    name = export.chain.settings.user_id
+    return name if name in columns else ""
+
+
+def _num_unknown(export: Recommender, frame: pl.DataFrame) -> int:
+    name = _user_column(export, frame.columns)
+    if not name:
+        return 0
+    return sum(not export.knows({name: value}) for value in frame[name].to_list())
+
+
+def _output_types(export: Recommender, columns: Sequence[str]) -> pa.Schema:
+    ids = _user_column(export, columns)
+    return pa.schema(
+        [
+            ("row", pa.int64()),
+            *([(ids, pa.large_string())] if ids else []),
+            ("items", pa.large_list(pa.large_string())),
+            ("scores", pa.large_list(pa.float64())),
+        ]
+    )
+
+
+def _join(parts: Path, target: Path, *, columns: pa.Schema) -> None:
+    with (
+        replacing(target) as temporary,
+        pq.ParquetWriter(temporary, columns, compression="zstd", write_page_checksum=True) as writer,
+    ):
+        for part in sorted(parts.glob("part-*.parquet")):
+            frame = pl.read_parquet(part)
+            writer.write_table(frame.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(columns))
