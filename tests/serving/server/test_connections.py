@@ -24,7 +24,7 @@ GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 Body = Callable[[int, DrainingServer], Awaitable[Any]]
 
 
-def serving(body: Body, *, answerer: FakeAnswerer | None = None, **settings: Any) -> Any:
+def serving(body: Body, *, answerer: FakeAnswerer | None = None, seconds: float = 20, **settings: Any) -> Any:
     async def whole() -> Any:
         config = ServerConfig(**{"linger_s": 0.0} | settings)
         app = ServerApp(answerer=answerer or FakeAnswerer(), config=config)
@@ -36,7 +36,7 @@ def serving(body: Body, *, answerer: FakeAnswerer | None = None, **settings: Any
         while not server.started:
             await asyncio.sleep(0.001)
         try:
-            return await asyncio.wait_for(body(port, server), 20)
+            return await asyncio.wait_for(body(port, server), seconds)
         finally:
             server.should_exit = True
             await task

@@ -18,7 +18,6 @@ so it is made before routing, parsing and errors, from bytes that are ready.
 from __future__ import annotations
 
 import hmac
-import json
 import logging
 import math
 import time
@@ -28,7 +27,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat.errors import BoundsError, DataError, RequestError, SchemaError, ZigguratError
@@ -50,6 +49,7 @@ from ziggurat.serving.server.reading import (
     read_recommend,
     refused,
 )
+from ziggurat.serving.server.responses import encode, error_json, json_response
 
 _log = logging.getLogger("ziggurat.server")
 Swap = Callable[[str], Awaitable[str]]
@@ -58,7 +58,6 @@ _READ = {"/recommend": read_recommend, "/rank": read_rank}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
 _LARGE = 32 << 10  # bytes of a body that is parsed beside the event loop
 _THIS_MACHINE = ("127.0.0.1", "::1")
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class ServerApp:
@@ -79,7 +78,7 @@ class ServerApp:
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics)
         self.draining = False
         self._key, self._swap = api_key.encode(), swap
-        self._openapi = _encode(description(self.info, config=config, has_key=bool(api_key))).encode()
+        self._openapi = encode(description(self.info, config=config, has_key=bool(api_key)))
         self._version = self.info.version.encode("latin-1", "replace")
         self._starlette = Starlette(
             routes=[
@@ -132,7 +131,7 @@ class ServerApp:
             return 503
         try:
             answer = await self._answer(path, scope, receive)
-            body = _encode(answer.to_json()).encode()
+            body = encode(answer.to_json())
         except ClientGone:
             return 499
         except Exception as problem:
@@ -145,7 +144,7 @@ class ServerApp:
                 extra = ((b"www-authenticate", b"Bearer"),)
             if status in (413, 415, 431):
                 extra = ((b"connection", b"close"),)  # the rest of the body is not read
-            await _send(send, status, _encode(error).encode(), *extra)
+            await _send(send, status, encode(error), *extra)
             return status
         await _send(send, 200, body, (b"x-export-version", self._version))
         return 200
@@ -174,11 +173,11 @@ class ServerApp:
     # ---- the other routes
 
     async def _live(self, request: Request) -> Response:
-        return JSONResponse({"live": True})
+        return json_response({"live": True})
 
     async def _ready(self, request: Request) -> Response:
         state = {"ready": not self.draining, "version": self.info.version, "effort": self.engine.ladder.effort.value}
-        return JSONResponse(state, status_code=503 if self.draining else 200)
+        return json_response(state, status=503 if self.draining else 200)
 
     async def _metrics(self, request: Request) -> Response:
         content, kind = await run_in_threadpool(self.metrics.page)
@@ -199,7 +198,7 @@ class ServerApp:
                 ways_out="name the folder of an export on the server's machine",
             )
         assert self._swap is not None
-        return JSONResponse({"version": await self._swap(path)})
+        return json_response({"version": await self._swap(path)})
 
 
 def _check_admin(request: Request) -> None:
@@ -244,18 +243,12 @@ def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_json(unexpected, kind="InternalError")
 
 
-def error_json(error: ZigguratError, *, kind: str = "") -> dict[str, Any]:
-    """An error in four parts as plain data."""
-    parts = {"expected": error.expected, "found": error.found, "where": error.where, "ways_out": list(error.ways_out)}
-    return {"error": {"kind": kind or type(error).__name__, **parts}}
-
-
 async def _error_response(request: Request, problem: Exception) -> Response:
     if isinstance(problem, ClientGone):
         return Response(status_code=499)
     status, body = status_of(problem)
     close = {"connection": "close"} if status in (413, 415) else None
-    return Response(_encode(body), status_code=status, media_type="application/json", headers=close)
+    return json_response(body, status=status, headers=close)
 
 
 async def _not_found(request: Request, problem: Exception) -> Response:
@@ -268,7 +261,7 @@ async def _not_found(request: Request, problem: Exception) -> Response:
         where="request line",
         ways_out="see /openapi.json",
     )
-    return JSONResponse(error_json(error, kind="RequestError"), status_code=status)
+    return json_response(error_json(error, kind="RequestError"), status=status)
 
 
 def _wrong_method(path: str, method: str) -> RefusedRequestError:
@@ -287,7 +280,7 @@ def _no_key() -> RefusedRequestError:
 
 
 def _body_of(error: ZigguratError) -> bytes:
-    return _encode(error_json(error)).encode()
+    return encode(error_json(error))
 
 
 _SHED = _body_of(

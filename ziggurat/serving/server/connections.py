@@ -72,6 +72,13 @@ class Connection(HttpToolsProtocol):
             if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
                 self.send_400_response("")
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more; whether the connection stays open, for the answer to what it sent before."""
+        if self._in_message or self.idle:
+            return False
+        self.cycle.keep_alive = False
+        return True
+
     def on_message_begin(self) -> None:
         """A request begins: it has its own time."""
         self._in_message, self._has_headers, self._header_bytes = True, False, 0
@@ -205,7 +212,7 @@ def uvicorn_config(app: Any, *, config: ServerConfig, metrics: Metrics) -> uvico
         lifespan="on",
         loop="asyncio",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # each connection that is refused is counted in /metrics, not logged
         access_log=False,
         server_header=False,
         proxy_headers=False,

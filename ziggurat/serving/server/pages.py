@@ -12,13 +12,14 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat.errors import RequestError
 from ziggurat.serving.answers import Answerer, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.reading import read_body, read_json
+from ziggurat.serving.server.responses import json_response
 
 _FILES = {
     "/": ("page.html", "text/html"),
@@ -70,15 +71,15 @@ class _Pages:
         self._info = _plain(answerer.info().to_json()) | {"limits": limits}
 
     async def info(self, request: Request) -> Response:
-        return JSONResponse(self._info)
+        return json_response(self._info)
 
     async def users(self, request: Request) -> Response:
-        return JSONResponse({"users": await run_in_threadpool(self.answerer.users, limit=_MOST_USERS)})
+        return json_response({"users": await run_in_threadpool(self.answerer.users, limit=_MOST_USERS)})
 
     async def item(self, request: Request) -> Response:
         id = request.path_params["id"]
         columns = await run_in_threadpool(self.answerer.item, id)
-        return JSONResponse({"id": id, "columns": _plain(columns)})
+        return json_response({"id": id, "columns": _plain(columns)})
 
     async def history(self, request: Request) -> Response:
         data = await self._read(request, {"user"})
@@ -86,7 +87,7 @@ class _Pages:
         if not isinstance(user, dict):
             raise _wrong('{"user": {"user_id": "17"}}', data)
         found = await run_in_threadpool(self._history, user)
-        return JSONResponse({"items": found})
+        return json_response({"items": found})
 
     def _history(self, user: dict[str, Any]) -> list[dict[str, Any]]:
         ids = self.answerer.history(user, limit=_MOST_HISTORY)
@@ -98,7 +99,7 @@ class _Pages:
             raise _wrong('{"request": {"user": {…}, "filter": "…"}, "item": "17"}', data)
         question = RecommendRequest.from_json(data["request"])
         explanation = await run_in_threadpool(self.answerer.explain_item, question, data["item"])
-        return JSONResponse({"item": data["item"], "explanation": explanation})
+        return json_response({"item": data["item"], "explanation": explanation})
 
     async def _read(self, request: Request, fields: set[str]) -> dict[str, Any]:
         data = read_json(await read_body(request.scope, request.receive, config=self.config))

@@ -152,5 +152,5 @@ def _log_to_stderr() -> None:
     for name in ("ziggurat.server", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
-        logger.setLevel(logging.INFO if name == "ziggurat.server" else logging.WARNING)
+        logger.setLevel(logging.INFO if name == "ziggurat.server" else logging.ERROR)  # uvicorn warns of every bad byte
         logger.propagate = False
