@@ -40,6 +40,9 @@ FROZEN = {
         *("--parity-rows", "--allow", "--model"),
     },
     "recommend": {"--out", "--k", "--filter", "--include-seen", "--model"},
+    "serve": {
+        *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),
+    },
     "data inspect": {"--write-schema", "--label", "--separator"},
     "data fetch": {"--source"},
     "towers partition": {

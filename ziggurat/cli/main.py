@@ -38,6 +38,7 @@ from ziggurat.cli.scoring_verbs import (
     add_evaluate_arguments,
     add_predict_arguments,
 )
+from ziggurat.cli.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.cli.tower_verbs import add_towers_arguments
@@ -147,6 +148,7 @@ def build_parser() -> VerbParser:
     add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
 
     add_serving_verbs(verb)
+    add_serve_arguments(verb("serve", SERVE_SUMMARY, SERVE_EPILOG))
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets", DATA_EPILOG))
     add_towers_arguments(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
@@ -213,7 +215,7 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 
-_WITH_SETTINGS = ("train", "bench", "plan", "simulate", "compare", "scale", "evaluate", "predict", "towers")
+_WITH_SETTINGS = ("train", "bench", "plan", "simulate", "compare", "scale", "evaluate", "predict", "serve", "towers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -269,6 +271,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         importance_verb,
         plan_verbs,
         scoring_verbs,
+        serve_verb,
         serving_verbs,
         tower_verbs,
         verbs,
@@ -283,6 +286,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "importance": importance_verb.importance,
         "export": serving_verbs.export,
         "recommend": serving_verbs.recommend,
+        "serve": serve_verb.serve,
         "data": verbs.data,
         "towers": tower_verbs.towers,
         "plan": plan_verbs.plan,

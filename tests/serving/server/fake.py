@@ -153,7 +153,7 @@ def main() -> None:
 
     config = from_json(ServerConfig, json.loads(Path(sys.argv[2]).read_text()), where="config")
 
-    def say(address: str, version: str) -> None:
+    def say(address: str, loaded: Any) -> None:
         sys.stdout.write(f"{address}\n")
         sys.stdout.flush()
 

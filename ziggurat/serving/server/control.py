@@ -1,6 +1,6 @@
 """Messages between supervisor and worker: a line of JSON each, over a pair of sockets. No pickle.
 
-    worker → supervisor   {"ready": VERSION}  {"failed": ERROR}  {"serving": true}  {"draining": true}  {"alive": true}
+    worker → supervisor   {"ready": LOADED}   {"failed": ERROR}  {"serving": true}  {"draining": true}  {"alive": true}
                           {"swap": FOLDER, "number": 3}
     supervisor → worker   {"serve": true}  {"drain": true}
                           {"swapped": VERSION, "number": 3}  {"refused": ERROR, "number": 3}

@@ -76,6 +76,11 @@ def example_request(info: Info) -> dict[str, Any]:
     return {"user": example_of(info.user_columns), "k": 10}
 
 
+def example_ranking(info: Info) -> dict[str, Any]:
+    """A request for a ranking that the export answers, as plain data."""
+    return {"user": example_of(info.user_columns), "items": [example_of(info.item_columns)]}
+
+
 def _recommend(info: Info) -> dict[str, Any]:
     plain = {"plain": {"value": example_request(info)}}
     if not info.filter_example:
@@ -84,8 +89,7 @@ def _recommend(info: Info) -> dict[str, Any]:
 
 
 def _rank(info: Info) -> dict[str, Any]:
-    item = example_of(info.item_columns)
-    return {"plain": {"value": {"user": example_of(info.user_columns), "items": [item]}}}
+    return {"plain": {"value": example_ranking(info)}}
 
 
 def _ref(name: str) -> dict[str, str]:

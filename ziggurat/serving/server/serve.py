@@ -13,11 +13,15 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileError
 from ziggurat.files import read_text
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from ziggurat.serving.server.worker import Loaded
 
 _BACKLOG = 2048
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
@@ -101,7 +105,7 @@ def serve(
     config: ServerConfig,
     load: Callable[[Path], Answerer],
     api_key: str = "",
-    on_ready: Callable[[str, str], None] = lambda address, version: None,
+    on_ready: Callable[[str, Loaded], None] = lambda address, loaded: None,
 ) -> None:
     """Serve an export until SIGTERM or SIGINT.
 
@@ -111,7 +115,7 @@ def serve(
         load: makes the answerer of a folder: `Recommender.load`. Its module should be imported already: what is
             imported before the first fork, no worker waits for.
         api_key: "" for none.
-        on_ready: called with address and version when the first worker accepts requests.
+        on_ready: called with the address and what is served when the first worker accepts requests.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -139,7 +143,7 @@ def serve(
             listener=listener,
             config=config,
             api_key=api_key,
-            on_ready=lambda version: on_ready(address, version),
+            on_ready=lambda loaded: on_ready(address, loaded),
         )
         supervisor.run()
     finally:

@@ -33,7 +33,7 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.metrics import forget_metrics
-from ziggurat.serving.server.worker import Load, WorkerTask, work
+from ziggurat.serving.server.worker import Load, Loaded, WorkerTask, work
 
 _log = logging.getLogger("ziggurat.server")
 _TICK_S = 0.2
@@ -59,7 +59,7 @@ class _Child:
     generation: int
     state: State = State.LOADING
     seen: float = 0.0
-    version: str = ""
+    loaded: Loaded | None = None
 
 
 @dataclass(kw_only=True)
@@ -83,7 +83,7 @@ class Supervisor:
         listener: bound socket.
         config: of the server.
         api_key: "" for none.
-        on_ready: called once, when the first worker serves, with its version.
+        on_ready: called once, when the first worker serves, with what it has loaded.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Supervisor:
         listener: socket.socket,
         config: ServerConfig,
         api_key: str = "",
-        on_ready: Callable[[str], None] = lambda version: None,
+        on_ready: Callable[[Loaded], None] = lambda loaded: None,
     ) -> None:
         self.load, self.export, self.listener, self.config = load, export, listener, config
         self._api_key, self._on_ready = api_key, on_ready
@@ -206,14 +206,14 @@ class Supervisor:
         child.seen = time.monotonic()
         for message in messages:
             if "ready" in message:
-                child.state, child.version = State.READY, message["ready"]
+                child.state, child.loaded = State.READY, Loaded(**message["ready"])
                 if child.generation == self._generation:
                     self._pause_s = 0.0
             elif "failed" in message:
                 self._could_not_load(child, error_from_json(message["failed"]))
-            elif "serving" in message and not self._started:
+            elif "serving" in message and not self._started and child.loaded is not None:
                 self._started = True
-                self._on_ready(child.version)
+                self._on_ready(child.loaded)
             elif "swap" in message:
                 self._begin_swap(Path(message["swap"]), child, int(message["number"]))
 
@@ -301,7 +301,7 @@ class Supervisor:
         self._generation, self._swap = swap.generation, None
         self.export, self._folder = swap.export, swap.folder
         self._seen_export = self._identity()
-        version = serving[0].version if serving else ""
+        version = serving[0].loaded.version if serving and serving[0].loaded else ""
         _log.info("serving version %s of %s", version, swap.export)
         if swap.asked_by is not None:
             swap.asked_by.control.send(swapped=version, number=swap.number)

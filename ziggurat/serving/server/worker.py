@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,12 +30,39 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.metrics import share_metrics
-from ziggurat.serving.server.openapi import example_of
+from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
 from ziggurat.serving.server.reading import refused
 
 _log = logging.getLogger("ziggurat.server")
 _SWITCH_S = 0.0005  # so that the event loop gets the GIL soon while a batch computes
 Load = Callable[[Path], Answerer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a worker says of the export that it has loaded.
+
+    Args:
+        version: of the export.
+        num_items: of its catalogue.
+        labels: of its ranker.
+        path: the route that `example` is for.
+        example: a request that it answers.
+    """
+
+    version: str
+    num_items: int = 0
+    labels: tuple[str, ...] = ()
+    path: str = "/recommend"
+    example: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(info: Info) -> Loaded:
+        """What an export's description says."""
+        about: dict[str, Any] = {"version": info.version, "num_items": info.num_items, "labels": info.labels}
+        if info.can_recommend:
+            return Loaded(path="/recommend", example=example_request(info), **about)
+        return Loaded(path="/rank", example=example_ranking(info), **about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +135,7 @@ def _work(task: WorkerTask, control: Control) -> int:
         return 1
     gc.collect()
     gc.freeze()  # the export's objects are never garbage: collections need not look at them
-    if not control.send(ready=app.info.version):
+    if not control.send(ready=asdict(Loaded.of(app.info))):
         return 0
     while True:  # a spare waits here
         messages = control.receive()

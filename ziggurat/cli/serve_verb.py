@@ -1,0 +1,104 @@
+"""`ziggurat serve`: an export behind HTTP, and what is said when it is up."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from typing import TYPE_CHECKING
+
+from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.settings import settings_given
+from ziggurat.cli.tables import print_line
+from ziggurat.config import override
+from ziggurat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziggurat.serving.server.config import ServerConfig
+    from ziggurat.serving.server.worker import Loaded
+
+SERVE_SUMMARY = "answer over HTTP from an export: /recommend, /rank, a web page, /metrics"
+SERVE_EPILOG = """Listens on this machine alone, unless --host says otherwise. Requests that cannot be answered within
+the deadline get less effort (the answer says so), then 503 with Retry-After. SIGTERM answers what was taken in, and
+ends; SIGHUP loads the export again, beside the old one, and swaps when it is ready. Every limit and timeout can be set:
+  --server.deadline-ms 50 --server.max-body-bytes 65536 …     all of them: docs/guides/server.md
+examples:
+  ziggurat serve exports/films
+  ziggurat serve exports/films --port 8000 --workers 4 --api-key-file key.txt
+  ziggurat serve exports/current --watch                      swaps when the link leads elsewhere"""
+
+
+def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `serve`."""
+    parser.add_argument("export", help="folder of an export, or a link to one")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--port", type=int, help="port to listen on; 0 takes a free one (default: 8080)")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that answer (default: 1)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each (default: the cores / N)")
+    parser.add_argument("--deadline-ms", type=float, metavar="MS", help="time for an answer (default: 200)")
+    parser.add_argument("--api-key-file", metavar="FILE", default="", help="requests must bring the key in this file")
+    parser.add_argument("--watch", action="store_true", help="swap when the folder or link changes")
+    add_model_argument(parser)
+
+
+def serve(options: argparse.Namespace, rest: list[str]) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    from ziggurat.serving.recommender import Recommender
+    from ziggurat.serving.server.serve import check_packages, read_api_key
+    from ziggurat.serving.server.serve import serve as serve_export
+
+    check_packages()
+    config = _config(options, rest)
+    load = functools.partial(Recommender.load, models=own_models(options))
+    report = functools.partial(_report, options.export, config, bool(options.api_key_file))
+    serve_export(options.export, config=config, load=load, api_key=read_api_key(options.api_key_file), on_ready=report)
+    return 0
+
+
+def _config(options: argparse.Namespace, rest: list[str]) -> ServerConfig:
+    """The settings that flags and --server.NAME VALUE give."""
+    from ziggurat.serving.server.config import ServerConfig
+
+    flags = {name: f"--{name.replace('_', '-')}" for name in ("host", "port", "workers", "threads", "deadline_ms")}
+    changes = {name: str(getattr(options, name)) for name in flags if getattr(options, name) is not None}
+    if options.watch:
+        changes["watch"] = "true"
+    also = dict(flags)
+    for path, text in settings_given(rest).items():
+        prefix, _, name = path.partition(".")
+        if prefix != "server":
+            raise ConfigError(
+                expected="settings of a server: --server.NAME VALUE",
+                found=f"--{path}",
+                where="command line",
+                ways_out=("see docs/guides/server.md for their names", "leave it out"),
+            )
+        changes[name], also[name] = text, f"--{path}"
+    return override(ServerConfig(), changes, also=also)
+
+
+def _report(export: str, config: ServerConfig, has_key: bool, address: str, loaded: Loaded) -> None:
+    items = f"{loaded.num_items:,} items" if loaded.num_items else "no catalogue"
+    labels = f", scores for {', '.join(loaded.labels)}" if loaded.labels else ""
+    print_line(f"{export}: version {loaded.version}, {items}{labels}")
+    spares = f", {config.spares} in reserve" if config.spares else ""
+    print_line(f"{config.workers} worker(s) of {config.threads_of_worker} thread(s){spares}; {_reach(config, has_key)}")
+    less = "with less effort under load" if config.degrade else "always with full effort"
+    print_line(f"answers within {config.deadline_ms:g} ms, {less}; later ones are refused with 503")
+    body = json.dumps(loaded.example, ensure_ascii=False)
+    print_line(f"the page, and all routes: {address}")
+    print_line(f"curl -s {address}{loaded.path} -d '{body}'")
+
+
+def _reach(config: ServerConfig, has_key: bool) -> str:
+    from ipaddress import ip_address
+
+    try:
+        local = ip_address(config.host).is_loopback
+    except ValueError:
+        local = config.host == "localhost"
+    if local:
+        return "this machine alone reaches it" + (", with the API key" if has_key else "")
+    return "every machine that reaches this one may ask" + (
+        ", with the API key" if has_key else ": there is no API key (--api-key-file)"
+    )
