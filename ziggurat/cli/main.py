@@ -38,7 +38,6 @@ from ziggurat.cli.scoring_verbs import (
     add_evaluate_arguments,
     add_predict_arguments,
 )
-from ziggurat.cli.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.cli.tower_verbs import add_towers_arguments
@@ -148,7 +147,6 @@ def build_parser() -> VerbParser:
     add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
 
     add_serving_verbs(verb)
-    add_serve_arguments(verb("serve", SERVE_SUMMARY, SERVE_EPILOG))
 
     _data_verb(verb("data", "look at files, write schemas, fetch public data sets", DATA_EPILOG))
     add_towers_arguments(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.tables import print_line
 
 EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
@@ -35,9 +36,10 @@ examples:
 
 
 def add_serving_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    """Declare all verbs of this module; `verb` makes one of its name, summary and epilog."""
+    """Declare the verbs of an export; `verb` makes one of its name, summary and epilog."""
     add_export_arguments(verb("export", EXPORT_SUMMARY, EXPORT_EPILOG))
     add_recommend_arguments(verb("recommend", RECOMMEND_SUMMARY, RECOMMEND_EPILOG))
+    add_serve_arguments(verb("serve", SERVE_SUMMARY, SERVE_EPILOG))
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
