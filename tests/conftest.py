@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 
@@ -10,3 +13,28 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Runs of a small shop and their export, made once: see tests/serving/shop.py."""
+    import torch
+
+    from tests.serving.shop import make_shop
+    from ziggurat.cache import cache_folder
+
+    place = tmp_path_factory.mktemp("shop")
+    torch.set_num_threads(1)
+    (place / "cache").mkdir()
+    (place / "cache" / "kernels").symlink_to(cache_folder() / "kernels")  # compiled once, and not for these tests
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ZIGGURAT_CACHE", str(place / "cache"))
+        yield make_shop(place)
+
+
+@pytest.fixture(scope="session")
+def loaded(shop: Any) -> Any:
+    """The export of the shop."""
+    import ziggurat
+
+    return ziggurat.Recommender.load(shop.export)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 
 import ziggurat as zg
+from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.features.items import Items
+from ziggurat.models import MLPConfig
+from ziggurat.models.retrieval.encoders import EncoderConfig
+from ziggurat.models.retrieval.two_tower import TwoTowerConfig
 
 NUM_USERS, NUM_ITEMS = 60, 40
 SCHEMA = zg.Schema(
@@ -28,6 +35,17 @@ SETTINGS = zg.TrainingConfig(
 )
 
 
+@dataclass(frozen=True)
+class Shop:
+    """Folders of the shop."""
+
+    place: Path
+    two_tower: Path
+    ranker: Path
+    export: Path
+    events: pl.DataFrame
+
+
 def events(num_rows: int, *, seed: int = 0) -> pl.DataFrame:
     """Random events; items and users have columns of their own that stay as they are."""
     draw = np.random.default_rng(seed)
@@ -47,3 +65,28 @@ def events(num_rows: int, *, seed: int = 0) -> pl.DataFrame:
             "like": (draw.random(num_rows) < 1 / (1 + np.exp(-logit))).astype(np.int8),
         }
     )
+
+
+def make_shop(place: Path) -> Shop:
+    """Train both runs and export them, into one folder."""
+    frame = events(2000)
+    frame.write_parquet(place / "events.parquet")
+    small, tables = MLPConfig(hidden_dims=(8,)), EmbeddingConfig(kernel=KernelChoice.TORCH)
+    encoder = EncoderConfig(hidden=small)
+    models = {
+        "two_tower": TwoTowerConfig(
+            embedding_dim=4, output_dim=8, negatives_block=64, user=encoder, item=encoder, embedding=tables
+        ),
+        "ranker": zg.DCNv2Config(embedding_dim=4, deep=small, embedding=tables),
+    }
+    for name, model in models.items():
+        data = zg.DataConfig(train=(str(place / "events.parquet"),))
+        config = zg.RunConfig(data=data, table_schema=SCHEMA, model=model, training=SETTINGS)
+        zg.train_run(config, folder=place / name)
+    zg.export_run(
+        place / "two_tower",
+        ranker=place / "ranker",
+        out=place / "export",
+        config=zg.ExportConfig(num_candidates=12, keep=("title",), golden=2, program=False),
+    )
+    return Shop(place, place / "two_tower", place / "ranker", place / "export", frame)

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import ziggurat as zg
-from tests.serving.conftest import Shop
+from tests.serving.shop import Shop
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, RequestError, SchemaError
 from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ziggurat.errors import ConfigError, ExportError, MissingFileError
-from ziggurat.files import digest_of
+from ziggurat.files import digest_of, sha256_of
 from ziggurat.serving.export_folder import MANIFEST_NAME, open_export, replacing_export, seal_export
 
 
@@ -36,6 +36,17 @@ def seal(path: Path, change: dict) -> None:
     data = json.loads(path.read_text()) | change
     del data["sha256"]
     path.write_text(json.dumps(data | {"sha256": digest_of(data)}))
+
+
+def reseal(folder: Path) -> str:
+    """Write the checksums of the files as they are now, as a forger would; returns the version."""
+    files = json.loads((folder / MANIFEST_NAME).read_text())["files"]
+    for name in files:
+        path = folder / name
+        files[name] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    version = digest_of({name: entry["sha256"] for name, entry in files.items()})[:16]
+    seal(folder / MANIFEST_NAME, {"files": files, "version_of_content": version})
+    return version
 
 
 def test_what_was_written_is_read(export: Path) -> None:

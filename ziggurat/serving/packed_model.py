@@ -97,8 +97,12 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablePrecision) -> 
     MODEL.write(folder / MODEL_FILE, content)
     save_preprocessing(packed.preprocessing, folder / PREPROCESSING)
     tensors: dict[str, Tensor] = {}
+    places: set[int] = set()
     for name, tensor in packed.model.state_dict().items():
         tensor = tensor.detach().cpu()
+        if tensor.data_ptr() in places:
+            tensor = tensor.clone()  # two names of one weight: the format has no such thing
+        places.add(tensor.data_ptr())
         if name.startswith(_TABLES) and tables is not TablePrecision.FP32:
             parts = encode(tensor, tables)
             tensors |= {name if key == "weight" else f"{name}:{key}": part for key, part in parts.items()}

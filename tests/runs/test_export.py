@@ -1,0 +1,238 @@
+"""Exports of runs: equal scores or none at all, in every precision of tables; what cannot be exported is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+import ziggurat as zg
+from tests.serving.shop import SCHEMA, Shop, events
+from ziggurat.cli.main import main
+from ziggurat.embeddings.storage import TablePrecision
+from ziggurat.errors import ConfigError, ExportError
+from ziggurat.runs.export import make
+from ziggurat.runs.export.data import RunData, make_catalogue, make_users
+from ziggurat.runs.export.parity import Parity, refuse_difference, unseen
+from ziggurat.serving.export_folder import open_export
+
+QUICK = zg.ExportConfig(program=False, golden=2)
+
+
+def test_a_ranker_scores_as_its_run(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ranker"
+    assert main(["export", str(shop.ranker), "--out", str(out), "--parity-rows", "500"]) == 0
+    shown = capsys.readouterr()
+    assert "version" in shown.out
+    manifest = open_export(out).manifest
+    assert manifest.facts["parity"]["num_rows"] == 500
+    assert manifest.facts["parity"]["largest_difference"] <= 1e-5
+    assert manifest.facts["program"] == "written"
+    assert manifest.sources[0].run == "ranker"
+    rec = zg.Recommender.load(out)
+    rows = events(300, seed=9)
+    new = unseen(rows.select([feature.name for feature in SCHEMA.features]), SCHEMA)
+    run = zg.load_run(shop.ranker)
+    for frame in (rows, new):
+        np.testing.assert_allclose(rec.scores(frame), run.scores(frame), atol=1e-6)
+    assert rec.rank({"user_id": 3}, ["i1", "i2"]).items[0].tasks.keys() == {"like"}
+    with pytest.raises(zg.ZigguratError, match="--ranker"):
+        rec.recommend({"user_id": 3})
+
+
+@pytest.mark.parametrize("tables", ["bf16", "int8", "int4"])
+def test_tables_in_few_bits_are_smaller_and_nearly_equal(shop: Shop, tmp_path: Path, tables: str) -> None:
+    config = dataclasses.replace(QUICK, tables=TablePrecision(tables), allow=True)
+    made = zg.export_run(shop.ranker, out=tmp_path / tables, config=config)
+    run, (before, now) = zg.load_run(shop.ranker), made.manifest.facts["parity"]["metrics"]["auc/like"]
+    assert abs(before - now) < 0.02
+    rec, rows = zg.Recommender.load(tmp_path / tables), events(300, seed=9)
+    difference = np.abs(rec.scores(rows) - run.scores(rows)).max()
+    assert 0 < difference < {"bf16": 0.01, "int8": 0.02, "int4": 0.2}[tables]
+    weights = {name: entry.bytes for name, entry in made.manifest.files.items() if name.endswith("safetensors")}
+    assert weights["ranker/weights.safetensors"] > 0
+
+
+def test_an_export_that_scores_differently_is_not_published(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = make.save_model
+
+    def perturbed(packed: Any, folder: Path, *, tables: TablePrecision) -> None:
+        state = {name: tensor.clone() for name, tensor in packed.model.state_dict().items()}
+        save(packed, folder, tables=tables)
+        from safetensors.torch import save_file
+
+        name = next(name for name in state if name.startswith("embeddings.tables.user_id"))
+        state[name][5] += 0.05
+        save_file(state, str(folder / "weights.safetensors"))
+
+    zg.export_run(shop.ranker, out=tmp_path / "out", config=QUICK)
+    version = open_export(tmp_path / "out").version
+    monkeypatch.setattr(make, "save_model", perturbed)
+    with pytest.raises(ExportError, match="1e-05"):
+        zg.export_run(shop.ranker, out=tmp_path / "out", config=QUICK)
+    assert open_export(tmp_path / "out").version == version  # the older one is as it was
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    zg.export_run(shop.ranker, out=tmp_path / "out", config=dataclasses.replace(QUICK, allow=True))
+    assert open_export(tmp_path / "out").version != version
+
+
+def test_differences_are_refused_by_their_kind() -> None:
+    parity = Parity(num_rows=9, largest_difference=0.0, largest_of_requests=2e-5)
+    with pytest.raises(ExportError, match="requests by at most 2"):
+        refuse_difference(parity, exact=True, where="run", allow=False)
+    refuse_difference(parity, exact=False, where="run", allow=False)
+    nan = Parity(num_rows=9, largest_difference=float("nan"), largest_of_requests=0.0)
+    with pytest.raises(ExportError):
+        refuse_difference(nan, exact=True, where="run", allow=False)
+    lossy = Parity(num_rows=9, largest_difference=0.1, largest_of_requests=0.1, metrics={"auc/like": (0.7, 0.6997)})
+    with pytest.raises(ExportError, match="int8"):
+        refuse_difference(lossy, exact=False, where="run", allow=False)
+    refuse_difference(lossy, exact=False, where="run", allow=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ranker": "ranker", "run": "ranker"}, "two_tower"),
+        ({"ranker": "two_tower", "run": "two_tower"}, "ranking run"),
+        ({"run": "ranker", "config": {"value": "liek"}}, "like"),
+        ({"run": "ranker", "config": {"value": "retrieval"}}, "like"),
+        ({"run": "two_tower", "config": {"value": "like"}}, "retrieval"),
+        ({"run": "ranker", "config": {"keep": ("titel",)}}, "titel"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(shop: Shop, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+    config = dataclasses.replace(QUICK, **arguments.pop("config", {}))
+    folders = {name: shop.place / value for name, value in arguments.items()}
+    with pytest.raises(zg.ZigguratError, match=said):
+        zg.export_run(folders.pop("run"), out=tmp_path / "out", config=config, **folders)
+    assert not list(tmp_path.iterdir())
+
+
+def test_own_items_are_the_catalogue(shop: Shop, tmp_path: Path) -> None:
+    items = pl.DataFrame(
+        {"item": ["i1", "new"], "tags": [["t1"], ["t9"]], "price": [1.5, None], "colour": ["red", "blue"]}
+    )
+    items.write_parquet(tmp_path / "items.parquet")
+    config = dataclasses.replace(QUICK, items=(str(tmp_path / "items.parquet"),), users=False)
+    zg.export_run(shop.two_tower, out=tmp_path / "out", config=config)
+    rec = zg.Recommender.load(tmp_path / "out")
+    assert {item.id for item in rec.recommend({"user_id": 3}, k=9).items} == {"i1", "new"}
+    assert rec.item("new")["colour"] == "blue"
+    assert rec.users() == []
+    with pytest.raises(ConfigError, match="size"):
+        zg.export_run(shop.two_tower, out=tmp_path / "other", config=dataclasses.replace(config, keep=("size",)))
+
+
+def test_users_and_items_are_as_they_were_last(tmp_path: Path) -> None:
+    frame = events(400, seed=3)
+    frame.write_parquet(tmp_path / "events.parquet")
+    from ziggurat.data.raw.bad_rows import BadRows
+
+    data = RunData(config=zg.DataConfig(train=(str(tmp_path / "events.parquet"),)), schema=SCHEMA, bad_rows=BadRows())
+    catalogue = make_catalogue(data, schemas=[SCHEMA], keep=["title"], items=())
+    users = make_users(data, schemas=[SCHEMA], catalogue=catalogue)
+    assert users is not None
+    counts = frame["item"].value_counts()
+    expected = dict(zip(counts["item"], counts["count"], strict=True))
+    assert dict(zip(catalogue.ids, catalogue.events.tolist(), strict=True)) == expected
+    activity = frame.group_by("user_id").len().sort("len", descending=True)
+    assert users.frame.height == activity.height
+    for place, user in enumerate(users.frame["user_id"]):
+        own = frame.filter(pl.col("user_id") == user).sort("timestamp", descending=True)
+        assert users.frame["age"][place] == own["age"][0]
+        assert users.frame["history"][place].to_list() == own["history"][0].to_list()
+        seen = [catalogue.ids[number] for number in users.seen({"user_id": user}).tolist()]
+        assert seen == own["item"].unique(maintain_order=True).to_list()
+    lengths = [frame.filter(pl.col("user_id") == user).height for user in users.frame["user_id"]]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_damaged_parts_are_named(shop: Shop, tmp_path: Path) -> None:
+    """What has a right checksum and is no model all the same: made by other tools, or by hand."""
+    from tests.serving.test_export_folder import reseal
+
+    def broken(name: str, change: Any) -> pytest.ExceptionInfo[zg.ZigguratError]:
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(shop.export, copy)
+        change(copy / name)
+        reseal(copy)
+        with pytest.raises(zg.ZigguratError) as caught:
+            zg.Recommender.load(copy)
+        return caught
+
+    from safetensors.torch import load_file, save_file
+
+    def other_weights(path: Path, change: Any) -> None:
+        state = load_file(str(path))
+        change(state)
+        save_file(state, str(path))
+
+    weights = "ranker/weights.safetensors"
+    table = "embeddings.tables.item.weight"
+    assert weights in str(broken(weights, lambda path: path.write_bytes(b"not tensors")).value)
+    assert "missing" in str(broken(weights, lambda path: other_weights(path, lambda s: s.pop(sorted(s)[0]))).value)
+    assert "shape" in str(broken(weights, lambda p: other_weights(p, lambda s: s.update({table: s[table][:9]}))).value)
+    half = lambda s: s.update({table: s[table].half()})  # noqa: E731
+    assert "float32" in str(broken(weights, lambda path: other_weights(path, half)).value)
+    assert "padding" in str(broken(weights, lambda p: other_weights(p, lambda s: s[table][0].fill_(1.0))).value)
+    assert "other ones" in str(
+        broken(weights, lambda p: other_weights(p, lambda s: s.update({f"{table}x": s[table].clone()}))).value
+    )
+    assert "users.parquet" in str(broken("users/users.parquet", lambda path: path.write_bytes(b"PAR1")).value)
+    seen = {"offsets": torch.tensor([0, 1]), "items": torch.tensor([7], dtype=torch.int32)}
+    assert "lists" in str(broken("users/seen.safetensors", lambda path: save_file(seen, str(path))).value)
+
+    def other_kind(path: Path) -> None:
+        content = make_json(path)
+        content["model"]["kind"] = "unheard_of"
+        write_json(path, content)
+
+    assert "unheard_of" in str(broken("ranker/model.json", other_kind).value)
+
+    def other_formula(path: Path) -> None:
+        content = make_json(path)
+        content["formula"] = "like +"
+        write_json(path, content)
+
+    assert "chain.json" in str(broken("chain.json", other_formula).value)
+
+
+def make_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    from ziggurat.files import digest_of
+
+    content.pop("sha256")
+    path.write_text(json.dumps(content | {"sha256": digest_of(content)}))
+
+
+@pytest.mark.slow
+def test_parity_on_a_hundred_thousand_rows(shop: Shop, tmp_path: Path) -> None:
+    """Training's evaluation, the loaded run and the export agree, unseen ids and empty lists included."""
+    zg.export_run(shop.ranker, out=tmp_path / "out", config=QUICK)
+    rec, run = zg.Recommender.load(tmp_path / "out"), zg.load_run(shop.ranker)
+    assert rec.chain.ranker is not None
+    frame = events(100_000, seed=5)
+    new = unseen(frame.select([feature.name for feature in SCHEMA.features]), SCHEMA)
+    rows = new.with_columns(frame["like"], frame["timestamp"])
+    expected = run.predict(rows)["like"].to_numpy()
+    np.testing.assert_allclose(rec.scores(rows)[:, 0], expected, atol=1e-5)
+    by_request = torch.cat([rec.chain.ranker.score_rows(part.to_dicts()) for part in new.iter_slices(5000)])
+    np.testing.assert_allclose(by_request.numpy()[:, 0], expected, atol=1e-5)
+    from sklearn.metrics import roc_auc_score
+
+    metric = run.evaluate(rows).metrics["auc"]
+    assert roc_auc_score(rows["like"].to_numpy(), by_request.numpy()[:, 0]) == pytest.approx(metric, abs=1e-6)
