@@ -50,6 +50,7 @@ Recipe = Callable[[], RunConfig]
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
+DATA_TWO_TOWER = TwoTowerConfig()
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
 SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
@@ -82,6 +83,20 @@ def _movielens(model: ModelConfig) -> RunConfig:
         table_schema=schema_for("movielens-1m"),
         model=model,
         training=_faster_tables_alone(training, model),
+    )
+
+
+def _movielens_histories(model: ModelConfig) -> RunConfig:
+    training = TrainingConfig(
+        epochs=8,
+        learning_rate=1e-3,
+        table_learning_rate=0.02,
+        early_stop=EarlyStopConfig(patience=1),
+        loader=LoaderConfig(batch_size=1024),
+    )
+    name = "movielens-1m-histories"
+    return replace(
+        _movielens(model), dataset=DatasetConfig(name=name), table_schema=schema_for(name), training=training
     )
 
 
@@ -239,6 +254,7 @@ def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
 
 
 _MOVIELENS = "{} on MovieLens-1M, time split, like = rating of 4 or more."
+_MOVIELENS_HISTORIES = "{}, users and movies as vectors, on MovieLens-1M with what each user liked before, time split."
 _BARS = "{} on Frappe_x1 by the BARS protocol%s. Needs --dataset.source FOLDER."
 _FRAPPE = "{} on Frappe with row-wise Adagrad. Needs --dataset.source FOLDER."
 _SYNTHETIC = "{} on a synthetic teacher whose best reachable AUC is known."
@@ -251,7 +267,6 @@ MOVIELENS_MODELS = (
     ),
     (DCNv2Config(deep=MLPConfig(hidden_dims=(256, 128), dropout=0.2), cross=CrossConfig(num_layers=2)), _MOVIELENS),
     (LogisticRegressionConfig(), "Logistic regression on MovieLens-1M: the floor."),
-    (TwoTowerConfig(), "{} on MovieLens-1M: vectors of users and movies, time split."),
 )
 BARS_MODELS = (
     ("dcn_v2", _BARS % " (published test AUC 0.98382 ± 0.00049)"),
@@ -261,6 +276,7 @@ BARS_MODELS = (
 
 RECIPES: tuple[Callable[..., RunConfig], ...] = (
     *(_recipe("movielens", model, run=_movielens, about=about) for model, about in MOVIELENS_MODELS),
+    _recipe("movielens", DATA_TWO_TOWER, run=_movielens_histories, about=_MOVIELENS_HISTORIES),
     *(
         _recipe("frappe_bars", settings_named(kind, among=FRAPPE).model, run=_frappe_bars, about=about)
         for kind, about in BARS_MODELS

@@ -23,6 +23,7 @@ from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.first_look import check_blocks
+from ziggurat.training.metrics.full_ranking import full_ranking_names
 from ziggurat.training.records.run_folder import CONFIG
 from ziggurat.typed import Count, CountOrNone, Kinds, PositiveFloat, checked
 
@@ -119,6 +120,13 @@ class RunConfig:
         kind = getattr(self.model, "kind", type(self.model).__name__)
         return f"{kind} on {self.dataset.name or ', '.join(files[:3]) + more or 'no data'}"
 
+    def stop_metric(self, *, own: Iterable[str] = ()) -> str:
+        """The metric that decides which checkpoint is the best; see `early_stop.stop_metric`."""
+        schema = self.table_schema
+        more = full_ranking_names(schema.labels) if getattr(self.model, "finds_items", False) else ()
+        facts = {"labels": schema.labels, "has_groups": bool(schema.group)}
+        return stop_metric(self.training.early_stop, **facts, own=own, more=more)
+
     def __repr__(self) -> str:
         training = self.training
         return (
@@ -143,7 +151,7 @@ class RunConfig:
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         schema = self.table_schema
         if schema.labels:
-            stop_metric(self.training.early_stop, labels=schema.labels, has_groups=bool(schema.group), own=metrics)
+            self.stop_metric(own=metrics)
         if not isinstance(self.model, TowerModelConfig):
             return
         if self.towers is not None:

@@ -21,7 +21,6 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
 from ziggurat.training.config import AUTO_METRIC, Precision
-from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.records.run_folder import RunFolder
 
 MAY_CHANGE = (
@@ -125,7 +124,7 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
     if not training.threads:
         training = replace(training, threads=stored.training.threads)
     if training.early_stop.metric == AUTO_METRIC and labels:
-        metric = stop_metric(training.early_stop, labels=labels, has_groups=bool(given.table_schema.group))
+        metric = given.stop_metric()
         if stored.training.early_stop.metric in (metric, AUTO_METRIC):
             metric = stored.training.early_stop.metric
         training = replace(training, early_stop=replace(training.early_stop, metric=metric))

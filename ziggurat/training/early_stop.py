@@ -1,8 +1,9 @@
 """Which metric an evaluation is judged by: checked against the labels before anything is read, and chosen if left open.
 
 `auto` follows the task of the first label: AUC for a binary one, RMSE for regression (the order of the squared error
-that is trained). With several labels a metric carries the label's name, `auc/click`; `auto` takes the first label's,
-as a mean over tasks would let the one with the noisiest metric decide.
+that is trained). For a model that finds items it is recall in a full ranking of all items. With several labels a metric
+carries the label's name, `auc/click`; `auto` takes the first label's, as a mean over tasks would let the one with the
+noisiest metric decide.
 
 A name is refused where the evaluation would not have it: `auc` for a number, `gauc` without a group, `auc` without the
 label's name where there are several, `calibration`, which is best in the middle. Of a metric of the user's own,
@@ -28,7 +29,12 @@ def improves_upwards(config: EarlyStopConfig) -> bool:
 
 
 def stop_metric(
-    config: EarlyStopConfig, *, labels: Sequence[Label | LabelSpec], has_groups: bool, own: Iterable[str] = ()
+    config: EarlyStopConfig,
+    *,
+    labels: Sequence[Label | LabelSpec],
+    has_groups: bool,
+    own: Iterable[str] = (),
+    more: Sequence[str] = (),
 ) -> str:
     """The name of the metric that decides.
 
@@ -37,14 +43,18 @@ def stop_metric(
         labels: of the data, at least one.
         has_groups: whether the samples have groups.
         own: names of the user's own metrics.
+        more: names of further metrics that the evaluation has, of full ranking; the first is then taken for `auto`.
 
     Raises:
         ConfigError: the evaluation of these labels has no such metric, or it has no direction.
     """
+    if config.metric == AUTO_METRIC and more:
+        return more[0]
     if config.metric == AUTO_METRIC:
         metric = "auc" if labels[0].task is Task.BINARY else "rmse"
         return f"{metric}/{labels[0].name}" if len(labels) > 1 else metric
     known = [name for name in metric_names(labels, has_groups=has_groups) if not name.startswith("calibration")]
+    known += [name for name in more if not name.startswith("full_coverage")]
     mine = metric_names(labels, has_groups=has_groups, own=own)[len(metric_names(labels, has_groups=has_groups)) :]
     if config.metric in mine:
         if config.better is Better.AUTO:
@@ -67,10 +77,12 @@ def stop_metric(
     )
 
 
-def with_stop_metric(config: TrainingConfig, inputs: InputSpec, *, own: Iterable[str] = ()) -> TrainingConfig:
+def with_stop_metric(
+    config: TrainingConfig, inputs: InputSpec, *, own: Iterable[str] = (), more: Sequence[str] = ()
+) -> TrainingConfig:
     """The settings with the metric that decides in the place of `auto`; see `stop_metric`."""
     stop = config.early_stop
-    metric = stop_metric(stop, labels=inputs.labels, has_groups=inputs.has_groups, own=own)
+    metric = stop_metric(stop, labels=inputs.labels, has_groups=inputs.has_groups, own=own, more=more)
     return dataclasses.replace(config, early_stop=dataclasses.replace(stop, metric=metric))
 
 
@@ -94,6 +106,7 @@ def decision_lines(
     if asked.metric == AUTO_METRIC:
         kind = "is binary" if first.task is Task.BINARY else "is a number"
         why = f"chosen because the {'first ' if several else ''}label {first.name!r} {kind}"
+        why = "chosen because the model finds items among all" if config.metric.startswith("full_") else why
     stop = "never before the last epoch (patience 0)"
     if config.patience:
         stop = f"after {config.patience} evaluations in a row that do not improve it by {config.min_delta:g}"

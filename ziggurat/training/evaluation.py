@@ -24,6 +24,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
+from ziggurat.training.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, higher_is_better
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
@@ -161,6 +162,7 @@ def evaluate_batches(
     ranking_k: int = DEFAULT_RANKING_K,
     metrics: Mapping[str, MetricFunction] | None = None,
     slices: SliceSource | None = None,
+    full_ranking: FullRankingPass | None = None,
 ) -> Evaluation:
     """Exact metrics and calibration of a model over batches.
 
@@ -173,6 +175,7 @@ def evaluate_batches(
         ranking_k: places that count in ndcg@k and recall@k.
         metrics: functions of the user's own by name.
         slices: parts of the samples to compute the metrics of as well.
+        full_ranking: of a model that finds items; its metrics come after the others.
     """
     device = next(iter(model.parameters()), torch.zeros(())).device
     accumulator = MetricAccumulator(
@@ -182,11 +185,15 @@ def evaluate_batches(
     for batch, scores in scores_of(model, batches, progress=progress or NoProgress()):
         num_rows += batch.batch_size
         accumulator.update(torch.from_numpy(scores), batch.labels, batch.weights, batch.groups)
+        if full_ranking is not None:
+            full_ranking.update(batch)
     if process_group is not None:
         total = torch.tensor(num_rows, device=device)
         dist.all_reduce(total, group=process_group)
         num_rows = int(total)
     found, curves = accumulator.compute(), _curves(accumulator, inputs)
+    if full_ranking is not None:
+        found |= full_ranking.compute(process_group=process_group)
     parts = () if slices is None else tuple(_slices(accumulator, slices))
     return Evaluation(num_rows=num_rows, metrics=found, curves=curves, slices=parts)
 

@@ -12,16 +12,18 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
 from ziggurat.training.evaluation import ordered_batches
+from ziggurat.training.full_ranking_pass import FullRankings
 
 _ROWS = 65_536
 
 
-def first_look(model: Model, train: Any, *, loader: LoaderConfig) -> None:
-    """Let a model observe its training data, each rank all of it.
+def first_look(model: Model, train: Any, *, valid: Any, loader: LoaderConfig) -> FullRankings:
+    """Let a model observe its training data, each rank all of it; returns how its splits are ranked.
 
     Args:
         model: see `Model.observe`.
         train: a data set, which is read once where the model asks for it; or a source of batches, which is not.
+        valid: the validation data, or None.
         loader: cuts a data set into batches.
 
     Raises:
@@ -30,11 +32,9 @@ def first_look(model: Model, train: Any, *, loader: LoaderConfig) -> None:
     is_dataset = hasattr(train, "read_group")
     if is_dataset:
         check_blocks(model, batch_size=loader.batch_size)
-    if not model.observes:
-        return
-    if is_dataset:
+    if model.observes and is_dataset:
         model.observe(ordered_batches(train, batch_size=_ROWS).batches(epoch=0))
-    elif not model.has_observed:
+    elif model.observes and not model.has_observed:
         raise ConfigError(
             expected="a model that has observed its training data: it corrects for how often each item is drawn",
             found=f"a source of batches ({type(train).__name__}), and nothing observed",
@@ -45,6 +45,7 @@ def first_look(model: Model, train: Any, *, loader: LoaderConfig) -> None:
                 'correction = "none", which pushes popular items down',
             ),
         )
+    return FullRankings(model, train=train, valid=valid)
 
 
 def check_blocks(model: Any, *, batch_size: int) -> None:

@@ -63,8 +63,7 @@ class Trainer:
         config: settings.
         train: a `DataSource` of this rank's batches, or a data set (EncodedDataset, MemoryDataset), which all ranks
             then read as `config.loader` says.
-        valid: a data set, or batches of this rank that can be iterated again and again; None: no evaluation, no early
-            stop.
+        valid: a data set, or batches of this rank to iterate again and again; None: no evaluation, no early stop.
         folder: the run's folder; created, refused if another run is in it (unless `fit(resume=True)`).
         progress: where to show progress; None: nowhere.
         parallel: what `parallelize` returned for the model; None: one device. All ranks then construct a Trainer and
@@ -104,9 +103,9 @@ class Trainer:
         self.config = self.step.config
         ranks = {"rank": self.team.rank, "world_size": self.team.world_size, "gather": self.team.gather}
         self.feed = Feed(train, config=config, **ranks)
-        first_look(model, train, loader=config.loader)
+        self._rankings = first_look(model, train, valid=valid, loader=config.loader)
         if valid is not None:
-            self.config = with_stop_metric(self.config, model.inputs, own=self.metrics)
+            self.config = with_stop_metric(self.config, model.inputs, own=self.metrics, more=self._rankings.names)
         self.valid = valid
         self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
@@ -197,6 +196,7 @@ class Trainer:
                 progress=progress,
                 process_group=self.team.process_group,
                 metrics=self.metrics,
+                full_ranking=self._rankings.begin(dataset),
             )
         progress.end()
         if split and self.team.is_first:

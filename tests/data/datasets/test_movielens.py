@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ziggurat.cache import cache_folder
-from ziggurat.data.datasets import fetch, movielens, schema_for
+from ziggurat.data.datasets import fetch, movielens, movielens_histories, schema_for
 from ziggurat.data.datasets.fetch import pip_download
 from ziggurat.errors import ConfigError, DataError, MissingDependencyError, MissingFileError
 from ziggurat.features.schema import column_of
@@ -176,6 +176,23 @@ def test_the_schema_reads_columns_of_the_file_and_no_feature_leaks_the_label(fro
     assert {column_of(feature) for feature in schema.features}.isdisjoint({"rating", "timestamp"})
     assert (schema.labels[0].name, schema.labels[0].column, schema.labels[0].positive_from) == ("like", "rating", 4)
     assert (schema.group, schema.time) == ("user_id", "timestamp")
+
+
+def test_histories_lie_beside_and_hold_what_was_liked_before(from_wheel: Path, monkeypatch: pytest.MonkeyPatch):
+    cache = from_wheel.parent.parent
+    some = pl.read_parquet(from_wheel).head(3000)
+    monkeypatch.setattr(movielens_histories.pl, "read_parquet", lambda path: some)
+    made = pl.from_arrow(pq.read_table(fetch("movielens-1m-histories", cache=cache)))
+    assert made.drop("history", "recent").equals(some)
+    row = made.with_row_index().filter(pl.col("history").list.len() == 20).row(0, named=True)
+    liked = some.filter(
+        (pl.col("user_id") == row["user_id"]) & (pl.col("timestamp") < row["timestamp"]) & (pl.col("rating") >= 4)
+    )
+    assert row["history"] == liked.sort("timestamp", maintain_order=True)["movie_id"].to_list()[-20:]
+    assert row["recent"] == row["history"][-5:]
+    schema = schema_for("movielens-1m-histories")
+    assert set(schema.columns) <= set(made.columns)
+    assert schema.items.features == ("movie_id", "year", "genres")
 
 
 def test_unknown_names_get_the_nearest_one():

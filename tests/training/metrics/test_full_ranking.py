@@ -1,0 +1,69 @@
+"""Full ranking against a plain numpy one: every item, every question, ties and exclusions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ziggurat.features.inputs import LabelSpec
+from ziggurat.training.metrics import full_ranking
+from ziggurat.training.metrics.full_ranking import FullRankingSums, HadBefore, Questions, full_ranking_names, rank_all
+
+
+def naive(items, users, targets, excluded, depth):
+    ranks, lists = [], []
+    for q, user in enumerate(users):
+        scores = [float(user @ item) for item in items]
+        out = {n for question, n in excluded if question == q and n != targets[q]}
+        order = sorted((n for n in range(len(items)) if n not in out), key=lambda n: (-scores[n], n))
+        ranks.append(order.index(targets[q]) + 1 if targets[q] >= 0 else 0)
+        lists.append([*order[:depth], *[-1] * (depth - len(order))])
+    return ranks, lists
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_it_is_that_of_plain_numpy(seed, monkeypatch):
+    monkeypatch.setattr(full_ranking, "_QUESTIONS", 4)
+    monkeypatch.setattr(full_ranking, "_ITEMS", 7)
+    rng = np.random.default_rng(seed)
+    num_items, num_questions = int(rng.integers(1, 30)), int(rng.integers(0, 14))
+    # Whole numbers, so that products are exact and many tie.
+    items, users = rng.integers(-2, 3, (num_items, 3)), rng.integers(-2, 3, (num_questions, 3))
+    targets = rng.integers(-1, num_items, num_questions)
+    pairs = sorted({(int(q), int(n)) for q, n in rng.integers(0, 99, (40, 2)) if q < num_questions and n < num_items})
+    questions = Questions(
+        users=torch.tensor(users).float().view(-1, 3),
+        targets=torch.tensor(targets),
+        excluded=torch.tensor(pairs, dtype=torch.int64).view(-1, 2),
+    )
+    ranks, lists = rank_all(torch.tensor(items).float(), questions, depth=6)
+    wanted_ranks, wanted_lists = naive(items, users, targets, pairs, 6)
+    assert ranks.tolist() == wanted_ranks
+    assert lists.tolist() == wanted_lists
+    weights = torch.tensor(rng.choice([0.0, 1.0, 2.0], (num_questions, 2)))
+    sums = FullRankingSums([LabelSpec(name="a"), LabelSpec(name="b")], num_items=num_items, ks=(2, 6))
+    half = num_questions // 2
+    for some in (slice(0, half), slice(half, None)):
+        sums.add(ranks[some], lists[some], weights[some])
+    found = sums.compute()
+    assert set(found) == set(full_ranking_names(sums.labels, ks=(2, 6)))
+    for index, label in enumerate("ab"):
+        asked = [(w, r, n) for w, r, n in zip(weights[:, index].tolist(), wanted_ranks, wanted_lists, strict=True) if w]
+        total = sum(w for w, _, _ in asked)
+        for k in (2, 6):
+            hits = [w * (0 < r <= k) for w, r, _ in asked]
+            gains = [w / math.log2(r + 1) if 0 < r <= k else 0 for w, r, _ in asked]
+            shown = {n for _, _, first in asked for n in first[:k] if n >= 0}
+            wanted = (sum(hits) / total, sum(gains) / total, len(shown) / num_items) if total else (math.nan,) * 3
+            names = [f"full_{name}@{k}/{label}" for name in ("recall", "ndcg", "coverage")]
+            assert [found[name] for name in names] == pytest.approx(wanted, nan_ok=True)
+        wanted_mrr = sum(w / r for w, r, _ in asked if r) / total if total else math.nan
+        assert found[f"full_mrr/{label}"] == pytest.approx(wanted_mrr, nan_ok=True)
+
+
+def test_what_groups_had_is_found_and_nobody_had_nothing():
+    had = HadBefore([(np.array([5, 0, -3, 5]), np.array([2, 1, 7, 2])), (np.array([5]), np.array([1]))])
+    questions, items = had.pairs_of(np.array([5, 0, 9, -3, 5]))
+    assert list(zip(questions.tolist(), items.tolist(), strict=True)) == [(0, 1), (0, 2), (3, 7), (4, 1), (4, 2)]
+    assert HadBefore([]).pairs_of(np.array([1]))[0].tolist() == []

@@ -1,0 +1,226 @@
+"""FullRanking: the items and past of a run's training data, and an evaluation of a model that finds items among them.
+
+    ranking = FullRanking(train)                          one pass: items, and what each user had
+    asked = ranking.begin(model)                          vectors of all items
+    asked.update(batch); …; asked.compute()               metrics of `metrics/full_ranking.py`
+
+The items are those of the training samples, each with the features of the last row that names it. On many ranks each
+computes the vectors of all items, and asks the questions of its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ziggurat.data.encoded.records import GROUP_COLUMN, table_to_batch
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.models import Model
+from ziggurat.models.contract.losses import labelled_weights
+from ziggurat.training.metrics.full_ranking import (
+    DEFAULT_KS,
+    FullRankingSums,
+    HadBefore,
+    Questions,
+    full_ranking_names,
+    rank_all,
+)
+
+_ROWS = 8_192
+
+
+class FindsItems(Protocol):
+    """A model with vectors of users and items, both FP32; see `TwoTower`."""
+
+    inputs: InputSpec
+    training: bool
+
+    def user_vectors(self, batch: Batch) -> Tensor:
+        """(B, D) vectors of the users."""
+        ...
+
+    def item_vectors(self, batch: Batch) -> Tensor:
+        """(B, D) vectors of the items."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """As of any module."""
+        ...
+
+
+class FullRankings:
+    """Begins the full ranking of each split of a run; knows what came before it. Nothing is read until it is needed.
+
+    Args:
+        model: any; those that do not find items have no full ranking.
+        train: a data set, or a source of batches, of which there is no full ranking either.
+        valid: likewise, or None.
+
+    Attributes:
+        names: of the metrics.
+    """
+
+    def __init__(self, model: Model, *, train: Any, valid: Any = None) -> None:
+        self._model, self._train, self._valid = model, train, valid
+        self._made: dict[bool, FullRanking] = {}
+        has_any = model.finds_items and hasattr(train, "read_group")
+        self.names = tuple(full_ranking_names(model.inputs.labels)) if has_any else ()
+
+    def begin(self, dataset: Any) -> FullRankingPass | None:
+        """The full ranking of a split, the validation data as what came before any other; collective on many ranks."""
+        if not self.names:
+            return None
+        after_valid = dataset is not self._valid and hasattr(self._valid, "read_group")
+        if after_valid not in self._made:
+            self._made[after_valid] = FullRanking(self._train, before=(self._valid,) if after_valid else ())
+        return self._made[after_valid].begin(cast(FindsItems, self._model))
+
+
+class FullRanking:
+    """The items of the training data, and what each group had in it.
+
+    Args:
+        train: an encoded data set.
+        before: further splits whose samples came before those that will be evaluated.
+
+    Raises:
+        ConfigError: no training sample has a known item.
+    """
+
+    def __init__(self, train: Any, *, before: Sequence[Any] = ()) -> None:
+        inputs: InputSpec = train.inputs
+        assert inputs.items is not None
+        self.inputs = inputs
+        self._item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
+        self.items = self._items_of(train)
+        if not self.items.num_rows:
+            raise ConfigError(
+                expected="training samples with an item that has a row of its own",
+                found="unknown or missing items only",
+                where=f"feature {self._item.name!r}, full ranking",
+                ways_out=("lower min_count of the item's table", "name the feature with the item's id in [items]"),
+            )
+        rows = self.items.column(self._item.name).to_numpy()
+        self._number_of_row = np.full(inputs.table(self._item.table).num_rows, -1, dtype=np.int64)
+        self._number_of_row[rows] = np.arange(len(rows))
+        self._histories = [
+            index
+            for index, spec in enumerate(inputs.jagged)
+            if spec.table == self._item.table and spec.name not in inputs.items.features
+        ]
+        self._had = HadBefore(pair for dataset in (train, *before) for pair in self._pairs(dataset))
+
+    def begin(self, model: FindsItems, *, ks: Sequence[int] = DEFAULT_KS) -> FullRankingPass:
+        """Compute the vectors of all items; collective on many ranks."""
+        return FullRankingPass(self, model, ks=ks)
+
+    def targets(self, batch: Batch) -> NDArray[np.int64]:
+        """(B,) the number of each sample's item, -1 where training never saw it."""
+        index = self.inputs.single.index(self._item)
+        return self._number_of_row[batch.single[index].cpu().numpy()]
+
+    def excluded(self, batch: Batch, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(E, 2) pairs of question and item that do not take part, by question; question i is sample `samples[i]`."""
+        parts = list(self._of_histories(batch, samples))
+        if batch.groups is not None:
+            parts.append(self._had.pairs_of(batch.groups.cpu().numpy()[samples]))
+        if not parts:
+            return np.empty((0, 2), dtype=np.int64)
+        pairs = np.stack([np.concatenate(each) for each in zip(*parts, strict=True)], axis=1)
+        return np.unique(pairs[pairs[:, 1] >= 0], axis=0)
+
+    def _of_histories(
+        self, batch: Batch, samples: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        values, offsets = batch.jagged.values.cpu().numpy(), batch.jagged.offsets.cpu().numpy()
+        for index in self._histories:
+            first = offsets[index * batch.batch_size + samples]
+            lengths = offsets[index * batch.batch_size + samples + 1] - first
+            starts = np.cumsum(lengths) - lengths
+            places = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
+            yield np.repeat(np.arange(len(samples)), lengths), self._number_of_row[values[places]]
+
+    def _items_of(self, dataset: Any) -> pa.Table:
+        """One row for each item, the last that names it, in the order of its table's rows."""
+        found: pa.Table | None = None
+        for number in range(len(dataset.group_sizes)):
+            table = dataset.read_group(number)
+            table = table if found is None else pa.concat_tables([found, _last_rows(table, self._item.name)])
+            found = _last_rows(table, self._item.name)
+        if found is None:
+            return pa.table({self._item.name: pa.array([], type=pa.int32())})
+        rows = found.column(self._item.name).to_numpy()
+        return found.filter(pa.array(rows >= NUM_RESERVED_ROWS))
+
+    def _pairs(self, dataset: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        if not dataset.inputs.has_groups:
+            return
+        for number in range(len(dataset.group_sizes)):
+            table = dataset.read_group(number)
+            numbers = self._number_of_row[table.column(self._item.name).to_numpy()]
+            groups = table.column(GROUP_COLUMN).to_numpy()
+            yield groups[numbers >= 0], numbers[numbers >= 0]
+
+
+class FullRankingPass:
+    """One evaluation of a model by full ranking; see the module's docstring.
+
+    Args:
+        ranking: items and past.
+        model: the vectors of its items are computed now.
+        ks: lengths of lists.
+    """
+
+    def __init__(self, ranking: FullRanking, model: FindsItems, *, ks: Sequence[int]) -> None:
+        self._ranking, self._model, self._depth = ranking, model, max(ks)
+        self._sums = FullRankingSums(model.inputs.labels, num_items=ranking.items.num_rows, ks=ks)
+        self._device = next(iter(cast(Model, model).parameters())).device
+        was_training, parts = model.training, []
+        model.train(False)
+        with torch.no_grad():
+            for first in range(0, ranking.items.num_rows, _ROWS):
+                batch = table_to_batch(ranking.items.slice(first, _ROWS), ranking.inputs)
+                parts.append(model.item_vectors(batch.to(self._device)))
+        model.train(was_training)
+        self._items_ND = torch.cat(parts)
+
+    def update(self, batch: Batch) -> None:
+        """Ask the questions of a batch, its positive samples, of a model in evaluation mode; collective on ranks."""
+        with torch.no_grad():
+            users_BD = self._model.user_vectors(batch.to(self._device))
+        weights_BL = self._weights(batch)
+        samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)
+        numbers = samples.numpy()
+        questions = Questions(
+            users=users_BD[samples.to(self._device)],
+            targets=torch.from_numpy(self._ranking.targets(batch)[numbers]).to(self._device),
+            excluded=torch.from_numpy(self._ranking.excluded(batch, numbers)).to(self._device),
+        )
+        ranks_Q, lists_QK = rank_all(self._items_ND, questions, depth=self._depth)
+        self._sums.add(ranks_Q.cpu(), lists_QK.cpu(), weights_BL[samples])
+
+    def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
+        """The metrics of all questions; collective where there is a process group."""
+        return self._sums.compute(process_group=process_group)
+
+    def _weights(self, batch: Batch) -> Tensor:
+        labels_BL = batch.labels.cpu()
+        weights_B = None if batch.weights is None else batch.weights.cpu()
+        known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
+        return labelled_weights(labels_BL, weights_B, inputs=self._model.inputs) * known_BL
+
+
+def _last_rows(table: pa.Table, name: str) -> pa.Table:
+    rows = table.column(name).to_numpy()
+    _, from_the_end = np.unique(rows[::-1], return_index=True)
+    return table.take(pa.array(len(rows) - 1 - from_the_end))

@@ -1,0 +1,222 @@
+"""Full ranking: of all items, where does a model that finds items put the one that was liked?
+
+Every positive sample is a question: its user, at its moment. All items of the training data are ranked by the inner
+product with their vectors, but for those that the user had before; r is the rank of the sample's own item.
+
+    full_recall@k     share of questions with r ≤ k
+    full_ndcg@k       mean of 1 / log₂(r + 1) where r ≤ k, else 0            (one right answer: the best is 1)
+    full_mrr          mean of 1 / r
+    full_coverage@k   share of all items that stand among the first k of any question
+
+Nothing is sampled: metrics against a few drawn negatives order models wrongly (Krichene and Rendle, KDD 2020). An item
+that training never saw cannot be found, so its question counts as missed. Sample weights count. Equal scores stand in
+the order of the items' rows.
+
+*Had before* are the items of the user's (group's) training samples, and of the splits before the one evaluated; and
+those in the sample's own lists that share the item's table (a history). The sample's own item always takes part.
+
+Cost: 2·D FLOPs for each question and item, in chunks, so that memory does not grow with either; and one pass over the
+training data for items and what users had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int64
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.schema import Label
+
+DEFAULT_KS = (10, 50, 100)
+_QUESTIONS, _ITEMS = 512, 65_536  # of one matrix product
+
+
+def full_ranking_names(labels: Sequence[Label | LabelSpec], *, ks: Sequence[int] = DEFAULT_KS) -> list[str]:
+    """The names of the metrics, label by label; they end in `/label` where there are several.
+
+    Those of recall come first, with the middle k before the others: it is what a run is judged by.
+    """
+    middle = sorted(ks)[len(ks) // 2]
+    names = [f"full_recall@{k}" for k in (middle, *(k for k in ks if k != middle))]
+    names += [f"full_ndcg@{k}" for k in ks] + ["full_mrr"] + [f"full_coverage@{k}" for k in ks]
+    return [f"{name}/{label.name}" if len(labels) > 1 else name for label in labels for name in names]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Users with the item that each is to find, and what each had before.
+
+    Args:
+        users: their vectors.
+        targets: number of each one's item; -1 where it is not among the items.
+        excluded: (question, item) pairs that do not take part, by question.
+    """
+
+    users: Float[Tensor, "Q D"]
+    targets: Int64[Tensor, "Q"]
+    excluded: Int64[Tensor, "E 2"]
+
+
+def rank_all(
+    items_ND: Float[Tensor, "N D"], questions: Questions, *, depth: int
+) -> tuple[Int64[Tensor, "Q"], Int64[Tensor, "Q depth"]]:
+    """The rank of each question's item among all items, from 1 on, and the first items of each question.
+
+    Args:
+        items_ND: vectors of all items.
+        questions: users and targets.
+        depth: items of each list.
+
+    Returns:
+        Ranks, 0 where the target is none of the items; and numbers of items, best first, -1 where there are fewer.
+    """
+    ranks, lists = [], []
+    firsts = torch.arange(0, len(questions.users) + _QUESTIONS, _QUESTIONS, device=items_ND.device)
+    bounds = torch.searchsorted(questions.excluded[:, 0].contiguous(), firsts).tolist()
+    for number, first in enumerate(range(0, len(questions.users), _QUESTIONS)):
+        some = slice(first, first + _QUESTIONS)
+        excluded = questions.excluded[bounds[number] : bounds[number + 1]] - questions.excluded.new_tensor([first, 0])
+        found = _rank_some(
+            items_ND,
+            Questions(users=questions.users[some], targets=questions.targets[some], excluded=excluded),
+            depth=depth,
+        )
+        ranks.append(found[0])
+        lists.append(found[1])
+    if not ranks:
+        return questions.targets, questions.targets.new_empty(0, depth)
+    return torch.cat(ranks), torch.cat(lists)
+
+
+def _rank_some(items_ND: Tensor, questions: Questions, *, depth: int) -> tuple[Tensor, Tensor]:
+    users_QD, targets_Q, size = questions.users, questions.targets, len(questions.users)
+    own_Q = targets_Q.clamp(min=0)
+    wanted_Q = (users_QD * items_ND[own_Q]).sum(dim=1) if len(items_ND) else users_QD.new_zeros(size)
+    better_Q = torch.zeros_like(targets_Q)
+    best_QK = users_QD.new_full((size, depth), -torch.inf)
+    lists_QK = targets_Q.new_full((size, depth), -1)
+    for first in range(0, len(items_ND), _ITEMS):
+        part_ND = items_ND[first : first + _ITEMS]
+        scores_QN = users_QD @ part_ND.T
+        inside = (questions.excluded[:, 1] >= first) & (questions.excluded[:, 1] < first + len(part_ND))
+        pairs = questions.excluded[inside]
+        scores_QN[pairs[:, 0], pairs[:, 1] - first] = -torch.inf
+        here_Q = ((targets_Q >= first) & (targets_Q < first + len(part_ND))).nonzero().squeeze(1)
+        # One number for the target, so that how a matrix product rounds does not move it past itself.
+        scores_QN[here_Q, targets_Q[here_Q] - first] = wanted_Q[here_Q]
+        places_N = torch.arange(first, first + len(part_ND), device=part_ND.device)
+        ahead_QN = (scores_QN == wanted_Q.unsqueeze(1)) & (places_N < own_Q.unsqueeze(1))
+        better_Q += ((scores_QN > wanted_Q.unsqueeze(1)) | ahead_QN).sum(dim=1)
+        # A stable sort of few keeps the order of equal scores; those of the items before stand first.
+        top_QK, at_QK = _first(scores_QN, depth)
+        both_QK = torch.cat([best_QK, top_QK], dim=1)
+        numbers_QK = torch.cat([lists_QK, torch.where(top_QK > -torch.inf, at_QK + first, -1)], dim=1)
+        best_QK, order_QK = both_QK.sort(dim=1, descending=True, stable=True)
+        best_QK, order_QK = best_QK[:, :depth], order_QK[:, :depth]
+        lists_QK = numbers_QK.gather(1, order_QK)
+    return torch.where(targets_Q >= 0, better_Q + 1, 0), lists_QK
+
+
+def _first(scores_QN: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """The best of each row, equal ones by place; `topk` picks any of those that tie at its end, so ties are redone."""
+    depth = min(depth, scores_QN.shape[1])
+    top_QK, at_QK = scores_QN.topk(depth, dim=1)
+    is_tied = (scores_QN >= top_QK[:, -1:]).sum(dim=1) > depth
+    is_tied |= (top_QK[:, 1:] == top_QK[:, :-1]).any(dim=1)
+    for row in is_tied.nonzero().squeeze(1).tolist():
+        top_QK[row], at_QK[row] = (each[:depth] for each in scores_QN[row].sort(descending=True, stable=True))
+    return top_QK, at_QK
+
+
+class FullRankingSums:
+    """Adds up the metrics of many questions, of one label or several.
+
+    Args:
+        labels: of the data.
+        num_items: N.
+        ks: lengths of lists.
+    """
+
+    def __init__(self, labels: Sequence[LabelSpec], *, num_items: int, ks: Sequence[int] = DEFAULT_KS) -> None:
+        self.labels, self.ks, self.num_items = tuple(labels), tuple(ks), num_items
+        self._sums = torch.zeros(len(labels), 2 * len(ks) + 2, dtype=torch.float64)  # recalls, ndcgs, mrr, weight
+        self._covered = torch.zeros(len(labels), len(ks), num_items, dtype=torch.bool)
+
+    def add(
+        self, ranks_Q: Int64[Tensor, "Q"], lists_QK: Int64[Tensor, "Q K"], weights_QL: Float[Tensor, "Q L"]
+    ) -> None:
+        """Count some questions.
+
+        Args:
+            ranks_Q: of the targets; 0 where there is none.
+            lists_QK: first items; -1 where there are fewer.
+            weights_QL: of each question for each label; 0 where it is none.
+        """
+        ranks = torch.where(ranks_Q > 0, ranks_Q.double(), torch.inf)
+        gains = 1.0 / torch.log2(ranks + 1.0)
+        within = [ranks <= k for k in self.ks]
+        columns = [each.double() for each in within] + [torch.where(each, gains, 0.0) for each in within]
+        values = torch.stack([*columns, 1.0 / ranks, torch.ones_like(ranks)], dim=1)
+        self._sums += weights_QL.double().T @ values
+        for label in range(len(self.labels)):
+            asked = lists_QK[weights_QL[:, label] > 0]
+            for index, k in enumerate(self.ks):
+                numbers = asked[:, :k].flatten()
+                self._covered[label, index, numbers[numbers >= 0]] = True
+
+    def compute(self, *, process_group: dist.ProcessGroup | None = None) -> dict[str, float]:
+        """All metrics; NaN without a question. Collective where there is a process group."""
+        sums, covered = self._sums, self._covered.to(torch.uint8)
+        if process_group is not None:
+            device = torch.device("cuda" if dist.get_backend(process_group) == "nccl" else "cpu")
+            sums, covered = sums.to(device), covered.to(device)
+            dist.all_reduce(sums, group=process_group)
+            dist.all_reduce(covered, op=dist.ReduceOp.MAX, group=process_group)
+            sums, covered = sums.cpu(), covered.cpu()
+        found: dict[str, float] = {}
+        num = len(self.ks)
+        for index, label in enumerate(self.labels):
+            weight = float(sums[index, -1])
+            means = (sums[index] / weight if weight else sums[index] * torch.nan).tolist()
+            shares = [float(each.float().mean()) if weight else float("nan") for each in covered[index]]
+            values = dict(zip((f"full_recall@{k}" for k in self.ks), means[:num], strict=True))
+            values |= dict(zip((f"full_ndcg@{k}" for k in self.ks), means[num : 2 * num], strict=True))
+            values |= {"full_mrr": means[2 * num]}
+            values |= dict(zip((f"full_coverage@{k}" for k in self.ks), shares, strict=True))
+            end = f"/{label.name}" if len(self.labels) > 1 else ""
+            found |= {name + end: value for name, value in values.items()}
+        return found
+
+
+class HadBefore:
+    """What each group (user) had: pairs of group and item, looked up by group.
+
+    Args:
+        pairs: arrays of groups and of numbers of items, of one length each.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> None:
+        parts = list(pairs)
+        none = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        groups, items = (np.concatenate(each) for each in zip(*(parts or none), strict=True))
+        known = groups != 0  # 0 is a missing group: nobody
+        groups, items = groups[known], items[known]
+        order = np.lexsort((items, groups))
+        groups, items = groups[order], items[order]
+        is_new = np.r_[True, (groups[1:] != groups[:-1]) | (items[1:] != items[:-1])][: len(groups)]
+        self._groups, self._items = groups[is_new], items[is_new]
+
+    def pairs_of(self, groups_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(question, item) of everything that the groups of some questions had, question after question."""
+        first = np.searchsorted(self._groups, groups_Q, side="left")
+        lengths = np.searchsorted(self._groups, groups_Q, side="right") - first
+        starts = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) + np.repeat(first - starts, lengths)
+        return np.repeat(np.arange(len(groups_Q)), lengths), self._items[places]
