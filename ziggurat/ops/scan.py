@@ -55,6 +55,9 @@ _SOURCE = CppSource(
 )
 
 
+Masks = Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | Sequence[Int64[Tensor, "W"] | None] | None
+
+
 class ScanPath(IntEnum):
     """Instructions of the kernel; the numbers are those of `csrc/scan.cpp`."""
 
@@ -124,7 +127,7 @@ def scan_clusters(
     k: int,
     probes: int | Int64[Tensor, "Q"],
     least: int | Int64[Tensor, "Q"],
-    masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
+    masks: Masks = None,
     path: ScanPath | None = None,
 ) -> Found:
     """`scan_clusters_reference` by the fastest implementation that serves this input.
@@ -135,7 +138,7 @@ def scan_clusters(
         k: rows wanted for each query.
         probes: clusters to look into, for all queries or for each.
         least: look into further clusters until so many rows have passed.
-        masks: bits of the rows that may be returned; one mask for all queries, or one each.
+        masks: bits of the rows that may be returned: one mask for all queries, or one each; None: all rows.
         path: instructions to use, for tests; the best that the processor has, if not given.
 
     Raises:
@@ -146,18 +149,17 @@ def scan_clusters(
         _refuse_not_finite(queries)
         return scan_clusters_reference(tables, queries, k=k, probes=probes, least=least, masks=masks)
     queries = _plain(queries)
-    num, address, stride = len(queries), None, 0
+    num, pointers = len(queries), None
     (looked_into, probes_stride), (passing, least_stride) = _numbers(probes), _numbers(least)
     scores, positions = torch.empty(num, k), torch.empty(num, k, dtype=torch.int64)
-    if masks is not None:
-        masks = masks.contiguous()
-        address, stride = masks.data_ptr(), masks.shape[-1] if masks.dim() == 2 else 0
+    each_mask = _mask_of_each(masks, num)
+    if each_mask is not None:
+        pointers = (c_void_p * num)(*(None if mask is None else mask.data_ptr() for mask in each_mask))
     bad = library.ziggurat_scan_clusters(
         tables._pointer,
         queries.data_ptr(),
         num,
-        address,
-        stride,
+        pointers,
         _address(looked_into),
         probes_stride,
         _address(passing),
@@ -224,17 +226,17 @@ def scan_clusters_reference(
     k: int,
     probes: int | Int64[Tensor, "Q"],
     least: int | Int64[Tensor, "Q"],
-    masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
+    masks: Masks = None,
 ) -> Found:
     """Define what `scan_clusters` finds, step by step in torch."""
     found, num = _empty(len(queries), k), len(tables.rows.codes)
     probes, least = (_tensor(each, like=queries) for each in (probes, least))
     sizes = tables.offsets.diff()
     cluster_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes.cpu()).to(queries.device)
-    for q, query in enumerate(queries):
-        passes = torch.ones(num, dtype=torch.bool, device=queries.device)
-        if masks is not None:
-            passes = unpack_mask_reference(masks if masks.dim() == 1 else masks[q], num)
+    each_mask = _mask_of_each(masks, len(queries)) or [None] * len(queries)
+    for q, (query, mask) in enumerate(zip(queries, each_mask, strict=True)):
+        every = torch.ones(num, dtype=torch.bool, device=queries.device)
+        passes = every if mask is None else unpack_mask_reference(mask, num)
         codes, scale, norm = _round_query(query)
         order = _best_first(_scores(tables.centroids, codes) + norm * tables.centroid_reach)
         passing = torch.zeros_like(sizes).index_add_(0, cluster_of, passes.long())[order]
@@ -307,6 +309,15 @@ def _plain(queries: Tensor) -> Tensor:
     return queries.detach().to(torch.float32).contiguous()
 
 
+def _mask_of_each(masks: Masks, num: int) -> list[Tensor | None] | None:
+    """The mask of each query, in contiguous memory that the result keeps."""
+    if masks is None:
+        return None
+    if isinstance(masks, Tensor):
+        masks = [masks] * num if masks.dim() == 1 else list(masks)
+    return [None if mask is None else mask.contiguous() for mask in masks]
+
+
 def _numbers(value: int | Tensor) -> tuple[Any, int]:
     """The numbers of the queries, and how far apart they are: one for all, or one each."""
     if isinstance(value, Tensor):
@@ -358,7 +369,7 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
         return None, error.found
     pointer, number = c_void_p, c_int64
     library.ziggurat_scan_clusters.argtypes = [
-        *(pointer, pointer, number, pointer, number, pointer, number, pointer, number),
+        *(pointer, pointer, number, pointer, pointer, number, pointer, number),
         *(number, pointer, pointer, number, number),
     ]
     library.ziggurat_scan_rows.argtypes = [

@@ -403,8 +403,8 @@ int64_t ziggurat_scan_path() {
 }
 
 // Both return the number of the first query that is not finite, or -1.
-int64_t ziggurat_scan_clusters(const Tables* tables, const float* queries, int64_t num_queries, const uint64_t* masks,
-                               int64_t mask_stride, const int64_t* probes, int64_t probes_stride,
+int64_t ziggurat_scan_clusters(const Tables* tables, const float* queries, int64_t num_queries, const uint64_t* const* masks,
+                               const int64_t* probes, int64_t probes_stride,
                                const int64_t* least, int64_t least_stride, int64_t k, float* scores,
                                int64_t* positions, int64_t path, int64_t threads) {
     const Score score = score_of(path, tables->row_bytes);
@@ -419,7 +419,7 @@ int64_t ziggurat_scan_clusters(const Tables* tables, const float* queries, int64
                 continue;
             }
             scratch.best.start(k);
-            const uint64_t* mask = masks ? masks + q * mask_stride : nullptr;
+            const uint64_t* mask = masks ? masks[q] : nullptr;
             search_clusters(*tables, score, mask, probes[q * probes_stride], least[q * least_stride], scratch);
             write_best(k, scratch, scores + q * k, positions + q * k);
         }

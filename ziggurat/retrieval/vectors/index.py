@@ -30,9 +30,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.ops.bitmask import unpack_mask
+from ziggurat.ops.bitmask import full_mask, unpack_mask
 from ziggurat.ops.scan import (
     Found,
+    Masks,
     Rows,
     ScanTables,
     dequantize_rows,
@@ -177,7 +178,7 @@ class VectorIndex(nn.Module):
         queries: Float[Tensor, "Q D"],
         *,
         k: int,
-        masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
+        masks: Masks = None,
         probes: int | Int64[Tensor, "Q"] | None = None,
         least: int | Int64[Tensor, "Q"] | None = None,
         rerank: int | None = None,
@@ -187,7 +188,8 @@ class VectorIndex(nn.Module):
         Args:
             queries: finite numbers.
             k: positions wanted; −1 with a score of −∞ stands where fewer pass.
-            masks: bits of the positions that may be returned (`ops.bitmask`): one mask for all queries, or one each.
+            masks: bits of the positions that may be returned (`ops.bitmask`): one mask for all queries, or one each;
+                None: all may.
             probes: clusters to look into, for all queries or each.
             least: look further until so many rows have passed; k unless given.
             rerank: candidates that are scored again with the kept vectors; 0: none. Unless given, 3·k if there are any.
@@ -222,19 +224,23 @@ class VectorIndex(nn.Module):
         queries: Float[Tensor, "Q D"],
         *,
         k: int,
-        masks: Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | None = None,
+        masks: Masks = None,
     ) -> Found:
         """Find the best k positions among all: with the kept vectors in FP32, else with INT8 rows."""
         self._check(queries, k, masks)
         if not self.has_kept:
             return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters))
-        best = nothing(queries, k)
+        best, passes = nothing(queries, k), None
+        if isinstance(masks, Tensor):
+            passes = unpack_mask(masks, len(self))
+        elif masks is not None:
+            full = full_mask(len(self))
+            passes = unpack_mask(torch.stack([full if mask is None else mask for mask in masks]), len(self))
         for begin in range(0, len(self), _EXACT_BLOCK):
             part = self.kept[begin : begin + _EXACT_BLOCK].float()
             scores = queries.float() @ part.t()
-            if masks is not None:
-                passes = unpack_mask(masks, len(self))[..., begin : begin + len(part)]
-                scores = scores.masked_fill(~passes, -torch.inf)
+            if passes is not None:
+                scores = scores.masked_fill(~passes[..., begin : begin + len(part)], -torch.inf)
             positions = torch.arange(begin, begin + len(part)).expand(len(queries), -1)
             best = best_of(torch.cat([best.scores, scores], 1), torch.cat([best.positions, positions], 1), k=k)
         return best
@@ -300,7 +306,7 @@ class VectorIndex(nn.Module):
         scores = (vectors * queries.float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
 
-    def _check(self, queries: Tensor, k: int, masks: Tensor | None) -> None:
+    def _check(self, queries: Tensor, k: int, masks: Masks) -> None:
         if queries.dim() != 2 or queries.shape[1] != self.dim:
             raise DataError(
                 expected=f"queries of {self.dim} numbers: a matrix (Q, {self.dim})",
@@ -315,11 +321,22 @@ class VectorIndex(nn.Module):
                 where="search of a vector index",
                 ways_out="ask for k ≥ 1 items",
             )
+        if masks is not None:
+            self._check_masks(masks, len(queries))
+
+    def _check_masks(self, masks: Masks, num: int) -> None:
         words = -(-len(self) // 64)
-        if masks is not None and (masks.shape[-1] != words or (masks.dim() == 2 and len(masks) != len(queries))):
+        if isinstance(masks, Tensor):
+            is_right = masks.shape in ((words,), (num, words))
+            found = f"a tensor of shape {tuple(masks.shape)}"
+        else:
+            shapes = [tuple(each.shape) for each in masks or () if each is not None]
+            is_right = len(masks or ()) == num and all(shape == (words,) for shape in shapes)
+            found = f"{len(masks or ())} masks of shapes {sorted(set(shapes))}"
+        if not is_right:
             raise ConfigError(
-                expected=f"masks of {words} words, one for all or one for each of {len(queries)} queries",
-                found=f"a tensor of shape {tuple(masks.shape)}",
+                expected=f"masks of {words} words, one for all or one for each of {num} queries",
+                found=found,
                 where="search of a vector index",
                 ways_out="make masks with `ops.bitmask.pack_mask` or `FilterIndex.masks` of the same items",
             )
