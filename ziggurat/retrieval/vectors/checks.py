@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import DataError
@@ -39,4 +39,20 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
             found=f"{vectors[row, column].item()} in column {column}; {int((~is_finite).sum()):,} such rows in all",
             where=f"building a vector index, row {row}",
             ways_out=("look whether the training of the item encoder diverged", "leave these items out"),
+        )
+
+
+def check_numbers(numbers: Int64[Tensor, "N"], num: int) -> None:
+    """Refuse names of vectors that are not one number each.
+
+    Raises:
+        DataError: says what is wrong.
+    """
+    fits = numbers.shape == (num,) and (num == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) <= _MOST_VECTORS))
+    if not fits or len(numbers.unique()) < num:
+        raise DataError(
+            expected=f"{num:,} different numbers from 0 to {_MOST_VECTORS:,}",
+            found=f"a tensor of shape {tuple(numbers.shape)}" + (", with a number twice" if fits else ""),
+            where="numbers of the vectors of an index",
+            ways_out="give each vector one number of its own",
         )

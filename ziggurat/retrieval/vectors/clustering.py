@@ -66,6 +66,17 @@ def cluster(vectors: Float[Tensor, "N D"], *, num_clusters: int, seed: int = 0) 
     return _without_empty(vectors, _nearest_of_near_groups(vectors, centroids, group_of, num_groups), num_clusters)
 
 
+def spreads(
+    vectors: Float[Tensor, "N D"], centroids: Float[Tensor, "C D"], labels: Int64[Tensor, "N"]
+) -> Float[Tensor, "C"]:
+    """Compute the root of the mean squared distance to the mean, a number, for each cluster."""
+    sums = torch.zeros(len(centroids), dtype=torch.float64)
+    for part, own in zip(vectors.split(_BLOCK), labels.split(_BLOCK), strict=True):
+        sums.index_add_(0, own, (part - centroids[own]).square().sum(1).double())
+    sizes = torch.bincount(labels, minlength=len(centroids)) * vectors.shape[1]
+    return (sums / sizes).sqrt().float()
+
+
 def _without_empty(vectors: Tensor, labels: Tensor, num_clusters: int) -> Clusters:
     """Means of the clusters that have vectors, which are numbered again."""
     sizes = torch.bincount(labels, minlength=num_clusters)

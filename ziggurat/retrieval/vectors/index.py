@@ -42,8 +42,8 @@ from ziggurat.ops.scan import (
     scan_rows,
 )
 from ziggurat.retrieval.vectors.best import best_of, nothing, recall_of
-from ziggurat.retrieval.vectors.checks import check_vectors
-from ziggurat.retrieval.vectors.clustering import cluster
+from ziggurat.retrieval.vectors.checks import check_numbers, check_vectors
+from ziggurat.retrieval.vectors.clustering import cluster, spreads
 from ziggurat.retrieval.vectors.row_block import RowBlock
 from ziggurat.typed import Range, checked
 
@@ -134,7 +134,7 @@ class VectorIndex(nn.Module):
         num_clusters = min(num, config.num_clusters or math.ceil(4 * math.sqrt(num)))
         centroids, labels = cluster(vectors, num_clusters=num_clusters, seed=config.seed)
         order = labels.argsort(stable=True)
-        spread = _spreads(vectors, centroids, labels)
+        spread = spreads(vectors, centroids, labels)
         rows, centroid_rows = quantize_rows(vectors[order]), quantize_rows(centroids)
         offsets = torch.zeros(len(centroids) + 1, dtype=torch.int64)
         offsets[1:] = torch.bincount(labels, minlength=len(centroids)).cumsum(0)
@@ -217,7 +217,7 @@ class VectorIndex(nn.Module):
             least=wanted if least is None else least,
             masks=masks,
         )
-        return self._rescored(queries, found, k=k) if rerank else found
+        return self.rescored(queries, found, k=k) if rerank else found
 
     def exact(
         self,
@@ -297,11 +297,28 @@ class VectorIndex(nn.Module):
             return self.kept[positions].float()
         return dequantize_rows(Rows(self.codes[positions], self.scales[positions]), dim=self.dim)
 
+    @property
+    def kept_kind(self) -> Kept:
+        """What is kept beside the INT8 rows."""
+        if not self.has_kept:
+            return Kept.NONE
+        return Kept.FLOAT32 if self.kept.dtype is torch.float32 else Kept.BFLOAT16
+
+    def rename(self, numbers: Int64[Tensor, "N"]) -> None:
+        """Give the vectors other numbers: `order` then holds these, which are in the order that `build` was given.
+
+        Raises:
+            DataError: there are not as many numbers, one comes twice, or one does not fit into 32 bits.
+        """
+        check_numbers(numbers, len(self))
+        self._set({"stored_order": numbers[self.order].to(torch.int32)})
+
     def num_bytes(self) -> int:
         """Memory of all buffers."""
         return sum(each.numel() * each.element_size() for each in self.buffers())
 
-    def _rescored(self, queries: Tensor, found: Found, *, k: int) -> Found:
+    def rescored(self, queries: Float[Tensor, "Q D"], found: Found, *, k: int) -> Found:
+        """The best k of what was found, by products of kept vectors and queries in FP32."""
         vectors = self.kept[found.positions.clamp(min=0)].float()
         scores = (vectors * queries.float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
@@ -379,12 +396,3 @@ class VectorIndex(nn.Module):
                 self.register_buffer(name, torch.empty_like(value, device=own.device))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self._cached = {}
-
-
-def _spreads(vectors: Tensor, centroids: Tensor, labels: Tensor) -> Tensor:
-    """Root of the mean squared distance to the mean, a number, for each cluster."""
-    sums = torch.zeros(len(centroids), dtype=torch.float64)
-    for part, own in zip(vectors.split(_EXACT_BLOCK), labels.split(_EXACT_BLOCK), strict=True):
-        sums.index_add_(0, own, (part - centroids[own]).square().sum(1).double())
-    sizes = torch.bincount(labels, minlength=len(centroids)) * vectors.shape[1]
-    return (sums / sizes).sqrt().float()
