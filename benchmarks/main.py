@@ -30,6 +30,7 @@ NAMES = {
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
+    "filters": "masks of filters over a million items, against polars on the same columns",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.

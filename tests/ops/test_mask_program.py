@@ -68,9 +68,9 @@ class World:
             return CodesLeaf(self.bytes, low, high), {i for i, b in enumerate(self.bytes.tolist()) if low <= b <= high}
         if kind == 5:
             items = set((self.codes == code).nonzero().view(-1).tolist())
-            return BloomLeaf((6 + code,), self.codes, None, code, self.random.random() < 0.5), items
+            return BloomLeaf((6 + code,), self.codes, None, code), items
         held = set(self.holders[self.many == code].tolist())
-        return BloomLeaf((10 + code,) * 2, self.many, self.offsets, code, self.random.random() < 0.5), held
+        return BloomLeaf((10 + code,) * 2, self.many, self.offsets, code), held
 
     def tree(self, depth: int) -> tuple[Tree, set[int]]:
         if depth == 0 or self.random.random() < 0.3:

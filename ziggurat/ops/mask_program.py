@@ -11,21 +11,20 @@ A set of items (`Leaf`) is stored in the way that suits it:
     ConstantLeaf    all items, or none
 
 A `Literal` is a leaf, or what is `present` and not in the leaf: NOT stands at the leaves alone, so the tree above them
-(`AllOf`, `AnyOf`) is monotone. That is what makes bounds easy. A Bloom leaf lies between "no item" and "the items with
-all planes set", its negation between "present without those" and "present"; the tree of all lower ends holds items that
-pass for sure, the tree of all upper ends every item that may pass. Only what is in the second and not in the first is
-looked up, in blocks of 16,384 items, and only where a Bloom leaf says perhaps. So a false positive never makes an
-answer wrong, with or without NOT. A leaf that leaves little open (`is_rare`) is looked up at once, which is cheaper
-than bounds: then a program runs once.
+(`AllOf`, `AnyOf`) is monotone. A Bloom leaf says of an item "no" or "perhaps"; negated, it would say "yes" or
+"perhaps". What is perhaps must be looked up before anything follows from it, or a false positive becomes a lost item
+under NOT. But not everything: in an AND, items that an earlier child excludes stay out whatever comes later; in an OR,
+those that an earlier child lets in stay in. So children run in the order of their cost, Bloom leaves last, and each
+leaf knows which items are still undecided: only those are looked up, and where a cache line of items has none, its
+codes and planes are not even read.
 
 `run_reference` defines the result, by torch on whole masks, for any device. On the CPU `csrc/mask_program.cpp` does the
-same a block at a time, in the caches. `mask_program_kernel()` says which runs.
+same in blocks of 16,384 items, in the caches. `mask_program_kernel()` says which runs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import enum
 import functools
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
@@ -45,8 +44,8 @@ _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "mask_program.cpp",
     without="go on without: torch's own operations give the same masks, several times slower",
 )
-_FIELDS = 10  # numbers in a step
-_CONSTANT, _PLANE, _MASK, _LIST, _CODES, _BLOOM, _FOLD = range(7)
+_FIELDS = 9  # numbers in a step
+_CONSTANT, _PLANE, _MASK, _LIST, _CODES, _BLOOM, _OPEN, _FOLD = range(8)
 _PUSH, _AND, _OR = range(3)
 
 
@@ -96,14 +95,14 @@ class BloomLeaf:
         item_codes: the code of each item, or the codes of one item after the other.
         item_offsets: where an item's codes begin, if it can have several.
         code: of the items in the set.
-        is_rare: whether so few items have all planes set that they may all be looked up.
+        holders: about how many items have the code; rare ones are looked up first.
     """
 
     planes: tuple[int, ...]
     item_codes: Int32[Tensor, "E"]
     item_offsets: Int32[Tensor, "N+1"] | None
     code: int
-    is_rare: bool = False
+    holders: int = 0
 
 
 Leaf = ConstantLeaf | PlaneLeaf | MaskLeaf | ListLeaf | CodesLeaf | BloomLeaf
@@ -152,7 +151,6 @@ class MaskProgram:
         self.tree = tree
         self._steps: list[list[int]] = []
         self._kept: list[Tensor] = []  # whose addresses are in the steps
-        self._is_bounded, self._num_blooms = False, 0
         self._depth = self._height = 0
         self._emit(tree, combine=_PUSH)
         self._encoded = torch.from_numpy(
@@ -187,8 +185,6 @@ class MaskProgram:
             self._encoded.data_ptr(),
             len(self._encoded),
             self._depth,
-            self._num_blooms,
-            self._is_bounded,
             planes.data_ptr(),
             n,
             None if spans is None else spans.data_ptr(),
@@ -206,15 +202,11 @@ class MaskProgram:
         if isinstance(tree, Literal):
             self._add(self._leaf(tree.leaf), combine=combine, invert=tree.negated, present=tree.present)
             return
+        if combine != _PUSH:
+            self._add([_OPEN], combine=combine)
         inner = _AND if isinstance(tree, AllOf) else _OR
-        children = sorted(tree.children, key=lambda child: isinstance(child, Literal))  # deep ones first: a low stack
-        for number, child in enumerate(children):
-            if number == 0 or not isinstance(child, Literal):
-                self._emit(child, combine=_PUSH)
-                if number:
-                    self._add([_FOLD], combine=inner)
-            else:
-                self._emit(child, combine=inner)
+        for number, child in enumerate(sorted(tree.children, key=_cost)):
+            self._emit(child, combine=inner if number else _PUSH)
         if combine != _PUSH:
             self._add([_FOLD], combine=combine)
 
@@ -222,7 +214,7 @@ class MaskProgram:
         op, *rest = step
         fields = [op, combine, int(invert), present, *rest]
         self._steps.append(fields + [0] * (_FIELDS - len(fields)))
-        self._height += -1 if op == _FOLD else int(combine == _PUSH)
+        self._height += {_FOLD: -1, _OPEN: 0}.get(op, int(combine == _PUSH))
         self._depth = max(self._depth, self._height)
 
     def _leaf(self, leaf: Leaf) -> list[int]:
@@ -236,12 +228,9 @@ class MaskProgram:
             return [_LIST, self._address(leaf.rows), len(leaf.rows)]
         if isinstance(leaf, CodesLeaf):
             return [_CODES, self._address(leaf.codes), leaf.low, leaf.high]
-        self._is_bounded |= not leaf.is_rare
-        self._num_blooms += 1
-        slot = 2 * (self._num_blooms - 1) + leaf.is_rare
         numbers = self._address(torch.from_numpy(np.array(leaf.planes, dtype=np.int64)))
         offsets = 0 if leaf.item_offsets is None else self._address(leaf.item_offsets)
-        return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code, slot]
+        return [_BLOOM, numbers, len(leaf.planes), self._address(leaf.item_codes), offsets, leaf.code]
 
     def _address(self, tensor: Tensor) -> int:
         assert tensor.is_contiguous()
@@ -249,33 +238,32 @@ class MaskProgram:
         return tensor.data_ptr()
 
 
-class _End(enum.Enum):
-    LOWER = "lower"
-    UPPER = "upper"
-    EXACT = "exact"
+def _cost(tree: Tree) -> float:
+    """About how many bits an item a tree reads; what is looked up counts more."""
+    if not isinstance(tree, Literal):
+        return sum(map(_cost, tree.children))
+    leaf = tree.leaf
+    if isinstance(leaf, CodesLeaf):
+        share = (leaf.high - leaf.low + 1) / 256
+        return 8 + (1 - share if tree.negated else share)  # what excludes more goes first
+    if isinstance(leaf, BloomLeaf):
+        return 100 + leaf.holders
+    return 1 if isinstance(leaf, PlaneLeaf | MaskLeaf) else 0
 
 
 def run_reference(tree: Tree, *, planes: Int64[Tensor, "P W"], n: int) -> Int64[Tensor, "W"]:
-    """What `MaskProgram.run` must write."""
+    """What `MaskProgram.run` must write; looks up every item of which a Bloom leaf says perhaps."""
     full = full_mask(n, device=planes.device)
-    lower, upper = (_evaluate(tree, planes=planes, full=full, end=end) for end in (_End.LOWER, _End.UPPER))
-    need = upper & ~lower & full
-    if need.any():
-        exact = _evaluate(tree, planes=planes, full=full, end=_End.EXACT, need=need)
-        return (lower | (exact & need)) & full
-    return lower & full
-
-
-def _evaluate(tree: Tree, *, planes: Tensor, full: Tensor, end: _End, need: Tensor | None = None) -> Tensor:
     if isinstance(tree, Literal):
-        words = _leaf_words(tree, planes=planes, full=full, end=end, need=need)
-        return words if not tree.negated else (full if tree.present < 0 else planes[tree.present]) & ~words
-    parts = [_evaluate(child, planes=planes, full=full, end=end, need=need) for child in tree.children]
+        words = _leaf_words(tree.leaf, planes=planes, full=full)
+        if tree.negated:
+            words = ~words if tree.present < 0 else planes[tree.present] & ~words
+        return words & full
+    parts = [run_reference(child, planes=planes, n=n) for child in tree.children]
     return functools.reduce(torch.bitwise_and if isinstance(tree, AllOf) else torch.bitwise_or, parts)
 
 
-def _leaf_words(literal: Literal, *, planes: Tensor, full: Tensor, end: _End, need: Tensor | None) -> Tensor:
-    leaf = literal.leaf
+def _leaf_words(leaf: Leaf, *, planes: Tensor, full: Tensor) -> Tensor:
     if isinstance(leaf, ConstantLeaf):
         return full if leaf.value else torch.zeros_like(full)
     if isinstance(leaf, PlaneLeaf):
@@ -286,15 +274,8 @@ def _leaf_words(literal: Literal, *, planes: Tensor, full: Tensor, end: _End, ne
         return mask_of_rows(leaf.rows.long(), n=len(full) * 64)
     if isinstance(leaf, CodesLeaf):
         return pack_mask((leaf.codes >= leaf.low) & (leaf.codes <= leaf.high))
-    if end is (_End.UPPER if literal.negated else _End.LOWER):
-        return torch.zeros_like(full)
-    words = functools.reduce(torch.bitwise_and, [planes[plane] for plane in leaf.planes])
-    if end is _End.EXACT:
-        assert need is not None
-        rows = rows_of_mask(words & need)
-        wrong = rows[~_has_code(leaf, rows)]
-        words = words & ~mask_of_rows(wrong, n=len(full) * 64)
-    return words
+    rows = rows_of_mask(functools.reduce(torch.bitwise_and, [planes[plane] for plane in leaf.planes]))
+    return mask_of_rows(rows[_has_code(leaf, rows)], n=len(full) * 64)
 
 
 def _has_code(leaf: BloomLeaf, rows: Tensor) -> Tensor:
@@ -329,7 +310,7 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     except MissingDependencyError as error:
         return None, error.found
     run = library.ziggurat_run_mask_program
-    run.argtypes = [c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
+    run.argtypes = [c_void_p, *[c_int64] * 2, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     run.restype = c_int64
     library.ziggurat_clear_rows.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_clear_rows.restype = None

@@ -14,14 +14,14 @@
 namespace {
 
 constexpr int64_t BLOCK = 256;
+constexpr int64_t LINE = 8;  // words of a cache line
 
-enum Op : int64_t { CONSTANT, PLANE, MASK, LIST, CODES, BLOOM, FOLD };
+enum Op : int64_t { CONSTANT, PLANE, MASK, LIST, CODES, BLOOM, OPEN, FOLD };
 enum Combine : int64_t { PUSH, AND, OR };
-enum Mode { LOWER, UPPER, EXACT };
 
 struct Step {
     int64_t op, combine, invert, present;
-    int64_t first, second, third, fourth, fifth, sixth;  // what they mean depends on op
+    int64_t first, second, third, fourth, fifth;  // what they mean depends on op
 };
 
 struct Problem {
@@ -30,11 +30,27 @@ struct Problem {
     const uint64_t* planes;
     int64_t num_words;
     int64_t num_items;
-    bool is_bounded;
     std::vector<uint64_t> stack;
-    std::vector<uint64_t> blooms;  // the words of each Bloom leaf for the block
+    std::vector<uint64_t> cares;  // for each open group: the items that its parents leave undecided
     int64_t verified = 0;
 };
+
+// Which items a leaf decides: those of the open group that what lies on the stack does not decide already.
+void undecided(const uint64_t* care, const uint64_t* top, int64_t how, int64_t count, uint64_t* words) {
+    if (how == AND) {
+        for (int64_t i = 0; i < count; ++i) words[i] = care[i] & top[i];
+    } else if (how == OR) {
+        for (int64_t i = 0; i < count; ++i) words[i] = care[i] & ~top[i];
+    } else {
+        std::memcpy(words, care, size_t(count) * 8);
+    }
+}
+
+bool any(const uint64_t* words, int64_t count) {
+    uint64_t all = 0;
+    for (int64_t i = 0; i < count; ++i) all |= words[i];
+    return all != 0;
+}
 
 template <class Word>
 void combine(uint64_t* top, int64_t how, int64_t count, Word word) {
@@ -81,16 +97,29 @@ inline uint64_t codes_word(const uint8_t* codes, uint8_t low, uint8_t span) {
 #endif
 }
 
-void codes_leaf(const Problem& problem, const Step& step, int64_t begin, int64_t count, uint64_t* top) {
+void codes_leaf(
+    const Problem& problem, const Step& step, int64_t begin, int64_t count, const uint64_t* care, uint64_t* top
+) {
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(step.first) + begin * 64;
     const uint8_t low = uint8_t(step.second), span = uint8_t(step.third - step.second);
     const int64_t left = problem.num_items - begin * 64;
     const int64_t whole = std::min(count, left / 64);
-    uint8_t last[64] = {};  // the codes end within the last word
-    if (whole < count) std::memcpy(last, codes + whole * 64, size_t(left - whole * 64));
-    leaf(problem, step, begin, count, top, [&](int64_t i) {
-        return codes_word(i < whole ? codes + i * 64 : last, low, span);
-    });
+    uint64_t need[BLOCK], words[BLOCK];
+    undecided(care, top, step.combine, count, need);
+    for (int64_t line = 0; line < count; line += LINE) {
+        const int64_t stop = std::min(line + LINE, whole);
+        if (any(need + line, std::min(LINE, count - line))) {
+            for (int64_t i = line; i < stop; ++i) words[i] = codes_word(codes + i * 64, low, span);
+        } else {
+            std::memset(words + line, 0, LINE * 8);
+        }
+    }
+    if (whole < count) {  // the codes end within the last word
+        uint8_t last[64] = {};
+        std::memcpy(last, codes + whole * 64, size_t(left - whole * 64));
+        words[whole] = codes_word(last, low, span);
+    }
+    leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
 }
 
 void list_leaf(const Problem& problem, const Step& step, int64_t begin, int64_t count, uint64_t* top) {
@@ -137,38 +166,45 @@ void verify(
     problem.verified += num_items;
 }
 
-// Items whose planes are all set may have the value. The planes are read in the first run for a block; what they leave
-// open is looked up there if it is little, else in EXACT mode and only where it is needed.
+// Items whose planes are all set may have the value; those among them that are not decided already are looked up.
 void bloom_leaf(
-    Problem& problem, const Step& step, int64_t begin, int64_t count, Mode mode, const uint64_t* need, uint64_t* top
+    Problem& problem, const Step& step, int64_t begin, int64_t count, const uint64_t* care, uint64_t* top
 ) {
-    const bool is_eager = step.sixth & 1;
-    uint64_t* words = problem.blooms.data() + (step.sixth >> 1) * BLOCK;
-    if (mode == UPPER || !problem.is_bounded) {
-        const int64_t* numbers = reinterpret_cast<const int64_t*>(step.first);
+    const int64_t* numbers = reinterpret_cast<const int64_t*>(step.first);
+    uint64_t need[BLOCK], words[BLOCK];
+    undecided(care, top, step.combine, count, need);
+    for (int64_t line = 0; line < count; line += LINE) {
+        const int64_t stop = std::min(line + LINE, count);
+        if (!any(need + line, stop - line)) {
+            std::memset(words + line, 0, size_t(stop - line) * 8);
+            continue;
+        }
         const uint64_t* plane = problem.planes + numbers[0] * problem.num_words + begin;
-        std::memcpy(words, plane, size_t(count) * 8);
+        for (int64_t i = line; i < stop; ++i) words[i] = plane[i];
         for (int64_t k = 1; k < step.second; ++k) {
             plane = problem.planes + numbers[k] * problem.num_words + begin;
-            for (int64_t i = 0; i < count; ++i) words[i] &= plane[i];
+            for (int64_t i = line; i < stop; ++i) words[i] &= plane[i];
         }
-        if (is_eager) verify(problem, step, begin, count, words, words);
     }
-    if (!is_eager && mode == (step.invert ? UPPER : LOWER)) {
-        leaf(problem, step, begin, count, top, [](int64_t) { return uint64_t(0); });
-        return;
-    }
-    if (!is_eager && mode == EXACT) verify(problem, step, begin, count, need, words);
+    verify(problem, step, begin, count, need, words);
     leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
 }
 
 // Run the program for one block; the result is at the bottom of the stack.
-const uint64_t* run_block(Problem& problem, int64_t begin, int64_t count, Mode mode, const uint64_t* need) {
+const uint64_t* run_block(Problem& problem, int64_t begin, int64_t count) {
     uint64_t* top = problem.stack.data() - BLOCK;
+    uint64_t* care = problem.cares.data();
+    std::memset(care, 0xff, size_t(count) * 8);
     for (const Step* step = problem.steps; step != problem.steps + problem.num_steps; ++step) {
+        if (step->op == OPEN) {
+            undecided(care, top, step->combine, count, care + BLOCK);
+            care += BLOCK;
+            continue;
+        }
         if (step->op == FOLD) {
             const uint64_t* other = top;
             top -= BLOCK;
+            care -= BLOCK;
             combine(top, step->combine, count, [&](int64_t i) { return other[i]; });
             continue;
         }
@@ -185,52 +221,33 @@ const uint64_t* run_block(Problem& problem, int64_t begin, int64_t count, Mode m
         } else if (step->op == LIST) {
             list_leaf(problem, *step, begin, count, top);
         } else if (step->op == CODES) {
-            codes_leaf(problem, *step, begin, count, top);
+            codes_leaf(problem, *step, begin, count, care, top);
         } else {
-            bloom_leaf(problem, *step, begin, count, mode, need, top);
+            bloom_leaf(problem, *step, begin, count, care, top);
         }
     }
     return problem.stack.data();
-}
-
-void bounded_block(Problem& problem, int64_t begin, int64_t count, uint64_t* out) {
-    uint64_t need[BLOCK];
-    std::memcpy(need, run_block(problem, begin, count, UPPER, nullptr), size_t(count) * 8);
-    const uint64_t* lower = run_block(problem, begin, count, LOWER, nullptr);
-    uint64_t any = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        out[i] = lower[i];
-        need[i] &= ~lower[i];
-        any |= need[i];
-    }
-    if (!any) return;
-    const uint64_t* exact = run_block(problem, begin, count, EXACT, need);
-    for (int64_t i = 0; i < count; ++i) out[i] |= exact[i] & need[i];
 }
 
 }  // namespace
 
 extern "C" {
 
-// Write the words of the spans [begin, end) of `out`, or all if `spans` is null; returns how many items had a Bloom term looked up.
+// Write the words of the spans [begin, end) of `out`, or all if `spans` is null; returns how many items were looked up.
 int64_t ziggurat_run_mask_program(
-    const int64_t* steps, int64_t num_steps, int64_t depth, int64_t num_blooms, int64_t is_bounded,
-    const uint64_t* planes, int64_t num_items, const int64_t* spans, int64_t num_spans, uint64_t* out
+    const int64_t* steps, int64_t num_steps, int64_t depth, const uint64_t* planes, int64_t num_items,
+    const int64_t* spans, int64_t num_spans, uint64_t* out
 ) {
     Problem problem{
         reinterpret_cast<const Step*>(steps), num_steps, planes, (num_items + 63) / 64, num_items,
-        bool(is_bounded), std::vector<uint64_t>(size_t(depth * BLOCK)), std::vector<uint64_t>(size_t(num_blooms * BLOCK)),
+        std::vector<uint64_t>(size_t(depth * BLOCK)), std::vector<uint64_t>(size_t(depth * BLOCK)),
     };
     const int64_t everything[2] = {0, problem.num_words};
     if (!spans) spans = everything;
     for (int64_t span = 0; span < num_spans; ++span) {
         for (int64_t begin = spans[2 * span]; begin < spans[2 * span + 1]; begin += BLOCK) {
             const int64_t count = std::min(BLOCK, spans[2 * span + 1] - begin);
-            if (is_bounded) {
-                bounded_block(problem, begin, count, out + begin);
-            } else {
-                std::memcpy(out + begin, run_block(problem, begin, count, EXACT, nullptr), size_t(count) * 8);
-            }
+            std::memcpy(out + begin, run_block(problem, begin, count), size_t(count) * 8);
             if (begin + count == problem.num_words && num_items % 64) {
                 out[problem.num_words - 1] &= (uint64_t(1) << (num_items % 64)) - 1;
             }

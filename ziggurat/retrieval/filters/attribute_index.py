@@ -34,7 +34,6 @@ from ziggurat.retrieval.filters.schema import Attribute
 
 _FEW_PLANES = 4  # are read faster than one byte an item
 _ITEMS_TO_A_LISTED_ONE = 32  # above, a mask is smaller than the list
-_ITEMS_TO_A_VERIFIED_ONE = 1024  # up to here, looking up every holder costs less than bounds that spare some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,8 +191,7 @@ class AttributeIndex(nn.Module):
         numbers = tuple(stored.bloom_first + plane for plane in planes)
         offsets = self._host("offsets")
         holders = int(offsets[code + 1]) - int(offsets[code])
-        is_rare = holders * _ITEMS_TO_A_VERIFIED_ONE <= self.n
-        return BloomLeaf(numbers, self.item_codes, self.item_offsets, code, is_rare)
+        return BloomLeaf(numbers, self.item_codes, self.item_offsets, code, holders)
 
     def tail_lengths(self) -> Int64[np.ndarray, "N"]:
         """How many values each item has in the Bloom planes."""

@@ -118,18 +118,18 @@ def index_attribute(column: pl.Series, *, attribute: Attribute, planes: Planes, 
     present = -1 if entries.present.all() else planes.add(entries.present)
     planed = _planed(counts, attribute, n=n, config=config)
     tensors["planed"] = torch.from_numpy(planed)
-    by_value = np.argsort(entries.codes, kind="stable")
+    rows_by_value = np.sort(entries.codes * n + entries.rows) % max(n, 1)  # half the time of a stable argsort
     first_plane = planes.next
     starts = np.concatenate([[0], counts.cumsum()])
     for code in planed:
-        planes.add_rows(entries.rows[by_value[starts[code] : starts[code + 1]]])
+        planes.add_rows(rows_by_value[starts[code] : starts[code + 1]])
     bloom: dict[str, int] = {}
     has_bytes = not attribute.many and (attribute.kind.is_ordered or len(planed) < entries.num_values <= BUCKETS)
     if has_bytes:
         tensors |= _bytes(entries, counts, n=n)
     if len(planed) < entries.num_values and not (has_bytes and entries.num_values <= BUCKETS):
         if attribute.kind.is_ordered or config.tail is Tail.LISTS:
-            tensors["rows"] = torch.from_numpy(entries.rows[by_value].astype(np.int32))
+            tensors["rows"] = torch.from_numpy(rows_by_value.astype(np.int32))
         else:
             tail, bloom = _bloom(entries, planed, attribute=attribute, planes=planes, config=config)
             tensors |= tail
@@ -168,7 +168,8 @@ def _entries_of(column: pl.Series, attribute: Attribute) -> _Entries:
         codes = texts.cast(pl.Enum(values)).to_physical().to_numpy() if len(texts) else np.zeros(0)
     codes = codes.astype(np.int64)
     if attribute.many and len(codes):  # a value that an item has twice counts once
-        rows, codes = np.divmod(np.unique(rows * len(values) + codes), len(values))
+        pairs = np.sort(rows * len(values) + codes)
+        rows, codes = np.divmod(pairs[np.diff(pairs, prepend=-1) > 0], len(values))
     return _Entries(codes=codes, rows=rows.astype(np.int64), present=present, values=values)
 
 
@@ -230,11 +231,10 @@ def _bloom(
     width = width_for(np.bincount(lengths), hashes=config.bloom_hashes, rate=config.bloom_rate)
     chosen = planes_of(np.arange(entries.num_values), width=width, hashes=config.bloom_hashes)[codes]
     first = planes.next
-    by_plane = np.argsort(chosen, axis=None, kind="stable")
-    holders = np.repeat(rows, config.bloom_hashes)[by_plane]
-    stops = np.searchsorted(chosen.reshape(-1)[by_plane], np.arange(width + 1))
+    holders = np.sort((chosen * n + rows[:, None]).reshape(-1))
+    stops = np.searchsorted(holders, np.arange(width + 1) * n)
     for plane in range(width):
-        planes.add_rows(holders[stops[plane] : stops[plane + 1]])
+        planes.add_rows(holders[stops[plane] : stops[plane + 1]] - plane * n)
     if attribute.many:
         offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
         tensors = {"item_codes": codes.astype(np.int32), "item_offsets": offsets}
