@@ -34,6 +34,7 @@ from ziggurat.retrieval.filters.schema import Attribute
 
 _FEW_PLANES = 4  # are read faster than one byte an item
 _ITEMS_TO_A_LISTED_ONE = 32  # above, a mask is smaller than the list
+_MOST_FOUND = 4096  # texts whose codes are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +100,7 @@ class AttributeIndex(nn.Module):
         self.stored, self.n = stored, n
         self._copies: dict[str, np.ndarray] = {}
         self._lists: dict[str, list[int]] = {}
+        self._found: dict[str, int | None] = {}
         for name in self.TENSORS:
             self.register_buffer(name, tensors.get(name))
 
@@ -254,6 +256,13 @@ class AttributeIndex(nn.Module):
         return int(np.searchsorted(numbers, numbers.dtype.type(bound), side="left" if side == "left" else "right"))
 
     def _code(self, value: str) -> int | None:
+        if value not in self._found:
+            if len(self._found) >= _MOST_FOUND:
+                self._found.clear()
+            self._found[value] = self._search(value)
+        return self._found[value]
+
+    def _search(self, value: str) -> int | None:
         text, offsets = self._host("text"), self._host("text_offsets")
         wanted = value.encode(errors="surrogatepass")
 
@@ -281,6 +290,7 @@ class AttributeIndex(nn.Module):
         """Drop what was derived from tensors that are no longer the same."""
         self._copies.clear()
         self._lists.clear()
+        self._found.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttributeIndex:
         self.forget()

@@ -100,7 +100,9 @@ class Filter:
     """
 
     text: str
-    expression: Expression
+    expression: Expression = field(
+        hash=False
+    )  # the text tells filters apart well enough, and a long tree hashes slowly
 
     def __str__(self) -> str:
         return self.text

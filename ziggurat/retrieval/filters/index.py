@@ -15,6 +15,7 @@ a safetensors file holds all there is: `FilterIndex.from_state(state)`.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,11 +70,13 @@ class FilterIndex(nn.Module):
             AttributeIndex(each, n=self.n, tensors=_below(tensors, f"attributes.{number}."))
             for number, each in enumerate(stored)
         )
+        self._named: dict[str, AttributeIndex] = dict(zip(self.schema.names, self.attributes, strict=True))  # type: ignore[arg-type]
         self.register_buffer("planes", tensors["planes"])
         encoded = json.dumps(dict(about), sort_keys=True).encode()
         self.register_buffer("about", torch.from_numpy(np.frombuffer(encoded, dtype=np.uint8).copy()))
         self._parsed: Recent[str, Filter] = Recent(self.config.cached)
         self._programs: Recent[Filter, MaskProgram] = Recent(self.config.cached)
+        self._estimates: Recent[Filter, float] = Recent(self.config.cached)
         self.register_load_state_dict_post_hook(_refuse_another_index)
 
     @classmethod
@@ -148,7 +151,7 @@ class FilterIndex(nn.Module):
     def program(self, wanted: Filter | str) -> MaskProgram:
         """A filter that is ready to run; the latest ones are kept."""
         parsed = self._filter(wanted)
-        return self._programs.get(parsed, make=lambda: MaskProgram(tree_of(parsed.expression, self._by_name())))
+        return self._programs.get(parsed, make=lambda: MaskProgram(tree_of(parsed.expression, self._named)))
 
     def masks(
         self,
@@ -192,14 +195,11 @@ class FilterIndex(nn.Module):
         """
         if wanted is None or self.n == 0:
             return 1.0
-        words = num_words(self.n)
-        if words <= _SAMPLE_WORDS:
+        if num_words(self.n) <= _SAMPLE_WORDS:
             return int(count(self.masks([wanted]))[0]) / self.n
-        begins = torch.linspace(0, words - _SAMPLE_WORDS // _SAMPLE_SPANS, _SAMPLE_SPANS).to(torch.int64)
-        spans = torch.stack([begins, begins + _SAMPLE_WORDS // _SAMPLE_SPANS], dim=1)
-        hits = int(count(self.masks([wanted], spans=spans))[0])
-        sampled = 64 * _SAMPLE_WORDS
-        prior = estimate(self._filter(wanted).expression, self._by_name())
+        hits = int(count(self.masks([wanted], spans=_sample(num_words(self.n))))[0])
+        sampled, parsed = 64 * _SAMPLE_WORDS, self._filter(wanted)
+        prior = self._estimates.get(parsed, make=lambda: estimate(parsed.expression, self._named))
         return (hits + prior * sampled / 8) / (sampled + sampled / 8)
 
     def explain(self, wanted: Filter | str, position: int) -> str:
@@ -209,11 +209,11 @@ class FilterIndex(nn.Module):
             BoundsError: there is no such position.
         """
         self._check_positions(torch.tensor([position]), None)
-        return explain_item(self._filter(wanted), self._by_name(), position=position, planes=self.planes)
+        return explain_item(self._filter(wanted), self._named, position=position, planes=self.planes)
 
     def notes(self, wanted: Filter | str) -> list[str]:
         """What a reader of the filter should know: values that no item has, each with the nearest that some have."""
-        return notes_of(self._filter(wanted), self._by_name())
+        return notes_of(self._filter(wanted), self._named)
 
     def values_of(self, position: int) -> dict[str, list[str | int | float] | None]:
         """The stored values of an item by attribute; None where it has none."""
@@ -222,7 +222,7 @@ class FilterIndex(nn.Module):
             name: each.values_of(position, planes=self.planes)
             if each.is_present(position, planes=self.planes)
             else None
-            for name, each in self._by_name().items()
+            for name, each in self._named.items()
         }
 
     def false_positives(self, *, probes: int = 64, seed: int = 0) -> list[FalsePositives]:
@@ -233,7 +233,7 @@ class FilterIndex(nn.Module):
             seed: of the draw.
         """
         found = []
-        for attribute in self._by_name().values():
+        for attribute in self._named.values():
             stored = attribute.stored
             if not stored.bloom_width:
                 continue
@@ -255,15 +255,12 @@ class FilterIndex(nn.Module):
     def index_bytes(self) -> dict[str, int]:
         """Bytes of the planes, and of the other tensors of each attribute."""
         sizes = {"planes": self.planes.nbytes}
-        for name, attribute in self._by_name().items():
+        for name, attribute in self._named.items():
             sizes[name] = sum(tensor.nbytes for tensor in attribute.buffers())
         return sizes
 
     def _filter(self, wanted: Filter | str) -> Filter:
         return wanted if isinstance(wanted, Filter) else self.parse(wanted)
-
-    def _by_name(self) -> dict[str, AttributeIndex]:
-        return dict(zip(self.schema.names, self.attributes, strict=True))  # type: ignore[arg-type]
 
     def _check_positions(self, positions: Tensor, query: int | None) -> None:
         least, most = int(positions.min()), int(positions.max())
@@ -283,6 +280,14 @@ class FilterIndex(nn.Module):
 
 def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+@functools.lru_cache(maxsize=64)
+def _sample(words: int) -> Int64[Tensor, "S 2"]:
+    """Spans of words that are spread evenly over a mask."""
+    length = _SAMPLE_WORDS // _SAMPLE_SPANS
+    begins = torch.linspace(0, words - length, _SAMPLE_SPANS, dtype=torch.float64).to(torch.int64)
+    return torch.stack([begins, begins + length], dim=1)
 
 
 def _check_order(order: Tensor, *, n: int) -> None:
@@ -306,7 +311,7 @@ def _fill(row: Tensor, n: int, spans: Tensor | None) -> None:
 def _refuse_another_index(module: nn.Module, _: Any) -> None:
     assert isinstance(module, FilterIndex)
     about = json.loads(module.about.cpu().numpy().tobytes())
-    if about["stored"] != [to_json(each.stored) for each in module._by_name().values()] or about["n"] != module.n:
+    if about["stored"] != [to_json(each.stored) for each in module._named.values()] or about["n"] != module.n:
         raise ConfigError(
             expected="the state of an index over the same values",
             found="the state of another index",
@@ -314,7 +319,8 @@ def _refuse_another_index(module: nn.Module, _: Any) -> None:
             ways_out="make the index by FilterIndex.from_state(state)",
         )
     module._programs.clear()
-    for attribute in module._by_name().values():
+    module._estimates.clear()
+    for attribute in module._named.values():
         attribute.forget()
 
 
