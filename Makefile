@@ -1,5 +1,6 @@
 # Every target sets up what it needs: a fresh machine needs Python >= 3.11, make, and (for the C++ kernel) g++.
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
+#   make demo-serve  train encoders and a ranker, export them, serve them, ask the server
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos attack docs index clean
+.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -43,8 +44,14 @@ $(VENV)/.ready: $(VENV)/.runtime-$(ACCELERATOR) requirements/dev.txt
 demo: $(VENV)/.runtime-$(ACCELERATOR)
 	$(BIN)/ziggurat demo
 
+demo-serve: $(VENV)/.runtime-$(ACCELERATOR)
+	$(BIN)/ziggurat demo --serve
+
+# Files of tests are shared among processes of one thread each (at most 8: ranks and training take memory).
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 8 ? n : 8)))
+
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -81,6 +81,20 @@ TOWERS_EPILOG = """example:
 """
 
 
+def _add_demo(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    demo = verb(
+        "demo",
+        "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots",
+        "Needs no data of yours; the ranks run on this machine.\n"
+        "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo\n  ziggurat demo --serve",
+    )
+    demo.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
+    demo.add_argument("--no-ranks", action="store_true", help="leave out the towers on two emulated hosts")
+    demo.add_argument(
+        "--serve", action="store_true", help="instead: train encoders and a ranker, export them, serve them, ask them"
+    )
+
+
 def build_parser() -> VerbParser:
     """The whole command line. Its flags are frozen by a test: settings of runs belong into configs."""
     parser = VerbParser(prog="ziggurat", description=DESCRIPTION, epilog=EXAMPLES)
@@ -90,14 +104,7 @@ def build_parser() -> VerbParser:
     def verb(name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=summary, description=summary, epilog=epilog)
 
-    demo = verb(
-        "demo",
-        "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots",
-        "Needs no data of yours; the ranks run on this machine.\n"
-        "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo",
-    )
-    demo.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
-    demo.add_argument("--no-ranks", action="store_true", help="leave out the towers on two emulated hosts")
+    _add_demo(verb)
 
     train = verb(
         "train",

@@ -8,6 +8,7 @@ import dataclasses
 import runpy
 import shlex
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
+    if options.serve:
+        return _demo_serve(options)
     from ziggurat.runs.demo.models import run_demo
     from ziggurat.runs.demo.towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
     from ziggurat.training.report.progress import show_progress
@@ -46,6 +49,31 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(("model", "test AUC", "KiB between hosts a step", "ms a step"), rows)
     for entry in ranks:
         print_line(f"{entry.name} report: {entry.report}")
+    return 0
+
+
+def _demo_serve(options: argparse.Namespace) -> int:
+    """Encoders and a ranker on MovieLens-1M, exported, behind a server that is asked."""
+    import statistics
+
+    from ziggurat.runs.demo import serving
+    from ziggurat.training.report.progress import show_progress
+
+    export = serving.export_for_serving(Path(options.out), progress=show_progress())
+    with serving.served(export) as address:
+        for answer in serving.ask(address):
+            print_line(f"\nfor {answer.user}" + (f", {answer.filter}" if answer.filter else ""))
+            print_table(("score", "film"), [(f"{s:.4f}", i) for i, s in zip(answer.items, answer.scores, strict=True)])
+        spent = sorted(serving.latencies_ms(address, users=[str(user) for user in range(1, 501)]))
+        print_line(
+            f"\n{len(spent)} users, one after the other: median {statistics.median(spent):.1f} ms, "
+            f"p99 {spent[int(0.99 * len(spent))]:.1f} ms"
+        )
+        if sys.stdout.isatty():
+            print_line(f"the page: {address}  (Ctrl-C ends the server)")
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
+    print_line(f"serve it again: ziggurat serve {shlex.quote(str(export))}")
     return 0
 
 
