@@ -97,29 +97,49 @@ inline uint64_t codes_word(const uint8_t* codes, uint8_t low, uint8_t span) {
 #endif
 }
 
-void codes_leaf(
+// One pass: a cache line of words in which nothing is undecided stays as it is, and its codes are not read.
+template <int64_t HOW, bool INVERT>
+void codes_lines(
     const Problem& problem, const Step& step, int64_t begin, int64_t count, const uint64_t* care, uint64_t* top
 ) {
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(step.first) + begin * 64;
+    const uint64_t* present = step.present < 0 ? nullptr : problem.planes + step.present * problem.num_words + begin;
     const uint8_t low = uint8_t(step.second), span = uint8_t(step.third - step.second);
     const int64_t left = problem.num_items - begin * 64;
     const int64_t whole = std::min(count, left / 64);
-    uint64_t need[BLOCK], words[BLOCK];
-    undecided(care, top, step.combine, count, need);
     for (int64_t line = 0; line < count; line += LINE) {
-        const int64_t stop = std::min(line + LINE, whole);
-        if (any(need + line, std::min(LINE, count - line))) {
-            for (int64_t i = line; i < stop; ++i) words[i] = codes_word(codes + i * 64, low, span);
-        } else {
-            std::memset(words + line, 0, LINE * 8);
+        const int64_t stop = std::min(line + LINE, count);
+        uint64_t need = 0;
+        for (int64_t i = line; i < stop; ++i) need |= care[i] & (HOW == AND ? top[i] : HOW == OR ? ~top[i] : ~uint64_t(0));
+        if (!need) {
+            if (HOW == PUSH) std::memset(top + line, 0, size_t(stop - line) * 8);
+            continue;
+        }
+        for (int64_t i = line; i < stop; ++i) {
+            uint64_t word;
+            if (i < whole) {
+                word = codes_word(codes + i * 64, low, span);
+            } else {  // the codes end within the last word
+                uint8_t last[64] = {};
+                std::memcpy(last, codes + i * 64, size_t(left - i * 64));
+                word = codes_word(last, low, span);
+            }
+            if (INVERT) word = (present ? present[i] : ~uint64_t(0)) & ~word;
+            top[i] = HOW == AND ? top[i] & word : HOW == OR ? top[i] | word : word;
         }
     }
-    if (whole < count) {  // the codes end within the last word
-        uint8_t last[64] = {};
-        std::memcpy(last, codes + whole * 64, size_t(left - whole * 64));
-        words[whole] = codes_word(last, low, span);
-    }
-    leaf(problem, step, begin, count, top, [&](int64_t i) { return words[i]; });
+}
+
+void codes_leaf(
+    const Problem& problem, const Step& step, int64_t begin, int64_t count, const uint64_t* care, uint64_t* top
+) {
+    using Lines = void (*)(const Problem&, const Step&, int64_t, int64_t, const uint64_t*, uint64_t*);
+    constexpr Lines lines[3][2] = {
+        {codes_lines<PUSH, false>, codes_lines<PUSH, true>},
+        {codes_lines<AND, false>, codes_lines<AND, true>},
+        {codes_lines<OR, false>, codes_lines<OR, true>},
+    };
+    lines[step.combine][step.invert](problem, step, begin, count, care, top);
 }
 
 void list_leaf(const Problem& problem, const Step& step, int64_t begin, int64_t count, uint64_t* top) {
