@@ -20,8 +20,8 @@ from ziggurat.retrieval.filters import FilterConfig, FilterIndex, FilterSchema, 
 
 N = 700
 CONFIGS = [
-    FilterConfig(),
-    FilterConfig(tail=Tail.LISTS, most_planes=4),
+    FilterConfig(tail=Tail.BLOOM),
+    FilterConfig(most_planes=4),
     FilterConfig(tail=Tail.BLOOM, most_planes=4, bloom_hashes=2, bloom_rate=0.2),
     FilterConfig(tail=Tail.BLOOM, most_planes=0, bloom_hashes=1, bloom_rate=0.5, cached=1),
 ]
@@ -144,7 +144,7 @@ def test_a_segment_of_further_items_has_the_same_attributes_and_other_values(ind
 def test_bloom_planes_are_as_often_wrong_as_predicted_and_answers_are_exact() -> None:
     draw = random.Random(0)
     rows = pl.DataFrame({"tags": [[f"t{draw.randrange(3000)}" for _ in range(draw.randrange(6))] for _ in range(4000)]})
-    built = FilterIndex.build(rows, config=FilterConfig(bloom_rate=0.01))
+    built = FilterIndex.build(rows, config=FilterConfig(tail=Tail.BLOOM, bloom_rate=0.01))
     (found,) = built.false_positives(probes=200)
     assert found.predicted <= 0.01
     assert found.measured == pytest.approx(found.predicted, rel=0.15)

@@ -8,8 +8,8 @@ The different values are numbered in ascending order (*codes*). What is kept dep
     more     numbers     one byte an item: one of at most 255 *buckets* of neighbouring values with about as many items
                          each; and the items in the order of their values. A range is a range of buckets, and the items
                          of the two buckets that it cuts
-    more     texts       Bloom planes and the code of each item (`tail=bloom`), or the items in the order of their
-                         values (`tail=lists`). Values that more than one item in 64 has get a plane in both cases
+    more     texts       the items in the order of their values (`tail=lists`), or Bloom planes and the code of each
+                         item (`tail=bloom`). Values that more than one item in 64 has get a plane in both cases
 
 An item that has no value is in none of these sets; the plane `present` knows it, unless every item has a value. Numbers
 in lists have no buckets: their ranges are merged from the items of each value.
