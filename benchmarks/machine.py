@@ -14,6 +14,7 @@ from benchmarks.harness import PEER_PYTHON, ROOT
 
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 PACKAGES = ("torch", "fbgemm_gpu-cpu", "torchrec", "fuxictr", "ray", "polars", "pyarrow", "numpy")
+RETRIEVAL_PACKAGES = ("faiss-cpu", "scann-core", "usearch", "hnswlib")
 
 
 def describe_machine() -> dict[str, object]:
@@ -37,12 +38,13 @@ def machine_slug(machine: dict[str, object]) -> str:
     return "-".join("".join(letter if letter.isalnum() else " " for letter in words.lower()).split())
 
 
-def describe_versions(python: Path = PEER_PYTHON) -> dict[str, str]:
+def describe_versions(python: Path = PEER_PYTHON, *, packages: tuple[str, ...] = PACKAGES) -> dict[str, str]:
     """Versions of Python and of what contestants use.
 
     Args:
         python: the interpreter of `.venv-bench`, where contestants run; benchmarks without peers need none, and then
             this one is described, with the packages that it has.
+        packages: whose versions are wanted.
     """
     code = (
         "import importlib.metadata as m, json, platform, sys\n"
@@ -51,7 +53,7 @@ def describe_versions(python: Path = PEER_PYTHON) -> dict[str, str]:
         "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in names}}))"
     )
     interpreter = str(python) if python.exists() else sys.executable
-    done = subprocess.run([interpreter, "-c", code, *PACKAGES], capture_output=True, text=True, check=True)
+    done = subprocess.run([interpreter, "-c", code, *packages], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 

@@ -31,10 +31,21 @@ NAMES = {
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
     "filters": "masks of filters over a million items, against polars on the same columns",
+    "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
-WITH_OPTIONS = ("towers", "tower_quality", "simulator", "planning", "planning_measured", "compare", "scaling", "wukong")
+WITH_OPTIONS = (
+    "towers",
+    "tower_quality",
+    "simulator",
+    "planning",
+    "planning_measured",
+    "compare",
+    "scaling",
+    "wukong",
+    "retrieval",
+)
 
 
 def main(arguments: list[str]) -> int:

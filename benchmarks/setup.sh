@@ -7,7 +7,8 @@ python="${PYTHON:-python3}"
 venv=.venv-bench
 stamp="$venv/.ready"
 
-if [[ -e $stamp && $stamp -nt requirements/cpu.txt && $stamp -nt requirements/bench.txt ]]; then
+if [[ -e $stamp && $stamp -nt requirements/cpu.txt && $stamp -nt requirements/bench.txt &&
+  $stamp -nt requirements/retrieval.txt ]]; then
   exit 0
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -17,7 +18,8 @@ fi
 }
 echo "setting up $venv: TorchRec, FuxiCTR and what they need (about 2 minutes)"
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
-"$venv/bin/pip" install -qq --disable-pip-version-check --no-deps -r requirements/cpu.txt -r requirements/bench.txt
+"$venv/bin/pip" install -qq --disable-pip-version-check --no-deps -r requirements/cpu.txt -r requirements/bench.txt \
+  -r requirements/retrieval.txt
 "$venv/bin/python" -W ignore - <<'CHECK'
 import fbgemm_gpu, torch, torchrec
 assert torch.__version__ == "2.13.0+cpu", f"expected torch 2.13.0+cpu, found {torch.__version__}: a requirement replaced it"

@@ -90,8 +90,7 @@ class MainSearch:
             probes: clusters to look into without a filter.
         """
         vectors = main.vectors
-        planner = Planner(num_rows=len(vectors), num_clusters=vectors.num_clusters, row_bytes=vectors.codes.shape[1])
-        asked = Question(k=k, probes=probes, planner=planner)
+        asked = Question(k=k, probes=probes, planner=main.planner)
         planned = [self._plan(main, wanted, seen, asked) for wanted, seen in zip(filters, exclude, strict=True)]
         together = [i for i, each in enumerate(planned) if each.block is None and each.wanted is None]
         if len(together) == len(planned):
@@ -116,9 +115,8 @@ class MainSearch:
         has_seen = seen is not None and len(seen) > 0
         if wanted is None and not has_seen and main.alive is None:
             return Planned(asked.planner.unfiltered(k=asked.k, probes=asked.probes))
-        is_new = wanted is not None and main.filters is not None and (main, wanted) not in self._cache
-        if is_new and not has_seen and asked.planner.may_post_filter():
-            share = main.filters.selectivity(wanted) if main.filters is not None else 0.0
+        if asked.planner.may_post_filter() and wanted is not None and main.filters is not None and not has_seen:
+            share = 0.0 if (main, wanted) in self._cache else main.filters.selectivity(wanted)
             plan = asked.planner.post_filter(k=asked.k, probes=asked.probes, share=share)
             if plan is not None:
                 return Planned(plan, wanted=wanted)

@@ -9,6 +9,7 @@ Segments are values: a change makes new ones, so a search that is under way sees
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,7 @@ from ziggurat.ops.bitmask import count, full_mask
 from ziggurat.ops.mask_program import clear_rows
 from ziggurat.ops.scan import Found
 from ziggurat.retrieval.filters import Filter, FilterIndex
+from ziggurat.retrieval.planner import Planner
 from ziggurat.retrieval.vectors import VectorIndex
 
 
@@ -37,6 +39,12 @@ class Segment:
     vectors: VectorIndex
     filters: FilterIndex | None
     alive: Int64[Tensor, "W"] | None = None
+
+    @functools.cached_property
+    def planner(self) -> Planner:
+        """What chooses how a query of these items is answered."""
+        rows, clusters = self.vectors.codes.shape, self.vectors.num_clusters
+        return Planner(num_rows=rows[0], num_clusters=clusters, row_bytes=rows[1])
 
     def num_alive(self) -> int:
         """Items that are not deleted."""

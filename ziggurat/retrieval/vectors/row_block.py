@@ -38,6 +38,8 @@ class RowBlock:
     def search(self, queries: Float[Tensor, "Q D"], *, k: int) -> Found:
         """Find the best k positions among these rows."""
         found = scan_rows(self.tables, queries, k=k, rows=[None] * len(queries))
+        if len(self.positions) >= k:  # every place is taken
+            return Found(found.scores, self.positions[found.positions])
         if not len(self.positions):
             return found
         positions = torch.where(found.positions < 0, -1, self.positions[found.positions.clamp(min=0)])
