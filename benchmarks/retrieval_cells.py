@@ -1,7 +1,7 @@
 """Measure one width of vectors: all contestants in one process, one thread, in turns; JSON to stdout's last line.
 
-Run by `benchmarks/retrieval.py` in `.venv-bench`. For each cell and contestant the fastest setting whose recall@100 is at
-least 0.95 is found first; then rounds of all contestants, the first one changing, by process CPU time.
+Run by `benchmarks/retrieval.py` in `.venv-bench`. For each cell and contestant the fastest setting whose recall@100 is
+at least 0.95 is found first; then rounds of all contestants, the first one changing, by process CPU time.
 """
 
 from __future__ import annotations

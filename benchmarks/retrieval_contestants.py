@@ -1,8 +1,8 @@
-"""Contestants of `ziggurat bench retrieval`: each answers queries with filters, at a setting that is tuned for recall.
+"""Contestants of `ziggurat bench retrieval`: each answers queries with filters, at a setting tuned for recall.
 
-A contestant has `settings(share)`, from fast to thorough, and `prepare(share, filters)`, outside the clock: whatever can be
-made of a filter before queries come (a selector, packed bits, rows side by side in a cell that is called cached). It
-then answers `search(queries, which, setting)`, where query i has filter `which[i]`; −1 where nothing was found.
+A contestant has `settings(share)`, from fast to thorough, and `prepare(share, filters)`, outside the clock: whatever
+can be made of a filter before queries come (a selector, packed bits, rows side by side in a cell called cached). Then
+it answers `search(queries, which, setting)`, where query i has filter `which[i]`; −1 where nothing was found.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clustered vectors, queries like them, and filters: the data of `ziggurat bench retrieval`.
 
-64 centres, 64 smaller centres around each; sizes fall as rank^−0.5. Noise has the spectrum i^−0.5 in a random rotation and
-is larger than the distance between centres, so that a search must look into a dozen of a thousand clusters for a recall of
-0.95; everything has length one and the metric is the inner product. Queries are drawn as the vectors are.
+64 centres, 64 smaller centres around each; sizes fall as rank^−0.5. Noise has the spectrum i^−0.5 in a random rotation
+and is larger than the distance between centres, so that a search must look into a dozen of a thousand clusters for a
+recall of 0.95; everything has length one and the metric is the inner product. Queries are drawn as the vectors are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_vectors(num: int, dim: int, *, num_queries: int, seed: int = 0) -> tupl
     def some(count: int) -> np.ndarray:
         chosen = draw.choice(len(small), count, p=weights)
         noise = (draw.standard_normal((count, dim), dtype=np.float32) * spectrum.astype(np.float32)) @ rotation
-        vectors = small[chosen].astype(np.float32) + 1.5 * noise
+        vectors = small[chosen].astype(np.float32) + 1.45 * noise
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     return some(num), some(num_queries)

@@ -234,6 +234,11 @@ class ItemIndex(nn.Module):
         with self._writing:
             self._become(self._live.without(numbers))
 
+    def mask(self, wanted: Wanted) -> Int64[Tensor, "W"]:
+        """The positions of the main segment that pass a filter and are not deleted, as bits."""
+        main = self._live.main
+        return main.base_mask() if wanted is None else main.mask(wanted)
+
     def explain(self, wanted: Filter | str, number: int) -> str:
         """Say why an item passes a filter or does not, or that it is deleted.
 

@@ -10,7 +10,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ziggurat.ops.scan import Found
+from ziggurat.ops.bitmask import full_mask, unpack_mask
+from ziggurat.ops.scan import Found, Masks
+
+_BLOCK = 65_536
 
 
 def best_of(scores: Float[Tensor, "Q M"], positions: Int64[Tensor, "Q M"], *, k: int) -> Found:
@@ -22,9 +25,31 @@ def best_of(scores: Float[Tensor, "Q M"], positions: Int64[Tensor, "Q M"], *, k:
     return Found(scores, positions.masked_fill(scores == -torch.inf, -1))
 
 
-def nothing(queries: Float[Tensor, "Q D"], k: int) -> Found:
-    """An answer in which nothing was found."""
-    return Found(torch.full((len(queries), k), -torch.inf), torch.full((len(queries), k), -1, dtype=torch.int64))
+def exact_search(vectors: Float[Tensor, "N D"], queries: Float[Tensor, "Q D"], *, k: int, masks: Masks = None) -> Found:
+    """Find the best k of all vectors by FP32 products, in blocks; any floating-point vectors.
+
+    Args:
+        vectors: by position.
+        queries: finite numbers.
+        k: positions wanted.
+        masks: as for `scan_clusters`.
+    """
+    passes: Tensor | None = None
+    if isinstance(masks, Tensor):
+        passes = unpack_mask(masks, len(vectors))
+    elif masks is not None:
+        full = full_mask(len(vectors))
+        passes = unpack_mask(torch.stack([full if mask is None else mask for mask in masks]), len(vectors))
+    shape = (len(queries), k)
+    best = Found(torch.full(shape, -torch.inf), torch.full(shape, -1, dtype=torch.int64))
+    for begin in range(0, len(vectors), _BLOCK):
+        part = vectors[begin : begin + _BLOCK].float()
+        scores = queries.float() @ part.t()
+        if passes is not None:
+            scores = scores.masked_fill(~passes[..., begin : begin + len(part)], -torch.inf)
+        scores, columns = scores.topk(min(k, len(part)), dim=1)
+        best = best_of(torch.cat([best.scores, scores], 1), torch.cat([best.positions, columns + begin], 1), k=k)
+    return best
 
 
 def recall_of(found: Int64[Tensor, "Q K"], exact: Int64[Tensor, "Q K"]) -> float:

@@ -30,7 +30,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.ops.bitmask import full_mask, unpack_mask
 from ziggurat.ops.scan import (
     Found,
     Masks,
@@ -41,7 +40,7 @@ from ziggurat.ops.scan import (
     scan_clusters,
     scan_rows,
 )
-from ziggurat.retrieval.vectors.best import best_of, nothing, recall_of
+from ziggurat.retrieval.vectors.best import best_of, exact_search, recall_of
 from ziggurat.retrieval.vectors.checks import check_numbers, check_vectors
 from ziggurat.retrieval.vectors.clustering import cluster, spreads
 from ziggurat.retrieval.vectors.row_block import RowBlock
@@ -49,7 +48,6 @@ from ziggurat.typed import Range, checked
 
 _REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
 _PROBED_ROWS = 16_384
-_EXACT_BLOCK = 65_536
 
 
 class Kept(enum.StrEnum):
@@ -230,20 +228,7 @@ class VectorIndex(nn.Module):
         self._check(queries, k, masks)
         if not self.has_kept:
             return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters))
-        best, passes = nothing(queries, k), None
-        if isinstance(masks, Tensor):
-            passes = unpack_mask(masks, len(self))
-        elif masks is not None:
-            full = full_mask(len(self))
-            passes = unpack_mask(torch.stack([full if mask is None else mask for mask in masks]), len(self))
-        for begin in range(0, len(self), _EXACT_BLOCK):
-            part = self.kept[begin : begin + _EXACT_BLOCK].float()
-            scores = queries.float() @ part.t()
-            if passes is not None:
-                scores = scores.masked_fill(~passes[..., begin : begin + len(part)], -torch.inf)
-            positions = torch.arange(begin, begin + len(part)).expand(len(queries), -1)
-            best = best_of(torch.cat([best.scores, scores], 1), torch.cat([best.positions, positions], 1), k=k)
-        return best
+        return exact_search(self.kept, queries, k=k, masks=masks)
 
     def scan_rows(self, queries: Float[Tensor, "Q D"], *, k: int, rows: Sequence[Int64[Tensor, "_"] | None]) -> Found:
         """Find the best k of the given positions for each query; None: of all positions.
