@@ -28,6 +28,7 @@ NAMES = {
     "planning_measured": "plans by measured costs against additive plans, run on four ranks",
     "planning": "plans found against NeuroShard's, the optimum of small cases, 1,000 tables on 128 devices",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
+    "two_tower": "retrieval on MovieLens-1M: all movies ranked, against implicit's factorisation and popularity",
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
     "filters": "masks of filters over a million items, against polars on the same columns",

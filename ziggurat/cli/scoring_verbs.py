@@ -84,6 +84,12 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="rows that a value needs for a slice of its own (default: %(default)s)",
     )
+    parser.add_argument(
+        "--full-ranking",
+        action="store_true",
+        help="also rank all items for each positive row of files (two_tower); reads the training rows again. With "
+        "--split that is done anyway",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write metrics, calibration and slices there")
     parser.add_argument("--report", action="store_true", help="also show the result in the run's report.html")
 
@@ -140,6 +146,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
                 progress=progress,
                 ranking_k=options.ranking_k,
                 slices=SliceConfig(columns=columns, min_rows=options.slice_min_rows),
+                full_ranking=options.full_ranking,
             )
         progress.end()
         if run.team.is_first:

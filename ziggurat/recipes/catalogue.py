@@ -50,7 +50,7 @@ Recipe = Callable[[], RunConfig]
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
-DATA_TWO_TOWER = TwoTowerConfig()
+DATA_TWO_TOWER = TwoTowerConfig(temperature=0.05)
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
 SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
@@ -88,7 +88,7 @@ def _movielens(model: ModelConfig) -> RunConfig:
 
 def _movielens_histories(model: ModelConfig) -> RunConfig:
     training = TrainingConfig(
-        epochs=8,
+        epochs=3,
         learning_rate=1e-3,
         table_learning_rate=0.02,
         early_stop=EarlyStopConfig(patience=1),

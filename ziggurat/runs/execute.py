@@ -226,7 +226,8 @@ def train_run(
         if trainer.team.parallel is not None and not is_over:
             ranks.write_traffic(trainer.team.parallel, run=run)
         for split, evaluation in evaluations.items():
-            for line in suspicious(evaluation.metrics, split=split):
+            # A model that finds items learns what is chosen at all; its AUC is that of likes against dislikes.
+            for line in () if trainer.model.finds_items else suspicious(evaluation.metrics, split=split):
                 progress.say(f"warning: {line}")
         path = Path(ranks.on_first(lambda: str(write_report(run.path))))
     return RunResult(folder=run.path, fit=fit, evaluations=evaluations, report=path, is_first=ranks.is_first)

@@ -54,6 +54,7 @@ from ziggurat.runs.scoring import (
 from ziggurat.runs.slices import SliceConfig, Slicer
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches, scores_of
+from ziggurat.training.full_ranking_pass import FullRankingPass, FullRankings
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.position import Position
@@ -95,6 +96,7 @@ class Run:
         ranking_k: int = DEFAULT_RANKING_K,
         metrics: Mapping[str, MetricFunction] | None = None,
         slices: SliceConfig | Sequence[str] = (),
+        full_ranking: bool = False,
     ) -> Evaluation:
         """Exact metrics on raw data that has the schema's columns, labels included.
 
@@ -107,13 +109,17 @@ class Run:
             ranking_k: places that count in ndcg@K and recall@K.
             metrics: functions of your own, by name.
             slices: columns, or features by name, to give the metrics by as well; see `slices.py`.
+            full_ranking: rank all items of the run's training rows, too, which are read again; see
+                `training/metrics/full_ranking.py`. Only for models that find items.
         """
         by = slices if isinstance(slices, SliceConfig) else SliceConfig(columns=tuple(slices))
         slicer = Slicer(by, preprocessing=self.preprocessing) if by.columns else None
         self._warn_of_known(data, progress)
         keep = () if slicer is None else slicer.raw_columns
         chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, keep=keep)
-        return self._evaluated(self._own_batches(chunks, slicer), progress, ranking_k, metrics, slicer)
+        ranking = self._full_ranking(progress) if full_ranking else None
+        batches = self._own_batches(chunks, slicer)
+        return self._evaluated(batches, progress, ranking_k, metrics, slices=slicer, full_ranking=ranking)
 
     def evaluate_split(
         self,
@@ -133,7 +139,8 @@ class Run:
         settings, team = self.config.training, self.team
         batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
         batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
-        return self._evaluated(batches.batches(epoch=0), progress, ranking_k, metrics)
+        ranking = self._full_ranking(progress, split=split) if self.model.finds_items else None
+        return self._evaluated(batches.batches(epoch=0), progress, ranking_k, metrics, full_ranking=ranking)
 
     def importance(
         self,
@@ -247,6 +254,7 @@ class Run:
         ranking_k: int,
         metrics: Mapping[str, MetricFunction] | None,
         slices: Slicer | None = None,
+        full_ranking: FullRankingPass | None = None,
     ) -> Evaluation:
         return evaluate_batches(
             self.model,
@@ -257,7 +265,24 @@ class Run:
             ranking_k=ranking_k,
             metrics=metrics,
             slices=slices,
+            full_ranking=full_ranking,
         )
+
+    def _full_ranking(self, progress: Progress | None, split: str = "") -> FullRankingPass:
+        """The full ranking of a split, or of files, which come after the run's training and validation rows."""
+        if not self.model.finds_items:
+            raise ConfigError(
+                expected="a run whose model finds items: two_tower",
+                found=f"model {self.config.model.kind!r}, which scores pairs of a user and an item",
+                where=f"{self.folder}, full ranking",
+                ways_out=("leave full ranking out", "train a model that finds items: ziggurat train table_two_tower"),
+            )
+        train = self._split("train", progress)
+        prepared = prepare_run(self.config, progress=self.team.progress(progress))
+        asked = prepared.valid if split == "valid" else train if split == "train" else None
+        found = FullRankings(self.model, train=train, valid=None if split == "train" else prepared.valid).begin(asked)
+        assert found is not None
+        return found
 
     def _warn_of_known(self, data: Any, progress: Progress | None) -> None:
         if is_frame(data) or not self.team.is_first:

@@ -124,10 +124,14 @@ class FullRanking:
         """Compute the vectors of all items; collective on many ranks."""
         return FullRankingPass(self, model, ks=ks)
 
+    def numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of items from their rows in the item's table, -1 where training never saw one."""
+        return self._number_of_row[rows]
+
     def targets(self, batch: Batch) -> NDArray[np.int64]:
-        """(B,) the number of each sample's item, -1 where training never saw it."""
+        """(B,) the number of each sample's item."""
         index = self.inputs.single.index(self._item)
-        return self._number_of_row[batch.single[index].cpu().numpy()]
+        return self.numbers(batch.single[index].cpu().numpy())
 
     def excluded(self, batch: Batch, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """(E, 2) pairs of question and item that do not take part, by question; question i is sample `samples[i]`."""
