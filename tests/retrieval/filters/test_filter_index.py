@@ -222,6 +222,35 @@ def test_what_cannot_be_indexed_is_refused_or_said() -> None:
         built.parse(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("config", CONFIGS[1:3])
+def test_damaged_tensors_are_refused_before_anything_follows_them(items: pl.DataFrame, config: FilterConfig) -> None:
+    state = FilterIndex.build(items[:300], config=config).state_dict()
+    for name, tensor in state.items():
+        kind = name.rsplit(".")[-1]
+        if kind in ("planes", "codes", "rows", "offsets", "item_codes", "item_offsets", "text_offsets", "numbers"):
+            with pytest.raises(DataError):
+                FilterIndex.from_state({**state, name: tensor.reshape(-1)[:-1]})
+        if kind in ("rows", "item_offsets", "planed", "buckets") and len(tensor):
+            for moved in (tensor - 1_000_000, tensor + 1_000_000):
+                with pytest.raises(DataError):
+                    FilterIndex.from_state({**state, name: moved})
+
+
+def test_a_filter_of_another_index_and_wrong_arguments_are_refused(index: FilterIndex) -> None:
+    other = FilterIndex.build(pl.DataFrame({"colour": ["red"], "year": ["old"]}))
+    for text in ("colour:red", "year:old"):
+        with pytest.raises(FilterError, match="another index"):
+            index.masks([other.parse(text)])
+    with pytest.raises(ConfigError, match="each of 1 queries"):
+        index.masks([None], exclude=[None, None])
+    for wrong in (torch.zeros(2, 2, dtype=torch.int64), torch.tensor([True])):
+        with pytest.raises(BoundsError, match="in one row"):
+            index.masks([None], exclude=[wrong])
+    for spans in (torch.tensor([[0, 12]]), torch.tensor([[-1, 2]]), torch.tensor([0, 1]), torch.tensor([[0.0, 1.0]])):
+        with pytest.raises(BoundsError, match="spans"):
+            index.masks([None], spans=spans)
+
+
 def test_bytes_are_counted_by_attribute(index: FilterIndex) -> None:
     sizes = index.index_bytes()
     assert set(sizes) == {"planes", *index.schema.names}

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from ziggurat.errors import DataError
 from ziggurat.ops.bitmask import mask_of_rows
 from ziggurat.ops.mask_program import BloomLeaf, CodesLeaf, ConstantLeaf, Leaf, ListLeaf, MaskLeaf, PlaneLeaf
 from ziggurat.retrieval.filters.bloom import planes_of_one
@@ -60,6 +61,34 @@ class Stored:
     bloom_first: int = 0
     bloom_width: int = 0
     bloom_hashes: int = 0
+
+
+_INT32 = (torch.int32,)
+
+
+def ascending(rows: Tensor) -> Tensor:
+    """Sort the numbers of items; numpy does it several times faster than torch."""
+    return torch.from_numpy(np.sort(rows.numpy())) if rows.device.type == "cpu" else rows.sort().values
+
+
+def _is(
+    tensor: Tensor | None,
+    length: int | None,
+    *,
+    least: int | None = None,
+    most: int | None = None,
+    of: tuple[torch.dtype, ...] = (torch.int32, torch.int64),
+) -> bool:
+    """Whether a tensor is absent, or contiguous and has a length, a type and numbers in bounds."""
+    if tensor is None:
+        return True
+    if tensor.dim() != 1 or tensor.dtype not in of or not tensor.is_contiguous():
+        return False
+    if length is not None and len(tensor) != length:
+        return False
+    if len(tensor) == 0:
+        return True
+    return (least is None or int(tensor.min()) >= least) and (most is None or int(tensor.max()) <= most)
 
 
 class AttributeIndex(nn.Module):
@@ -103,6 +132,31 @@ class AttributeIndex(nn.Module):
         self._found: dict[str, int | None] = {}
         for name in self.TENSORS:
             self.register_buffer(name, tensors.get(name))
+        self._check()
+
+    def _check(self) -> None:
+        """Tensors come from files, and C++ follows what they say."""
+        stored, n, values = self.stored, self.n, self.stored.num_values
+        entries = self.item_codes if self.item_offsets is not None else None
+        fits = (
+            _is(self.offsets, values + 1, least=0)
+            and _is(self.planed, None, least=0, most=values - 1)
+            and _is(self.codes, n, of=(torch.uint8,))
+            and _is(self.buckets, None, least=0, most=values)
+            and _is(self.rows, None if self.rows is None else int(self.offsets[-1]), least=0, most=n - 1, of=_INT32)
+            and _is(self.item_offsets, n + 1, least=0, most=0 if entries is None else len(entries), of=_INT32)
+            and (self.item_offsets is None or (entries is not None and int(self.item_offsets[-1]) == len(entries)))
+            and _is(self.item_codes, n if entries is None else None, of=_INT32)
+            and (_is(self.text_offsets, values + 1, least=0) if self.numbers is None else len(self.numbers) == values)
+            and (stored.bloom_width == 0 or (self.item_codes is not None and 1 <= stored.bloom_hashes <= 8))
+        )
+        if not fits:
+            raise DataError(
+                expected="tensors of a filter index that fit each other",
+                found=f"other sizes, types or numbers for attribute {stored.attribute.name!r}",
+                where="the state of a filter index",
+                ways_out=("load the state that FilterIndex.state_dict() gave", "build the index again"),
+            )
 
     @property
     def has_all_planes(self) -> bool:
@@ -240,9 +294,7 @@ class AttributeIndex(nn.Module):
         rows = torch.cat(parts)
         if len(rows) * _ITEMS_TO_A_LISTED_ONE > self.n:
             return [MaskLeaf(mask_of_rows(rows.long(), n=self.n))]
-        if rows.device.type == "cpu":
-            return [ListLeaf(torch.from_numpy(np.sort(rows.numpy())))]  # several times faster than torch's
-        return [ListLeaf(rows.sort().values)]
+        return [ListLeaf(ascending(rows))]
 
     def _place(self, bound: Number | None, side: str, at_no_bound: int) -> int:
         """Where a bound falls among the values; Python compares, since it may be beyond 64 bits."""
@@ -256,11 +308,13 @@ class AttributeIndex(nn.Module):
         return int(np.searchsorted(numbers, numbers.dtype.type(bound), side="left" if side == "left" else "right"))
 
     def _code(self, value: str) -> int | None:
-        if value not in self._found:
-            if len(self._found) >= _MOST_FOUND:
-                self._found.clear()
-            self._found[value] = self._search(value)
-        return self._found[value]
+        if value in (found := self._found):
+            return found.get(value)
+        code = self._search(value)
+        if len(found) >= _MOST_FOUND:
+            self._found = {}  # another thread may still read the old ones
+        self._found[value] = code
+        return code
 
     def _search(self, value: str) -> int | None:
         text, offsets = self._host("text"), self._host("text_offsets")

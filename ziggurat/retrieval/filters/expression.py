@@ -141,7 +141,8 @@ def truth(expression: Expression, values: Mapping[str, Value | Sequence[Value]])
         return value is None
     if value is None:
         return None
-    return any(_holds(expression, each) for each in (value if isinstance(value, list | tuple) else [value]))
+    values_of_item: Sequence[Value] = value if isinstance(value, list | tuple) else [value]  # type: ignore[list-item]
+    return any(_holds(expression, each) for each in values_of_item)
 
 
 def _holds(term: Equals | Within, value: Value) -> bool:

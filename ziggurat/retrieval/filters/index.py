@@ -27,14 +27,15 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import BoundsError, ConfigError
+from ziggurat.errors import ConfigError, DataError, FilterError
 from ziggurat.ops.bitmask import count, full_mask, num_words
 from ziggurat.ops.mask_program import MaskProgram, clear_rows
+from ziggurat.retrieval.filters.arguments import check_order, check_positions, check_spans
 from ziggurat.retrieval.filters.attribute_index import AttributeIndex, Stored
 from ziggurat.retrieval.filters.bloom import FalsePositives, predicted_rate
 from ziggurat.retrieval.filters.build import FilterConfig, Planes, index_attribute
 from ziggurat.retrieval.filters.explanation import explain_item, notes_of
-from ziggurat.retrieval.filters.expression import Filter
+from ziggurat.retrieval.filters.expression import Filter, Missing, Within, terms_of
 from ziggurat.retrieval.filters.parser import parse_filter
 from ziggurat.retrieval.filters.program import estimate, tree_of
 from ziggurat.retrieval.filters.recent import Recent
@@ -74,6 +75,7 @@ class FilterIndex(nn.Module):
         self.register_buffer("planes", tensors["planes"])
         encoded = json.dumps(dict(about), sort_keys=True).encode()
         self.register_buffer("about", torch.from_numpy(np.frombuffer(encoded, dtype=np.uint8).copy()))
+        self._check_planes()
         self._parsed: Recent[str, Filter] = Recent(self.config.cached)
         self._programs: Recent[Filter, MaskProgram] = Recent(self.config.cached)
         self._estimates: Recent[Filter, float] = Recent(self.config.cached)
@@ -106,9 +108,16 @@ class FilterIndex(nn.Module):
         if schema is None:
             schema, left_out = FilterSchema.of_frame(items, attributes=config.attributes)
         n = len(items)
+        if n >= 1 << 31:
+            raise ConfigError(
+                expected="fewer than 2,147,483,648 items",
+                found=f"{n:,}",
+                where="FilterIndex.build",
+                ways_out="spread the items over several indices",
+            )
         columns = schema.cast(items)
         if order is not None:
-            _check_order(order, n=n)
+            check_order(order, n=n)
             columns = columns[order.cpu().numpy()]
         planes = Planes(n)
         attributes = [
@@ -151,7 +160,7 @@ class FilterIndex(nn.Module):
     def program(self, wanted: Filter | str) -> MaskProgram:
         """A filter that is ready to run; the latest ones are kept."""
         parsed = self._filter(wanted)
-        return self._programs.get(parsed, make=lambda: MaskProgram(tree_of(parsed.expression, self._named)))
+        return self._programs.get(parsed, make=lambda: self._program(parsed))
 
     def masks(
         self,
@@ -172,8 +181,17 @@ class FilterIndex(nn.Module):
 
         Raises:
             FilterError: a filter cannot be read.
-            BoundsError: an excluded position is none.
+            BoundsError: an excluded position or a span is none.
+            ConfigError: there are not as many exclusions as filters.
         """
+        check_spans(spans, words=num_words(self.n))
+        if exclude and len(exclude) != len(filters):
+            raise ConfigError(
+                expected=f"exclusions for each of {len(filters)} queries, or none at all",
+                found=f"{len(exclude)}",
+                where="FilterIndex.masks, argument 'exclude'",
+                ways_out="give None for a query that excludes nothing",
+            )
         shape = (len(filters), num_words(self.n))
         empty = torch.empty if spans is None else torch.zeros
         words = empty(shape, dtype=torch.int64, device=self.planes.device)
@@ -184,7 +202,7 @@ class FilterIndex(nn.Module):
                 _fill(row, self.n, spans)
         for query, positions in enumerate(exclude):
             if positions is not None and positions.numel():
-                self._check_positions(positions, query)
+                check_positions(positions, n=self.n, query=query)
                 clear_rows(words[query], positions.to(torch.int64))
         return words
 
@@ -208,7 +226,7 @@ class FilterIndex(nn.Module):
         Raises:
             BoundsError: there is no such position.
         """
-        self._check_positions(torch.tensor([position]), None)
+        check_positions(torch.tensor([position]), n=self.n)
         return explain_item(self._filter(wanted), self._named, position=position, planes=self.planes)
 
     def notes(self, wanted: Filter | str) -> list[str]:
@@ -217,7 +235,7 @@ class FilterIndex(nn.Module):
 
     def values_of(self, position: int) -> dict[str, list[str | int | float] | None]:
         """The stored values of an item by attribute; None where it has none."""
-        self._check_positions(torch.tensor([position]), None)
+        check_positions(torch.tensor([position]), n=self.n)
         return {
             name: each.values_of(position, planes=self.planes)
             if each.is_present(position, planes=self.planes)
@@ -262,15 +280,30 @@ class FilterIndex(nn.Module):
     def _filter(self, wanted: Filter | str) -> Filter:
         return wanted if isinstance(wanted, Filter) else self.parse(wanted)
 
-    def _check_positions(self, positions: Tensor, query: int | None) -> None:
-        least, most = int(positions.min()), int(positions.max())
-        lowest = 0 if query is None else -1
-        if least < lowest or most >= self.n or positions.dtype.is_floating_point:
-            raise BoundsError(
-                expected=f"positions from 0 to {self.n - 1:,}",
-                found=f"{least if least < lowest else most:,} ({positions.dtype})",
-                where="a filter index" if query is None else f"exclude, query {query}",
-                ways_out="give positions, not ids or numbers of the catalogue",
+    def _program(self, parsed: Filter) -> MaskProgram:
+        """A filter may have been read by another index: its attributes must be here, too."""
+        for term in terms_of(parsed.expression):
+            kind = self._named[term.attribute].stored.attribute.kind if term.attribute in self._named else None
+            if kind is None or (not isinstance(term, Missing) and kind.is_ordered != isinstance(term, Within)):
+                raise FilterError(
+                    expected=f"a filter for the attributes {', '.join(self._named):.500}",
+                    found=f"{term.text!r:.80}, read for another index",
+                    where=f"the filter {parsed.text!r:.80}",
+                    ways_out="let this index read the text: index.parse(text)",
+                )
+        return MaskProgram(tree_of(parsed.expression, self._named))
+
+    def _check_planes(self) -> None:
+        stored = [each.stored for each in self._named.values()]
+        ends = [0, *(each.present + 1 for each in stored), *(each.bloom_first + each.bloom_width for each in stored)]
+        ends += [each.stored.first_plane + len(each.planed) for each in self._named.values()]
+        fits = self.planes.dim() == 2 and self.planes.shape[1] == num_words(self.n) and self.planes.is_contiguous()
+        if not fits or self.planes.dtype != torch.int64 or len(self.planes) < max(ends):
+            raise DataError(
+                expected=f"at least {max(ends)} planes of {num_words(self.n)} words of int64",
+                found=f"{self.planes.dtype} of shape {tuple(self.planes.shape)}",
+                where="the state of a filter index",
+                ways_out="load the state that FilterIndex.state_dict() gave",
             )
 
     def _apply(self, fn: Any, recurse: bool = True) -> FilterIndex:
@@ -288,18 +321,6 @@ def _sample(words: int) -> Int64[Tensor, "S 2"]:
     length = _SAMPLE_WORDS // _SAMPLE_SPANS
     begins = torch.linspace(0, words - length, _SAMPLE_SPANS, dtype=torch.float64).to(torch.int64)
     return torch.stack([begins, begins + length], dim=1)
-
-
-def _check_order(order: Tensor, *, n: int) -> None:
-    is_order = order.shape == (n,) and order.dtype == torch.int64
-    if is_order and torch.equal(order.sort().values.cpu(), torch.arange(n)):
-        return
-    raise ConfigError(
-        expected=f"an order of {n:,} items: int64, each number from 0 to {n - 1:,} once",
-        found=f"{order.dtype} of shape {tuple(order.shape)}" + (" with other numbers" if is_order else ""),
-        where="FilterIndex.build, argument 'order'",
-        ways_out=("give the `order` of the vector index", "give None if positions are lines of the table"),
-    )
 
 
 def _fill(row: Tensor, n: int, spans: Tensor | None) -> None:

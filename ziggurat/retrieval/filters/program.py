@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ziggurat.ops.mask_program import ConstantLeaf, Literal, PlaneLeaf, Tree, conjunction, disjunction
-from ziggurat.retrieval.filters.attribute_index import AttributeIndex
+import torch
+from torch import Tensor
+
+from ziggurat.ops.mask_program import ConstantLeaf, ListLeaf, Literal, PlaneLeaf, Tree, conjunction, disjunction
+from ziggurat.retrieval.filters.attribute_index import AttributeIndex, ascending
 from ziggurat.retrieval.filters.expression import And, Expression, Missing, Not, Or, Term
 
 
@@ -19,8 +22,26 @@ def tree_of(expression: Expression, attributes: Mapping[str, AttributeIndex], *,
         return tree_of(expression.child, attributes, negated=not negated)
     if isinstance(expression, And | Or):
         children = [tree_of(child, attributes, negated=negated) for child in expression.children]
-        return conjunction(children) if isinstance(expression, And) != negated else disjunction(children)
+        is_all = isinstance(expression, And) != negated
+        children = _with_joined_lists(children, negated=is_all)
+        return conjunction(children) if is_all else disjunction(children)
     return _term_tree(expression, attributes[expression.attribute], negated=negated)
+
+
+def _with_joined_lists(trees: list[Tree], *, negated: bool) -> list[Tree]:
+    """Make one list of many: a OR b, or NOT a AND NOT b, of lists is one; a long IN runs as fast as a short one."""
+    lists: dict[int, list[Tensor]] = {}
+    others: list[Tree] = []
+    for tree in trees:
+        if isinstance(tree, Literal) and isinstance(tree.leaf, ListLeaf) and tree.negated == negated:
+            lists.setdefault(tree.present, []).append(tree.leaf.rows)
+        else:
+            others.append(tree)
+    joined = [
+        Literal(ListLeaf(ascending(torch.cat(rows)) if len(rows) > 1 else rows[0]), negated=negated, present=present)
+        for present, rows in lists.items()
+    ]
+    return [*others, *joined]
 
 
 def _term_tree(term: Term, attribute: AttributeIndex, *, negated: bool) -> Tree:
