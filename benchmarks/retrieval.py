@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import PEER_PYTHON, ROOT, percentiles, say
@@ -65,8 +66,13 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
     for dim in dims:
         num = options.items or (50_000 if quick else 1_000_000)
         settings = {"num": num, "dim": dim, "peers": peers, "filters": 8 if quick else 32}
-        settings |= {"queries": 64 if quick else 256, "rounds": 3 if quick else 5}
+        settings |= {"queries": 64 if quick else 256, "rounds": 3 if quick else 4}
         results.append(_measure(settings))
+    return report_of(dims, results, peers=options.peers)
+
+
+def report_of(dims: Sequence[int], results: Sequence[dict[str, Any]], *, peers: str) -> Report:
+    """The report of what was measured, one result a width."""
     cases, lines, builds = [], [], []
     for dim, result in zip(dims, results, strict=True):
         for cell in result["cells"]:
@@ -77,7 +83,7 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
     return Report(
         benchmark="retrieval",
         claim=__doc__.splitlines()[0],
-        command="ziggurat bench retrieval" + ("" if options.peers == "faiss,scann" else f" --peers {options.peers}"),
+        command="ziggurat bench retrieval" + ("" if peers == "faiss,scann" else f" --peers {peers}"),
         cases=cases,
         tables=[
             "| d | pass | who | setting | recall@100 | QPS, one query a call | QPS, 64 a call |\n"
@@ -86,7 +92,7 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
         ],
         extra={
             "cells": [_cell_json(cell, batch) for result in results for cell in result["cells"] for batch in (1, 64)],
-            "results": results,
+            "results": list(results),
             "peer_versions": describe_versions(packages=RETRIEVAL_PACKAGES),
         },
         notes=[
