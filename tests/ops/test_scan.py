@@ -55,7 +55,7 @@ def test_every_path_equals_the_reference(seed: int) -> None:
     num_clusters, num_queries, k = draw.choice([1, 2, 5, 40]), draw.choice([1, 3]), draw.choice([1, 5, 100, num + 3])
     tables = tables_of(vectors, num_clusters=num_clusters, generator=generator)
     queries = torch.randn(num_queries, dim, generator=generator)
-    probes = torch.randint(1, num_clusters + 1, (num_queries,), generator=generator)
+    probes = torch.randint(0, num_clusters + 1, (num_queries,), generator=generator)
     least = torch.full((num_queries,), draw.choice([0, k, num]))
     shape = draw.choice([(num,), (num_queries, num)])
     masks = draw.choice([None, pack_mask(torch.rand(shape, generator=generator) < draw.choice([0.0, 0.1, 0.6]))])

@@ -136,7 +136,7 @@ def scan_clusters(
         tables: what is searched.
         queries: finite numbers.
         k: rows wanted for each query.
-        probes: clusters to look into, for all queries or for each.
+        probes: clusters to look into, at least one, for all queries or for each.
         least: look into further clusters until so many rows have passed.
         masks: bits of the rows that may be returned: one mask for all queries, or one each; None: all rows.
         path: instructions to use, for tests; the best that the processor has, if not given.
@@ -229,10 +229,10 @@ def scan_clusters_reference(
     masks: Masks = None,
 ) -> Found:
     """Define what `scan_clusters` finds, step by step in torch."""
-    found, num = _empty(len(queries), k), len(tables.rows.codes)
+    found, num = _empty(queries, k), len(tables.rows.codes)
     probes, least = (_tensor(each, like=queries) for each in (probes, least))
     sizes = tables.offsets.diff()
-    cluster_of = torch.repeat_interleave(torch.arange(len(sizes)), sizes.cpu()).to(queries.device)
+    cluster_of = torch.repeat_interleave(sizes)
     each_mask = _mask_of_each(masks, len(queries)) or [None] * len(queries)
     for q, (query, mask) in enumerate(zip(queries, each_mask, strict=True)):
         every = torch.ones(num, dtype=torch.bool, device=queries.device)
@@ -242,7 +242,7 @@ def scan_clusters_reference(
         passing = torch.zeros_like(sizes).index_add_(0, cluster_of, passes.long())[order]
         before = passing.cumsum(0) - passing  # rows that passed when a cluster's turn comes
         ranks = torch.arange(len(order), device=queries.device)
-        wanted = order[(ranks < probes[q]) | (before < least[q])]
+        wanted = order[(ranks < probes[q].clamp(min=1)) | (before < least[q])]
         _keep_best(found, q, tables, codes, scale, (passes & torch.isin(cluster_of, wanted)).nonzero().view(-1))
     return found
 
@@ -251,7 +251,7 @@ def scan_rows_reference(
     tables: ScanTables, queries: Float[Tensor, "Q D"], *, k: int, rows: Sequence[Int64[Tensor, "_"] | None]
 ) -> Found:
     """Define what `scan_rows` finds, step by step in torch."""
-    found = _empty(len(queries), k)
+    found = _empty(queries, k)
     for q, (query, own) in enumerate(zip(queries, rows, strict=True)):
         codes, scale, _ = _round_query(query)
         own = torch.arange(len(tables.rows.codes), device=queries.device) if own is None else own.sort().values
@@ -334,8 +334,10 @@ def _tensor(value: int | Tensor, *, like: Tensor) -> Tensor:
     return value if isinstance(value, Tensor) else torch.full((len(like),), value, device=like.device)
 
 
-def _empty(num: int, k: int) -> Found:
-    return Found(torch.full((num, k), -torch.inf), torch.full((num, k), -1, dtype=torch.int64))
+def _empty(queries: Tensor, k: int) -> Found:
+    shape, device = (len(queries), k), queries.device
+    positions = torch.full(shape, -1, dtype=torch.int64, device=device)
+    return Found(torch.full(shape, -torch.inf, device=device), positions)
 
 
 def _refuse_not_finite(queries: Tensor) -> None:

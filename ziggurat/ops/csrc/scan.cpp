@@ -344,6 +344,7 @@ void search_clusters(const Tables& tables, Score score, const uint64_t* mask, in
                      Scratch& scratch) {
     const Rows rows = {tables.codes, tables.scales, tables.row_bytes};
     Listed listed(score, scratch.query, rows, scratch.best);
+    probes = std::max<int64_t>(probes, 1);
     if (probes >= tables.num_clusters) {  // all rows: the order of clusters does not matter
         const int64_t begin = tables.offsets[0], end = tables.offsets[tables.num_clusters];
         if (mask)

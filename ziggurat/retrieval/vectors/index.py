@@ -48,6 +48,7 @@ from ziggurat.typed import Range, checked
 
 _REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
 _PROBED_ROWS = 16_384
+_MOST_K = 2**20  # each query gets room for so many
 
 
 class Kept(enum.StrEnum):
@@ -305,7 +306,7 @@ class VectorIndex(nn.Module):
     def rescored(self, queries: Float[Tensor, "Q D"], found: Found, *, k: int) -> Found:
         """The best k of what was found, by products of kept vectors and queries in FP32."""
         vectors = self.kept[found.positions.clamp(min=0)].float()
-        scores = (vectors * queries.float().unsqueeze(1)).sum(-1)
+        scores = (vectors * queries.detach().float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
 
     def _check(self, queries: Tensor, k: int, masks: Masks) -> None:
@@ -316,12 +317,12 @@ class VectorIndex(nn.Module):
                 where="search of a vector index",
                 ways_out="use the encoder whose items the index holds",
             )
-        if k < 1:
+        if not 1 <= k <= _MOST_K:
             raise ConfigError(
-                expected="k of at least 1",
-                found=str(k),
+                expected=f"k from 1 to {_MOST_K:,}",
+                found=f"{k:,}",
                 where="search of a vector index",
-                ways_out="ask for k ≥ 1 items",
+                ways_out="ask for at least 1 item" if k < 1 else "ask for fewer items",
             )
         if masks is not None:
             self._check_masks(masks, len(queries))
