@@ -159,6 +159,10 @@ def test_a_damaged_newest_checkpoint_is_reported_and_the_one_before_is_used(tmp_
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     make(tmp_path).fit()
+    with pytest.raises(ConfigError, match="a run that was started before") as caught:
+        make(tmp_path).fit()
+    assert "--resume" not in str(caught.value)  # no config, so the command line could not go on with it
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="--resume"):
         make(tmp_path).fit()
 
