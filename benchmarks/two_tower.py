@@ -6,17 +6,19 @@
 
 The three answer the same questions (the likes of a split), about the same items (those of the training rows), and leave
 out the same ones (what the user had before), by the same code. Settings of both are chosen on validation rows; the test
-rows are read once for each seed. Finished runs are kept in `runs/two_tower` and not trained again.
+rows are read once for each seed. What is finished is kept in `runs/two_tower` and not computed again.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -39,7 +41,7 @@ from ziggurat.training.report.progress import show_progress
 RECIPE, SEEDS = "movielens_two_tower", 5
 SHOWN = ("full_recall@10", "full_recall@50", "full_recall@100", "full_ndcg@10", "full_mrr", "full_coverage@50")
 JUDGE = "full_recall@50"
-GRID = ((32, 0.1, 1.0), (32, 0.1, 10.0), (64, 0.1, 10.0), (128, 0.1, 10.0))  # factors, regularisation, alpha
+GRID = ((32, 0.1, 10.0), (64, 0.1, 10.0), (128, 0.1, 10.0))  # factors, regularisation, alpha
 ITERATIONS = 15
 
 
@@ -92,7 +94,7 @@ def evaluate(model: Given, ranking: FullRanking, dataset: object) -> dict[str, f
     return asked.compute()
 
 
-def liked_rows(dataset: object) -> tuple[np.ndarray, np.ndarray]:
+def liked_rows(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
     """Raw rows of a split that are likes, rising; and their rows in the movie table."""
     rows, items = [], []
     for batch in ordered_batches(dataset, batch_size=65_536).batches(epoch=0):
@@ -135,17 +137,22 @@ def before(likes: Likes, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def factorisation(
-    ranking: FullRanking, prepared: PreparedData, dataset: object, *, likes: Likes, settings: Iterable[float]
+    ranking: FullRanking, prepared: PreparedData, *, split: str, likes: Likes, settings: Sequence[float], out: Path
 ) -> dict[str, float]:
-    """Metrics of alternating least squares on a split.
+    """Metrics of alternating least squares on a split, or what was found before.
 
     Args:
         ranking: items.
-        prepared: the training rows.
-        dataset: the split.
+        prepared: the training rows, and those of the split.
+        split: valid or test.
         likes: of all rows; those of a question are the ones strictly before it.
         settings: factors, regularisation, alpha, iterations, seed.
+        out: keeps what was found.
     """
+    kept = out / f"als_{split}_{'_'.join(f'{each:g}' for each in settings)}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    dataset = prepared.valid if split == "valid" else prepared.test
     rows, items = liked_rows(prepared.train)
     numbers = ranking.numbers(items)
     users = likes.row_keys[rows][numbers >= 0] >> 40
@@ -167,7 +174,9 @@ def factorisation(
         )
         found = np.load(target)
         vectors = torch.from_numpy(found["users"]).float(), torch.from_numpy(found["items"]).float()
-    return evaluate(Given(*vectors, rows=asked, ranking=ranking), ranking, dataset)
+    metrics = evaluate(Given(*vectors, rows=asked, ranking=ranking), ranking, dataset)
+    kept.write_text(json.dumps(metrics))
+    return metrics
 
 
 def one_pass(seed: int) -> RunConfig:
@@ -199,6 +208,8 @@ def cell(values: list[float]) -> str:
 def run(*, quick: bool = False) -> Report:
     """Train, factorise, count; one seed if quick."""
     seeds, grid = (1, GRID[:1]) if quick else (SEEDS, GRID)
+    out = ROOT / "runs" / ("two_tower_quick" if quick else "two_tower")
+    out.mkdir(parents=True, exist_ok=True)
     prepared = prepare_run(recipe_named(RECIPE), progress=show_progress())
     assert prepared.valid is not None
     assert prepared.test is not None
@@ -207,16 +218,15 @@ def run(*, quick: bool = False) -> Report:
     chosen: dict[tuple[float, ...], float] = {}
     for setting in grid:
         settings = (*setting, ITERATIONS, 0)
-        metrics = factorisation(on_valid, prepared, prepared.valid, likes=likes, settings=settings)
+        metrics = factorisation(on_valid, prepared, split="valid", likes=likes, settings=settings, out=out)
         chosen[setting] = metrics[JUDGE]
         say(f"  factors, regularisation, alpha {setting}: valid {JUDGE} {metrics[JUDGE]:.4f}")
     best = max(chosen, key=chosen.__getitem__)
     factors = [
-        factorisation(on_test, prepared, prepared.test, likes=likes, settings=(*best, ITERATIONS, seed))
+        factorisation(on_test, prepared, split="test", likes=likes, settings=(*best, ITERATIONS, seed), out=out)
         for seed in range(seeds)
     ]
     popular = popularity(on_test, prepared, prepared.test)
-    out = ROOT / "runs" / ("two_tower_quick" if quick else "two_tower")
     valid, ours = two_tower(seeds=seeds, out=out)
     report = Report(
         benchmark="two_tower",

@@ -73,8 +73,8 @@ def catalogue_of(
         SchemaError: the schema has no items, or a column is absent or of another type than it was.
         DataError: a damaged file, or an id or time that cannot be read.
     """
-    columns = tuple(dict.fromkeys((*item_columns(schema), *keep)))
-    wanted = tuple(dict.fromkeys((*columns, *([schema.time] if schema.time else []))))
+    columns: tuple[str, ...] = tuple(dict.fromkeys((*item_columns(schema), *keep)))
+    wanted = (*columns, schema.time) if schema.time and schema.time not in columns else columns
     latest: pl.DataFrame | None = None
     is_date: bool | None = None
     for chunk in source.frames(columns=wanted):
