@@ -25,8 +25,9 @@ from ziggurat.files import Format
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export_folder import WAYS_OUT
 from ziggurat.serving.item_catalogue import ItemCatalogue
+from ziggurat.serving.item_search import ItemSearch
 from ziggurat.serving.ranker import Ranker
-from ziggurat.serving.retriever import ItemSearch, VectorEncoder
+from ziggurat.serving.retriever import VectorEncoder
 from ziggurat.serving.sides import EncodedSide
 from ziggurat.serving.value_model import ValueModel
 from ziggurat.typed import Count
@@ -156,7 +157,6 @@ class Chain:
             filters=[question.filter for question in questions],
             exclude=[question.exclude for question in questions],
             fewer_probes=effort is Effort.FEWER_PROBES,
-            explain=explain,
         )
         items = [row[:most][row[:most] >= 0] for row, most in zip(found.items, wanted, strict=True)]
         products = [row[: len(mine)] for row, mine in zip(found.scores, items, strict=True)]

@@ -1,105 +1,162 @@
-"""The index of an export: built from vectors and catalogue, written, read, and asked by numbers of catalogue rows."""
+"""The index of an export: built of vectors and catalogue, written, read, and asked by numbers of catalogue rows.
+
+What finds items is `retrieval/item_index.py`; this module keeps it in an export (its whole state is tensors, and a
+safetensors file is read without a copy, so that processes which serve the same export share its memory), and translates
+between positions of the index and rows of the catalogue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Int64
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ziggurat.errors import RequestError
+from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.ops.bitmask import unpack_mask
+from ziggurat.retrieval.filters import Filter, FilterIndex
+from ziggurat.retrieval.item_index import Answers, ItemIndex, ItemIndexConfig
+from ziggurat.retrieval.vectors import VectorIndexConfig
+from ziggurat.retrieval.vectors.index import Kept
 from ziggurat.serving.export_folder import damaged
-from ziggurat.serving.item_catalogue import ItemCatalogue
 
 INDEX_FILE = "items/index.safetensors"
+_LESS = 4  # by which less effort divides the probes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hits:
-    """What a search found; see `retriever.Found`."""
-
-    scores: Tensor
-    items: Tensor
-    plans: tuple[str, ...] = ()
-
-
-class ExactSearch:
-    """All items by their inner products, without an index: exact, and linear in their number.
+class ItemSearch:
+    """Finds items of a catalogue for vectors of users.
 
     Args:
-        vectors: of all items of a catalogue.
+        index: whose numbers are rows of the catalogue.
     """
 
-    def __init__(self, vectors: Float32[Tensor, "N D"]) -> None:
-        self.vectors = vectors
+    def __init__(self, index: ItemIndex) -> None:
+        self.index = index
+        self._order = index.vectors.order
+        self._position = torch.empty_like(self._order)
+        self._position[self._order] = torch.arange(len(self._order))
+
+    @staticmethod
+    def build(vectors: Float32[Tensor, "N D"], *, items: pl.DataFrame) -> ItemSearch:
+        """Index vectors, and all columns of their items that filters can use.
+
+        Args:
+            vectors: one a row of the catalogue.
+            items: the catalogue.
+        """
+        config = ItemIndexConfig(vectors=VectorIndexConfig(kept=Kept.FLOAT32))
+        return ItemSearch(ItemIndex.build(vectors, items=items, config=config))
 
     @property
     def attributes(self) -> dict[str, str]:
-        """No filters: none."""
-        return {}
+        """What filters may name, with its kind."""
+        return {each.name: each.describe() for each in self._filters().schema.attributes}
 
-    def parse(self, text: str) -> Any:
-        """Refuse filters; raises RequestError."""
-        raise RequestError(
-            expected="no filter: this export has no attributes of items",
-            found=text[:80],
-            where="request, filter",
-            ways_out="leave it out",
-        )
+    def tune(self, queries: Float32[Tensor, "Q D"], *, k: int, recall: float) -> int:
+        """Raise the probes until they reach a recall, for vectors of users like these, and keep them.
 
-    def explain(self, filter: Any, item: int) -> str:
-        """Nothing filters here."""
-        del filter, item
+        They are never lowered: what an index looks into by itself is cheap, and users that nobody knows may be unlike.
+        """
+        vectors = self.index.vectors
+        k = min(k, len(self._order))
+        least = vectors.probes_for(k)
+        vectors.default_probes = max(least, vectors.tune(queries, k=k, recall=recall))
+        return vectors.default_probes
+
+    def parse(self, text: str) -> Filter:
+        """A filter from its text; raises FilterError."""
+        return self._filters().parse(text)
+
+    def explain(self, wanted: Filter, item: int) -> str:
+        """Why an item passes a filter, or does not."""
+        return self._filters().explain(wanted, int(self._position[item]))
+
+    def example(self) -> str:
+        """A filter that some item passes, for documentation; "" where none could be made."""
+        for name, values in self._filters().values_of(0).items() if len(self._order) else ():
+            text = f"{name}:{_quoted(values[0])}" if values else ""
+            try:
+                if text and " " not in name and self._filters().selectivity(text) < 1:
+                    return text
+            except ZigguratError:
+                continue
         return ""
 
-    def passing(self, *, filters: Sequence[Any], exclude: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """Masks of the items that are not excluded."""
-        del filters
-        masks = torch.ones(len(exclude), len(self.vectors), dtype=torch.bool)
-        for mask, items in zip(masks, exclude, strict=True):
-            if items is not None:
-                mask[items] = False
-        return list(masks)
+    def passing(
+        self, *, filters: Sequence[Filter | None], exclude: Sequence[Tensor | None]
+    ) -> Sequence[Bool[Tensor, "N"]]:
+        """Masks of the items that pass each filter and are not excluded, in the order of the catalogue."""
+        positions = [None if items is None else self._position[items] for items in exclude]
+        words = self._filters().masks(filters, exclude=positions)
+        return [mask[self._position] for mask in unpack_mask(words, len(self._order))]
 
     def search(
         self,
         queries: Float32[Tensor, "Q D"],
         *,
         k: int,
-        filters: Sequence[Any],
-        exclude: Sequence[Tensor | None],
+        filters: Sequence[Filter | None],
+        exclude: Sequence[Int64[Tensor, "_"] | None],
         fewer_probes: bool = False,
-        explain: bool = False,
-    ) -> Hits:
-        """The best k items of each query; of equal products the earlier one."""
-        del fewer_probes
-        products = queries @ self.vectors.T
-        for row, mask in zip(products, self.passing(filters=filters, exclude=exclude), strict=True):
-            row[~mask] = -torch.inf
-        order = products.argsort(dim=1, descending=True, stable=True)[:, :k]
-        scores = products.gather(1, order)
-        items = torch.where(scores.isneginf(), -1, order)
-        return Hits(scores=scores, items=items, plans=("exact scan",) * len(queries) if explain else ())
+    ) -> Answers:
+        """The k items of each query with the largest inner products, of those that pass.
+
+        Args:
+            queries: vectors of users.
+            k: items a query.
+            filters: one a query; None for all items.
+            exclude: numbers of items to leave out, one tensor a query.
+            fewer_probes: look at a quarter of the clusters that are looked at otherwise.
+        """
+        probes = max(1, self.index.vectors.probes_for(k) // _LESS) if fewer_probes else None
+        return self.index.search(queries, k=k, filters=filters, exclude=exclude, probes=probes)
+
+    def save(self, path: Path) -> None:
+        """Write the index into an export."""
+        save_file({name: tensor.contiguous() for name, tensor in self.index.state_dict().items()}, str(path))
+
+    @staticmethod
+    def load(path: Path, *, num_items: int) -> ItemSearch:
+        """Read the index of a catalogue from an export.
+
+        Raises:
+            ExportError: the file holds no index, or one of other items.
+        """
+        try:
+            index = ItemIndex.from_state(_aligned(load_file(str(path))))
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise damaged(path, expected="an index in the format safetensors", found=str(error)[:200]) from error
+        order = index.vectors.order
+        if index.filters is None or not torch.equal(order.sort().values, torch.arange(num_items)):
+            raise damaged(path, expected=f"an index of {num_items:,} items", found=f"one of {len(order):,}")
+        return ItemSearch(index)
+
+    def _filters(self) -> FilterIndex:
+        filters = self.index.filters
+        if filters is None:
+            raise RequestError(
+                expected="an export whose index knows attributes of items",
+                found="none",
+                where="request, filter",
+                ways_out="leave the filter out",
+            )
+        return filters
 
 
-def save_index(vectors: Float32[Tensor, "N D"], path: Path, *, catalogue: ItemCatalogue) -> None:
-    """Build the index of a catalogue and write it."""
-    del catalogue
-    save_file({"vectors": vectors.contiguous()}, str(path))
+def _aligned(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors at addresses that kernels take; safetensors aligns files to 8 bytes only."""
+    return {name: each if each.data_ptr() % 64 == 0 else each.clone() for name, each in state.items()}
 
 
-def load_index(path: Path, *, catalogue: ItemCatalogue) -> ExactSearch:
-    """Read the index of a catalogue; raises ExportError."""
-    try:
-        vectors = load_file(str(path))["vectors"]
-    except (SafetensorError, KeyError) as error:
-        raise damaged(path, expected="an index in the format safetensors", found=str(error)[:200]) from error
-    if vectors.shape[0] != len(catalogue):
-        raise damaged(path, expected=f"vectors of {len(catalogue):,} items", found=f"{len(vectors):,}")
-    return ExactSearch(vectors)
+def _quoted(value: Any) -> str:
+    if isinstance(value, str):
+        return value if value.isalnum() else json.dumps(value, ensure_ascii=False)
+    return str(value)

@@ -15,7 +15,7 @@ from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, Chain, ChainSettings, 
 from ziggurat.serving.export_folder import ExportFolder, damaged
 from ziggurat.serving.golden import read_requests
 from ziggurat.serving.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
-from ziggurat.serving.item_search import INDEX_FILE, load_index
+from ziggurat.serving.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.packed_model import MODEL_FILE, load_model
 from ziggurat.serving.ranker import Ranker
 from ziggurat.serving.retriever import VectorEncoder, VectorModel
@@ -50,7 +50,7 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
         if catalogue is None or not isinstance(packed.model, VectorModel):
             raise damaged(export.path, expected="a model with vectors, and a catalogue", found="one without the other")
         encoder = VectorEncoder(packed, item_columns=of_item)
-        index = load_index(export.file(INDEX_FILE), catalogue=catalogue)
+        index = ItemSearch.load(export.file(INDEX_FILE), num_items=len(catalogue))
     if catalogue is not None and export.has(USERS_FILE):
         users = KnownUsers.load(export, id_column=settings.user_id, num_items=len(catalogue))
     labels = () if ranker is None else ranker.labels
@@ -113,6 +113,7 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
         user_columns=user_columns,
         item_columns=item_columns,
         filters={} if chain.index is None else dict(chain.index.attributes),
+        filter_example="" if chain.index is None else chain.index.example(),
         value_model=chain.settings.formula,
         num_candidates=chain.settings.num_candidates if chain.index is not None else 0,
         examples=read_requests(export),

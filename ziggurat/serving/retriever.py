@@ -38,25 +38,6 @@ class VectorModel(Protocol):
         ...
 
 
-class Found(Protocol):
-    """What a search gives: (Q, k) scores and numbers of items, best first; number -1 where fewer pass."""
-
-    @property
-    def scores(self) -> Tensor:
-        """Inner products, FP32."""
-        ...
-
-    @property
-    def items(self) -> Tensor:
-        """Numbers of items in the catalogue."""
-        ...
-
-    @property
-    def plans(self) -> Sequence[Any]:
-        """How each query was answered, if `explain` asked for it."""
-        ...
-
-
 class VectorEncoder:
     """Vectors of users and items from their raw columns.
 
@@ -101,46 +82,3 @@ class VectorEncoder:
 def _empty(side: Side) -> EncodedSide:
     """One sample of a side whose columns are all missing."""
     return encode_frame(side, pl.DataFrame({"nothing:": [None]}))
-
-
-class ItemSearch(Protocol):
-    """An index of the items of a catalogue, by their numbers."""
-
-    def search(
-        self,
-        queries: Float32[Tensor, "Q D"],
-        *,
-        k: int,
-        filters: Sequence[Any],
-        exclude: Sequence[Tensor | None],
-        fewer_probes: bool = False,
-        explain: bool = False,
-    ) -> Found:
-        """The k items of each query with the largest inner products, of those that pass.
-
-        Args:
-            queries: vectors of users.
-            k: items a query.
-            filters: one a query; None for all items.
-            exclude: numbers of items to leave out, one tensor a query.
-            fewer_probes: look at a quarter of what is looked at otherwise.
-            explain: fill `plans`.
-        """
-        ...
-
-    def passing(self, *, filters: Sequence[Any], exclude: Sequence[Tensor | None]) -> Sequence[Tensor]:
-        """(N,) masks of the items that pass each filter and are not excluded."""
-        ...
-
-    def parse(self, text: str) -> Any:
-        """A filter from its text; raises RequestError or FilterError."""
-        ...
-
-    def explain(self, filter: Any, item: int) -> str:
-        """Why an item passes a filter, or does not."""
-        ...
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """What filters may name, with its kind."""
-        ...

@@ -39,17 +39,19 @@ from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric
 from ziggurat.serving.dense_program import PROGRAM_FILE, export_program, save_program
 from ziggurat.serving.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
-from ziggurat.serving.item_catalogue import ItemCatalogue
-from ziggurat.serving.item_search import INDEX_FILE, save_index
+from ziggurat.serving.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet
+from ziggurat.serving.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.packed_model import PackedModel, load_model, save_model
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.retriever import VectorEncoder, VectorModel
+from ziggurat.serving.sides import encode_frame
 from ziggurat.serving.value_model import ValueModel
 from ziggurat.training.report.progress import NoProgress, Progress
-from ziggurat.typed import Count, CountOrNone, checked
+from ziggurat.typed import Count, CountOrNone, Share, checked
 
 _GOLDEN_ITEMS = 20
+_TUNED_USERS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class ExportConfig:
         keep: further columns of the data for the catalogue: for filters, people, and the value model.
         users: whether columns and items of known users go into the export.
         num_candidates: items that the index gives the ranker.
+        recall: share of the exact candidates that the index finds, for known users; more takes more time.
         parity_rows: raw rows that the export is compared with its run on.
         golden: golden requests of each kind.
         program: whether the dense network is also written as a program of `torch.export`.
@@ -76,6 +79,7 @@ class ExportConfig:
     keep: tuple[str, ...] = ()
     users: bool = True
     num_candidates: Count = 500
+    recall: Share = 0.995
     parity_rows: Count = 100_000
     golden: CountOrNone = 8
     program: bool = True
@@ -150,7 +154,7 @@ def export_run(
         made = {"sources": _sources(runs), "made_with": _versions()}
         seal_export(folder, facts=facts, **made)
         if runs.encoder is not None and catalogue is not None:
-            _write_index(folder, catalogue, models=models, progress=progress)
+            facts["index"] = _write_index(folder, catalogue, config, models=models, progress=progress)
             seal_export(folder, facts=facts, **made)
         loaded = Recommender.load(folder, models=models, check=False)
         if runs.ranker is not None:
@@ -247,14 +251,23 @@ def _write_catalogue(
     return catalogue
 
 
-def _write_index(folder: Path, catalogue: ItemCatalogue, *, models: Sequence[type[Any]], progress: Progress) -> None:
+def _write_index(
+    folder: Path, catalogue: ItemCatalogue, config: ExportConfig, *, models: Sequence[type[Any]], progress: Progress
+) -> dict[str, Any]:
     """Vectors by the encoder as it was written, so that users and items come from the same tables."""
     progress.begin("index", total=None)
-    packed = load_model(open_export(folder), ENCODER, models=models)
-    encoder = VectorEncoder(packed, item_columns=catalogue.columns.features)
-    vectors = encoder.item_vectors(catalogue.frame)
-    save_index(vectors, folder / INDEX_FILE, catalogue=catalogue)
+    export = open_export(folder)
+    encoder = VectorEncoder(load_model(export, ENCODER, models=models), item_columns=catalogue.columns.features)
+    index = ItemSearch.build(encoder.item_vectors(catalogue.frame), items=catalogue.frame)
+    facts: dict[str, Any] = {"clusters": index.index.vectors.num_clusters}
+    if export.has(USERS_FILE):
+        users = read_parquet(export.file(USERS_FILE))
+        chosen = torch.randperm(users.height, generator=torch.Generator().manual_seed(0))[:_TUNED_USERS]
+        queries = encoder.user_vectors(encode_frame(encoder.users, users), chosen)
+        facts["probes"] = index.tune(queries, k=config.num_candidates, recall=config.recall)
+    index.save(folder / INDEX_FILE)
     progress.end()
+    return facts
 
 
 def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> dict[str, Any]:
