@@ -39,6 +39,7 @@ FROZEN = {
         *("--out", "--ranker", "--tables", "--value", "--items", "--keep", "--no-users", "--candidates"),
         *("--parity-rows", "--allow", "--model"),
     },
+    "index recall": {"--k", "--filter", "--users", "--plot", "--model"},
     "recommend": {"--out", "--k", "--filter", "--include-seen", "--model"},
     "serve": {
         *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),

@@ -85,3 +85,14 @@ def test_the_command(shop: Shop, users: Path, tmp_path: Path, capsys: pytest.Cap
     assert "32 users with fewer than 100 items" in shown
     assert "2 users that the export does not know" in shown
     assert pl.read_parquet(out)["items"].list.len().unique().to_list() == [40]
+
+
+def test_recall_of_the_index(shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "recall.png"
+    arguments = ["index", "recall", str(shop.export), "--k", "10", "--users", "20", "--filter", "tags:t1"]
+    assert main([*arguments, "--plot", str(plot)]) == 0
+    shown = capsys.readouterr().out
+    assert "recall@10" in shown
+    assert "1.0000" in shown
+    assert "20 known users" in shown
+    assert plot.stat().st_size > 1000

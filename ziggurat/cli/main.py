@@ -291,6 +291,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "importance": importance_verb.importance,
         "export": serving_verbs.export,
         "recommend": serving_verbs.recommend,
+        "index": serving_verbs.index,
         "serve": serve_verb.serve,
         "data": verbs.data,
         "towers": tower_verbs.towers,

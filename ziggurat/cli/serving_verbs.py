@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
-from ziggurat.cli.tables import print_line
+from ziggurat.cli.tables import print_line, print_table
 
 EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
 EXPORT_EPILOG = """The folder holds everything: models, fitted preprocessing, catalogue, index, value model, golden
@@ -34,11 +34,23 @@ examples:
   ziggurat recommend exports/films users.parquet --k 100 --out lists.parquet
   ziggurat recommend exports/films users.parquet --filter 'genres:Drama AND year:>=1990' --out drama.parquet"""
 
+RECALL_SUMMARY = "what the index of an export finds of the exact answer, and how long it takes"
+RECALL_EPILOG = """Asks for known users of the export, without a filter and with each --filter, for 1, 2, 4 …
+clusters. Exact is a scan of all vectors. The plot shows where more clusters stop paying.
+examples:
+  ziggurat index recall exports/films --k 100
+  ziggurat index recall exports/films --filter genres:Drama --filter 'year:>=1995' --plot recall.png"""
+
 
 def add_serving_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Declare the verbs of an export; `verb` makes one of its name, summary and epilog."""
     add_export_arguments(verb("export", EXPORT_SUMMARY, EXPORT_EPILOG))
     add_recommend_arguments(verb("recommend", RECOMMEND_SUMMARY, RECOMMEND_EPILOG))
+    index = verb("index", "look into the index of an export", RECALL_EPILOG)
+    actions = index.add_subparsers(dest="action", metavar="action", required=True)
+    add_recall_arguments(
+        actions.add_parser("recall", help=RECALL_SUMMARY, description=RECALL_SUMMARY, epilog=RECALL_EPILOG)
+    )
     add_serve_arguments(verb("serve", SERVE_SUMMARY, SERVE_EPILOG))
 
 
@@ -149,4 +161,40 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     print_line(f"lists of {result.num_users:,} users, {result.num_items:,} items, in {options.out}")
     for note in filter(None, notes):
         print_line(note)
+    return 0
+
+
+def add_recall_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `index recall`."""
+    parser.add_argument("export", help="folder of an export that recommends")
+    parser.add_argument("--k", type=int, default=100, help="items that are looked for (default: %(default)s)")
+    parser.add_argument(
+        "--filter", action="append", default=[], help="also with this filter; may be given several times"
+    )
+    parser.add_argument("--users", type=int, default=256, metavar="N", help="users to ask for (default: %(default)s)")
+    parser.add_argument("--plot", metavar="FILE", help="picture of recall against time")
+    add_model_argument(parser)
+
+
+def index(options: argparse.Namespace, rest: list[str]) -> int:
+    """Recall of an index against time."""
+    from pathlib import Path
+
+    from ziggurat.retrieval.recall import measure_recall, plot_recall
+    from ziggurat.serving.recommender import Recommender
+
+    loaded = Recommender.load(options.export, models=own_models(options))
+    search, queries = loaded.search_and_queries(num_users=options.users)
+    wanted = [None, *(search.parse(text) for text in options.filter)]
+    k = min(options.k, loaded.info().num_items)
+    points = measure_recall(search.index, queries, k=k, filters=wanted)
+    rows = [
+        (point.filter or "none", f"{point.probes:,}", f"{point.recall:.4f}", f"{point.us_per_query:.0f}", point.plan)
+        for point in points
+    ]
+    print_table(("filter", "clusters", f"recall@{k}", "µs a query", "plan"), rows)
+    print_line(f"{len(queries):,} known users; answers look into {search.index.vectors.probes_for(k):,} clusters")
+    if options.plot:
+        plot_recall(points, Path(options.plot), k=k)
+        print_line(f"plot {options.plot}")
     return 0

@@ -20,9 +20,9 @@ catalogue. Nothing is kept between requests, so several threads may ask.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -42,12 +42,11 @@ from ziggurat.serving.answers import (
 from ziggurat.serving.chain import RETRIEVAL, Candidates, Chain, Question
 from ziggurat.serving.export_folder import ExportFolder, open_export
 from ziggurat.serving.golden import check_golden
+from ziggurat.serving.isolated import isolated, or_raise
 from ziggurat.serving.item_catalogue import KnownUsers
+from ziggurat.serving.item_search import ItemSearch
 from ziggurat.serving.load_parts import load_parts
 from ziggurat.serving.request_rows import canonical_id, refuse_unknown
-
-Asked = TypeVar("Asked")
-Answered = TypeVar("Answered")
 
 
 class Recommender:
@@ -148,7 +147,7 @@ class Recommender:
             )
             for each in users
         ]
-        answers = _or_raise(self.recommend_many(requests))
+        answers = or_raise(self.recommend_many(requests))
         return answers[0] if one else answers
 
     def rank(self, user: Mapping[str, Any], items: Sequence[str | Mapping[str, Any]]) -> Ranked:
@@ -162,7 +161,7 @@ class Recommender:
             RequestError: a column or an id that cannot be.
         """
         given = tuple(dict(item) if isinstance(item, Mapping) else item for item in items)
-        return _or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
+        return or_raise(self.rank_many([RankRequest(user=dict(user), items=given)]))[0]
 
     def scores(self, frame: Any) -> np.ndarray:
         """Scores of whole raw rows in a frame of polars: float32 (rows, labels), as `ziggurat predict` gives them."""
@@ -188,14 +187,14 @@ class Recommender:
         self, requests: Sequence[RecommendRequest], *, effort: Effort = Effort.FULL
     ) -> list[Recommendations | ZigguratError]:
         """Answers in the order of the requests; an error stands in the place of its answer."""
-        return _isolated(lambda asked: self._recommend(asked, effort), requests)
+        return isolated(lambda asked: self._recommend(asked, effort), requests)
 
     def rank_many(
         self, requests: Sequence[RankRequest], *, effort: Effort = Effort.FULL
     ) -> list[Ranked | ZigguratError]:
         """Scores for the items of each request; less effort changes nothing, since each item was asked for."""
         del effort
-        return _isolated(self._rank, requests)
+        return isolated(self._rank, requests)
 
     def item(self, id: str) -> dict[str, Any]:
         """The raw columns of an item of the catalogue."""
@@ -228,6 +227,20 @@ class Recommender:
         if question.filter is not None and self.chain.index is not None:
             lines.append(self.chain.index.explain(question.filter, number))
         return "\n".join(lines) or "nothing leaves it out: it is in the answer if enough items are worse"
+
+    def search_and_queries(self, *, num_users: int) -> tuple[ItemSearch, Tensor]:
+        """The index, and the vectors of some known users, to measure it with; raises RequestError without either."""
+        chain = self.chain
+        known = chain.known.encoder
+        if chain.index is None or chain.encoder is None or known is None:
+            raise RequestError(
+                expected="an export with an index, and known users to ask for",
+                found="none",
+                where=f"export {self.export.name}",
+                ways_out="ziggurat export RUN_OF_A_TWO_TOWER --out FOLDER, without --no-users",
+            )
+        numbers = torch.randperm(known.batch.batch_size, generator=torch.Generator().manual_seed(0))[:num_users]
+        return chain.index, chain.encoder.user_vectors(known, numbers)
 
     def check_golden(self) -> int:
         """Ask the golden requests of the export; raises ExportError where an answer differs. Returns how many."""
@@ -388,24 +401,3 @@ class Recommender:
                 ),
             )
         return self.chain.catalogue
-
-
-def _isolated(
-    answer: Callable[[Sequence[Asked]], Sequence[Answered]], asked: Sequence[Asked]
-) -> list[Answered | ZigguratError]:
-    """Answers of all together; where one spoils it, of each alone, with errors in their places."""
-    if not asked:
-        return []
-    try:
-        return list(answer(asked))
-    except ZigguratError as error:
-        if len(asked) == 1:
-            return [error]
-    return [found for each in asked for found in _isolated(answer, [each])]
-
-
-def _or_raise(answers: Sequence[Answered | ZigguratError]) -> list[Answered]:
-    for answer in answers:
-        if isinstance(answer, ZigguratError):
-            raise answer
-    return list(answers)  # type: ignore[arg-type]  # no errors are left
