@@ -30,6 +30,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.ops.bitmask import num_words
 from ziggurat.ops.scan import (
     Found,
     Masks,
@@ -328,21 +329,23 @@ class VectorIndex(nn.Module):
             self._check_masks(masks, len(queries))
 
     def _check_masks(self, masks: Masks, num: int) -> None:
-        words = -(-len(self) // 64)
+        words = self._numbers()[3]
         if isinstance(masks, Tensor):
-            is_right = masks.shape in ((words,), (num, words))
+            if masks.shape[-1] == words and (masks.dim() == 1 or (masks.dim() == 2 and len(masks) == num)):
+                return
             found = f"a tensor of shape {tuple(masks.shape)}"
         else:
-            shapes = [tuple(each.shape) for each in masks or () if each is not None]
-            is_right = len(masks or ()) == num and all(shape == (words,) for shape in shapes)
-            found = f"{len(masks or ())} masks of shapes {sorted(set(shapes))}"
-        if not is_right:
-            raise ConfigError(
-                expected=f"masks of {words} words, one for all or one for each of {num} queries",
-                found=found,
-                where="search of a vector index",
-                ways_out="make masks with `ops.bitmask.pack_mask` or `FilterIndex.masks` of the same items",
-            )
+            masks = masks or ()
+            if len(masks) == num and all(each is None or (each.dim() == 1 and each.numel() == words) for each in masks):
+                return
+            shapes = sorted({tuple(each.shape) for each in masks if each is not None})
+            found = f"{len(masks)} masks of shapes {shapes}"
+        raise ConfigError(
+            expected=f"masks of {words} words, one for all or one for each of {num} queries",
+            found=found,
+            where="search of a vector index",
+            ways_out="make masks with `ops.bitmask.pack_mask` or `FilterIndex.masks` of the same items",
+        )
 
     def _tables(self) -> ScanTables:
         """What the kernel reads; kept until a buffer is replaced."""
@@ -357,11 +360,11 @@ class VectorIndex(nn.Module):
             )
         return tables
 
-    def _numbers(self) -> tuple[int, int, bool]:
-        """Width, probes, whether vectors are kept: read from the buffers once."""
+    def _numbers(self) -> tuple[int, int, bool, int]:
+        """Width, probes, whether vectors are kept, words of a mask: read from the buffers once."""
         if "sizes" not in self._cached:
             dim, probes = self.sizes.tolist()
-            self._cached["sizes"] = (dim, probes, len(self.kept) > 0)
+            self._cached["sizes"] = (dim, probes, len(self.kept) > 0, num_words(len(self)))
         return self._cached["sizes"]
 
     def _set(self, buffers: dict[str, Tensor]) -> None:
