@@ -154,6 +154,7 @@ class _Gun:
         self.open = 0
         self.waiting: deque[tuple[Shot, bytes]] = deque()
         self.outstanding = 0
+        self.ended = asyncio.Event()
         self._opening: set[asyncio.Task[None]] = set()
 
     def due(self, shot: Shot, request: bytes) -> None:
@@ -213,6 +214,7 @@ class _Gun:
         shot.seconds, shot.status, shot.body = time.perf_counter() - shot.due, status, body
         self.outstanding -= 1
         self.result.shots.append(shot)
+        self.ended.set()
 
 
 async def fire(
@@ -272,7 +274,8 @@ async def keep_asking(target: Target, *, in_flight: int, seconds: float) -> Shot
         while gun.outstanding < in_flight:
             gun.due(Shot(due=time.perf_counter()), requests[number % len(requests)])
             number += 1
-        await asyncio.sleep(0)
+        gun.ended.clear()
+        await gun.ended.wait()
     gun.result.seconds = time.perf_counter() - begin
     while gun.outstanding:
         await asyncio.sleep(0.002)

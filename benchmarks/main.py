@@ -33,6 +33,7 @@ NAMES = {
     "scaling": "loss against compute for growing models, with the fitted law",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
+    "serve": "the server against the module without one, and against a plain FastAPI server",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
@@ -46,6 +47,7 @@ WITH_OPTIONS = (
     "scaling",
     "wukong",
     "retrieval",
+    "serve",
 )
 
 

@@ -55,6 +55,7 @@ class FakeAnswerer:
             filters={"genres": "categorical"},
             value_model="like",
             filter_example="genres:Drama",
+            num_candidates=self.candidates,
         )
 
     def check(self, request: RecommendRequest | RankRequest) -> int:
@@ -90,6 +91,10 @@ class FakeAnswerer:
         return [self._recommend(request, effort) for request in requests]
 
     def _recommend(self, request: RecommendRequest, effort: Effort) -> Recommendations | ZigguratError:
+        try:
+            self.check(request)
+        except RequestError as error:
+            return error
         if request.user.get("user_id") == "poison":
             return self._wrong("a user", "poison", "request, field 'user_id'")
         if request.user.get("user_id") == "raise":
@@ -110,6 +115,11 @@ class FakeAnswerer:
         self._take_time(sum(len(request.items) for request in requests), effort, len(requests))
         answers: list[Ranked | ZigguratError] = []
         for request in requests:
+            try:
+                self.check(request)
+            except RequestError as error:
+                answers.append(error)
+                continue
             ids = [item["item_id"] if isinstance(item, dict) else item for item in request.items]
             scored = [ScoredItem(id=id, score=float(id), position=place) for place, id in enumerate(ids)]
             ordered = tuple(sorted(scored, key=lambda item: (-item.score, item.position)))

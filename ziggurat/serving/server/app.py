@@ -68,14 +68,21 @@ class ServerApp:
         config: limits and deadlines.
         api_key: if given, requests must bring it (Authorization: Bearer KEY, or X-Api-Key: KEY).
         swap: loads the export of a path and returns its version; without it /admin/swap is not there.
+        prepare_thread: called first in the thread that computes.
     """
 
     def __init__(
-        self, *, answerer: Answerer, config: ServerConfig, api_key: str = "", swap: Swap | None = None
+        self,
+        *,
+        answerer: Answerer,
+        config: ServerConfig,
+        api_key: str = "",
+        swap: Swap | None = None,
+        prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.config, self.answerer, self.metrics = config, answerer, Metrics()
         self.info = answerer.info()
-        self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics)
+        self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
         self.draining = False
         self._key, self._swap = api_key.encode(), swap
         self._openapi = encode(description(self.info, config=config, has_key=bool(api_key)))
@@ -164,7 +171,7 @@ class ServerApp:
 
     def _read(self, path: str, body: bytes) -> tuple[Question, int]:
         request = _READ[path](body, config=self.config)
-        return request, self.answerer.check(request)
+        return request, self.engine.candidates_of(request)
 
     def _has_key(self, scope: Any) -> bool:
         given = header(scope, b"x-api-key") or header(scope, b"authorization").removeprefix("Bearer ")

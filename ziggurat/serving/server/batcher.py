@@ -8,7 +8,8 @@
 A batch starts as soon as the thread is free: it never waits for company, since under load company is there. A batch has
 candidates, not requests, for its size: ranking 1,000 items costs what 1,000 requests for one item cost. A request whose
 deadline passed while it waited is not computed any more. If the answerer fails on a whole batch, its requests are
-computed one by one, so that only the guilty one fails.
+computed one by one, so that only the guilty one fails; for the next seconds the engine is *careful*, and requests are
+checked before they join a batch (a check costs as much as the HTTP around it, and good requests need none).
 
 The wait of a new request = the rest of the running batch + the queue's candidates on the line of `cost.py`. Estimate
 and answer are for one effort; `ladder.py` chooses it before each batch.
@@ -23,8 +24,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.answers import Answerer, Effort, Ranked, RankRequest, Recommendations, RecommendRequest
@@ -40,6 +42,7 @@ _SHARE_OF_DEADLINE = 0.25  # of one batch: a request waits for the running batch
 _MOST_SHARE = 0.4  # where the fixed part of a batch is large: up to this share, to spread it over more candidates
 _FIXED_PARTS = 4.0  # a batch may take so many times its fixed part
 _WARM_UP_S = 2.0
+_CAREFUL_S = 10.0  # after a bad request was found in a batch
 
 
 class OverloadError(ZigguratError, RuntimeError):
@@ -85,10 +88,20 @@ class Engine:
         answerer: computes answers; called from one thread.
         config: deadlines and bounds.
         metrics: counters and histograms to fill.
+        prepare_thread: called first in the thread that computes (threads of torch are set for each thread).
     """
 
-    def __init__(self, *, answerer: Answerer, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        answerer: Answerer,
+        config: ServerConfig,
+        metrics: Metrics,
+        prepare_thread: Callable[[], None] = lambda: None,
+    ) -> None:
         self.answerer, self.config, self.metrics = answerer, config, metrics
+        self._prepare_thread = prepare_thread
+        self._num_candidates = answerer.info().num_candidates
         self.ladder = Ladder(steps=LADDER if config.degrade else LADDER[:1])
         self._costs: dict[tuple[type, Effort], CostLine] = {
             (kind, effort): CostLine() for kind in (RecommendRequest, RankRequest) for effort in Effort
@@ -96,7 +109,8 @@ class Engine:
         self._deadline_s = config.deadline_ms / 1e3
         self._queue = _Queue()
         self._lock = threading.Lock()
-        self._wake = threading.Semaphore(0)
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._careful_until = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._compute_for_ever, name="engine", daemon=True)
 
@@ -111,7 +125,7 @@ class Engine:
         """End after the requests that wait were answered."""
         with self._lock:
             self._queue.closing = True
-        self._wake.release()
+        self._wake.put(None)
         while self._thread.is_alive():
             await asyncio.sleep(0.005)
 
@@ -141,12 +155,24 @@ class Engine:
         queue = self._queue
         return bool(queue.jobs) and (len(queue.jobs) >= self.config.max_queue or self.wait_s() > self._deadline_s)
 
+    def candidates_of(self, request: Request) -> int:
+        """How many candidates a request has; RequestError for one that cannot be answered, while careful."""
+        if time.monotonic() < self._careful_until:
+            try:
+                return self.answerer.check(request)
+            except ZigguratError:
+                self._careful_until = time.monotonic() + _CAREFUL_S
+                raise
+        if isinstance(request, RankRequest):
+            return len(request.items)
+        return max(self._num_candidates, request.k)
+
     async def ask(self, request: Request, *, candidates: int, deadline_s: float | None = None) -> Answer:
         """The answer to one request.
 
         Args:
             request: what is asked.
-            candidates: what the answerer's `check` said of it.
+            candidates: what `candidates_of` said of it.
             deadline_s: seconds from now; None for the server's.
 
         Raises:
@@ -170,7 +196,7 @@ class Engine:
             self._queue.candidates[type(request)] += candidates
             wake, self._queue.idle = self._queue.idle, False
         if wake:
-            self._wake.release()
+            self._wake.put(None)
         return await job.future
 
     def _admit(self, request: Request, candidates: int, allowed: float) -> None:
@@ -198,6 +224,7 @@ class Engine:
     # ---- in the thread that computes
 
     def _compute_for_ever(self) -> None:
+        self._prepare_thread()
         while True:
             with self._lock:
                 batch, effort = self._take()
@@ -205,7 +232,7 @@ class Engine:
                     return
                 self._queue.idle = not batch
             if not batch:
-                self._wake.acquire()
+                self._wake.get()
                 continue
             try:
                 self._compute(batch, effort)
@@ -215,7 +242,7 @@ class Engine:
     def _take(self) -> tuple[list[_Job], Effort]:
         """The next batch, called under the lock: the oldest requests, of one kind, within the size of a batch."""
         queue, now = self._queue, time.monotonic()
-        effort = self.ladder.feel(self.wait_s() / self._deadline_s, now=now)
+        effort = self.ladder.feel(self._pressure(now), now=now)
         self.metrics.queue.set(len(queue.jobs))
         self.metrics.level.set(self.ladder.level)
         if not queue.jobs:
@@ -236,6 +263,17 @@ class Engine:
         queue.running = _Running(since=now, expected_s=cost.predict(taken))
         return batch, effort
 
+    def _pressure(self, now: float) -> float:
+        """How much of the deadline the oldest request has waited, or those beyond the next batch will wait."""
+        queue = self._queue
+        wait = now - queue.jobs[0].arrived if queue.jobs else 0.0
+        rest = 0.0
+        for kind, candidates in queue.candidates.items():
+            cost = self._cost(kind)
+            if candidates and (beyond := candidates - self._most_candidates(cost)) > 0:
+                rest += cost.predict(beyond, batches=math.ceil(beyond / self._most_candidates(cost)))
+        return max(wait, rest) / self._deadline_s
+
     def _compute(self, batch: list[_Job], effort: Effort) -> None:
         started = time.monotonic()
         late = [job for job in batch if job.deadline < started or job.future.cancelled()]
@@ -248,6 +286,8 @@ class Engine:
             candidates = sum(job.candidates for job in batch)
             self._costs[type(batch[0].request), effort].observe(candidates, seconds)
             self.metrics.observe_batch(len(batch), candidates, seconds, effort)
+        if len(batch) > 1 and any(isinstance(answer, Exception) for answer in answers):
+            self._careful_until = time.monotonic() + _CAREFUL_S
         self.metrics.expired.inc(len(late))
         errors = [_too_late(job, started) for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]

@@ -1,6 +1,6 @@
 """The degradation ladder: how much effort an answer gets, by how full the time of the queue is.
 
-    pressure = estimated wait / deadline        ▲ from UP on: one step down in effort, at once
+    pressure = wait / deadline                  ▲ from UP on: one step down in effort, at once
                                                 │ up to DOWN for a while: one step back up
     full → fewer_probes → retrieval_only → popular → (refused with 503)
 
@@ -48,7 +48,7 @@ class Ladder:
         """The effort for a batch that is taken now.
 
         Args:
-            pressure: estimated wait of a request that came now, as a share of the deadline.
+            pressure: what requests have waited, or will after the next batch, as a share of the deadline.
             now: monotonic seconds.
         """
         if pressure > DOWN:

@@ -8,14 +8,15 @@ soon as it is too long.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from ziggurat.errors import RequestError
+from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.files import parse_json
 from ziggurat.serving.answers import RankRequest, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
 
 Receive = Callable[[], Awaitable[Any]]
+Question = TypeVar("Question", RecommendRequest, RankRequest)
 _JSON_WAYS = ("send a JSON object; /openapi.json has examples",)
 
 
@@ -101,7 +102,7 @@ def read_json(body: bytes) -> Any:
 
 def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:
     """A body as a request for recommendations; raises RequestError."""
-    request = RecommendRequest.from_json(read_json(body))
+    request = _build(RecommendRequest, read_json(body))
     for name, count, most in (("k", request.k, config.max_k), ("exclude", len(request.exclude), config.max_items)):
         if count > most:
             raise _too_many(f"at most {most:,} in {name!r}", f"{count:,}", name)
@@ -114,7 +115,15 @@ def read_rank(body: bytes, *, config: ServerConfig) -> RankRequest:
     items = data.get("items") if isinstance(data, dict) else None
     if isinstance(items, list) and len(items) > config.max_items:
         raise _too_many(f"at most {config.max_items:,} items", f"{len(items):,}", "items")
-    return RankRequest.from_json(data)
+    return _build(RankRequest, data)
+
+
+def _build(cls: type[Question], data: Any) -> Question:
+    """A request of plain data: by its constructor, which checks once, or, where that fails, by what explains best."""
+    try:
+        return cls(**data)
+    except (TypeError, ZigguratError):
+        return cls.from_json(data)
 
 
 def _too_many(expected: str, found: str, name: str) -> RequestError:

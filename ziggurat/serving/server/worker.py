@@ -112,13 +112,22 @@ def work(task: WorkerTask, *, control: Control) -> NoReturn:
 
 
 def _work(task: WorkerTask, control: Control) -> int:
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(task.config.threads_of_worker)
+    def set_threads() -> None:
+        if "torch" in sys.modules:  # torch keeps the number of threads for each thread that calls it
+            sys.modules["torch"].set_num_threads(task.config.threads_of_worker)
+
+    set_threads()
     share_metrics(folder=task.metrics, slot=task.slot)
     worker = _Worker(task, control)
     try:
         answerer = task.load(task.export)
-        app = ServerApp(answerer=answerer, config=task.config, api_key=task.api_key, swap=worker.swap_by_admin)
+        app = ServerApp(
+            answerer=answerer,
+            config=task.config,
+            api_key=task.api_key,
+            swap=worker.swap_by_admin if task.config.admin else None,
+            prepare_thread=set_threads,
+        )
         app.engine.warm_up(examples(app.info))
     except ZigguratError as error:
         control.send(failed=error_to_json(error))
@@ -150,8 +159,13 @@ def _work(task: WorkerTask, control: Control) -> int:
 def examples(info: Info) -> list[Request]:
     """Requests to warm up with, from the export's own examples."""
     found: list[Request] = []
+    for example in info.examples:
+        if "recommend" in example:
+            found.append(RecommendRequest.from_json(example["recommend"]))
+        if "rank" in example:
+            found.append(RankRequest.from_json(example["rank"]))
     user = example_of(info.user_columns)
-    if info.can_recommend:
+    if info.can_recommend and not any(isinstance(each, RecommendRequest) for each in found):
         found.append(RecommendRequest(user=user))
     if info.can_rank:
         item = example_of(info.item_columns)
