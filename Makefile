@@ -6,6 +6,7 @@
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
+#   make chaos-serve  50 kill -9 of a server's workers
 #   make index    write docs/files.md again, from the docstrings
 #   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos attack docs index clean
+.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -86,6 +87,9 @@ bench-planning: setup
 
 chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
+
+chaos-serve: setup
+	$(BIN)/python -m pytest -m chaos --timeout 600 -s tests/serving/server/test_processes.py
 
 index: setup
 	$(BIN)/python docs/make_index.py

@@ -126,12 +126,17 @@ def test_every_setting_that_is_named_exists(document: Path) -> None:
     """Spans like `--training.non-finite skip`; with a dot: a setting of a run (on a model.s page: its own)."""
     from ziggurat.config import override
     from ziggurat.recipes.catalogue import RECIPES, recipe_named
+    from ziggurat.serving.server.config import ServerConfig
 
     config, own = recipe_named("movielens_dlrm"), f"table_{document.stem}"
     if document.parent.name == "models" and own in {recipe.__name__ for recipe in RECIPES}:
         config = recipe_named(own, schema=config.table_schema)
     for found in re.finditer(r"`--(\w[\w-]*\.[\w.-]+) ([^`\s]+)`", prose(document)):
-        if not found[2].isupper():  # a placeholder, as in `--group.name VALUE`
+        if found[2].isupper():  # a placeholder, as in `--group.name VALUE`
+            continue
+        if found[1].startswith("server."):
+            override(ServerConfig(), {found[1].removeprefix("server."): found[2]})
+        else:
             override(config, {found[1]: found[2]})
 
 

@@ -48,14 +48,14 @@ def serve(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.serving.server.serve import serve as serve_export
 
     check_packages()
-    config = _config(options, rest)
+    config = config_of(options, rest)
     load = functools.partial(Recommender.load, models=own_models(options))
     report = functools.partial(_report, options.export, config, bool(options.api_key_file))
     serve_export(options.export, config=config, load=load, api_key=read_api_key(options.api_key_file), on_ready=report)
     return 0
 
 
-def _config(options: argparse.Namespace, rest: list[str]) -> ServerConfig:
+def config_of(options: argparse.Namespace, rest: list[str]) -> ServerConfig:
     """The settings that flags and --server.NAME VALUE give."""
     from ziggurat.serving.server.config import ServerConfig
 
