@@ -16,11 +16,13 @@ import torch
 import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
 from ziggurat.cli.main import main
+from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.embeddings.storage import TablePrecision
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.runs.export import make
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
-from ziggurat.runs.export.parity import Parity, refuse_difference, unseen
+from ziggurat.runs.export.parity import Parity, plain_rows, refuse_difference, unseen
 from ziggurat.serving.export_folder import open_export
 
 QUICK = zg.ExportConfig(program=False, golden=2)
@@ -217,6 +219,13 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
     content.pop("sha256")
     path.write_text(json.dumps(content | {"sha256": digest_of(content)}))
+
+
+def test_decimal_commas_become_points_in_requests() -> None:
+    frame = events(3).with_columns(price=pl.Series(["1,5", None, "2"]), age=pl.Series(["3", "4,25", "5"]))
+    found = plain_rows(RawChunk(frame=frame, path=Path("a.csv"), decimal=DecimalMark.COMMA), SCHEMA)
+    assert found["price"].to_list() == ["1.5", None, "2"]
+    assert found["age"].to_list() == ["3", "4.25", "5"]
 
 
 @pytest.mark.slow

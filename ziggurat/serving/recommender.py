@@ -13,8 +13,7 @@ together, each with a user, a filter and a k of its own; what is wrong with one 
 Columns that a request leaves out are those of the user's last row in the data, if the user is known, and missing
 otherwise; ids that training never saw are unknown, as in `ziggurat predict`. Columns that nothing reads are refused.
 
-Equal requests get equal answers, up to rounding where they come in other batches; equal scores go by the order of the
-catalogue. Nothing is kept between requests, so several threads may ask.
+Equal requests get equal answers, up to rounding in other batches. Nothing is kept between them; threads may share it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,14 +102,6 @@ class Recommender:
         ]
         return f"Recommender({info.name}: {'; '.join(filter(None, what))}; version {self.version})"
 
-    # ------------------------------------------------------------------------------------------- for people, in Python
-
-    @overload
-    def recommend(self, user: Mapping[str, Any], **settings: Any) -> Recommendations: ...
-
-    @overload
-    def recommend(self, user: Sequence[Mapping[str, Any]], **settings: Any) -> list[Recommendations]: ...
-
     def recommend(
         self,
         user: Mapping[str, Any] | Sequence[Mapping[str, Any]],
@@ -120,7 +111,7 @@ class Recommender:
         exclude_seen: bool = True,
         exclude: Sequence[str] = (),
         explain: bool = False,
-    ) -> Recommendations | list[Recommendations]:
+    ) -> Any:
         """The k best items of the catalogue for a user, or for each of several.
 
         Args:
@@ -130,6 +121,9 @@ class Recommender:
             exclude_seen: leave out what the user has had in the data.
             exclude: ids of further items to leave out.
             explain: also say how the candidates were found.
+
+        Returns:
+            `Recommendations`, or a list of them where `user` is a list.
 
         Raises:
             RequestError: a column, an id or a filter that cannot be.
@@ -166,8 +160,6 @@ class Recommender:
     def scores(self, frame: Any) -> np.ndarray:
         """Scores of whole raw rows in a frame of polars: float32 (rows, labels), as `ziggurat predict` gives them."""
         return self._ranker().score_frame(frame).numpy()
-
-    # -------------------------------------------------------------------------------------------------- an `Answerer`
 
     def info(self) -> Info:
         """What the export is, and what may be asked of it."""

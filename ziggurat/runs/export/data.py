@@ -170,7 +170,7 @@ def _events(
             if is_date is None:
                 is_date = is_date_column(chunk.frame[schema.time])
                 order = order_of_dates(chunk, schema.time) if is_date else order
-            times = time_keys(chunk, schema.time, bad_rows=data.bad_rows, is_date=is_date, order=order)
+            times = time_keys(chunk, schema.time, bad_rows=data.bad_rows, is_date=bool(is_date), order=order)
             times = np.nan_to_num(times, nan=-np.inf)
         mine = (item >= 0) & (user >= 0)
         found.append((user[mine], item[mine], times[mine]))

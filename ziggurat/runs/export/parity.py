@@ -21,7 +21,7 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.source import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ExportError
-from ziggurat.features.schema import Categorical, MultiHot, Schema, Task, column_of
+from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Task, column_of
 from ziggurat.features.schema import Sequence as ListFeature
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
