@@ -94,7 +94,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace, rest: list[str]) -> int:
-    """Make an export."""
+    """Make an export of a run, and say where it differs from it."""
     from ziggurat.embeddings.storage import TablePrecision
     from ziggurat.runs.export import ExportConfig, export_run
     from ziggurat.training.report.progress import show_progress

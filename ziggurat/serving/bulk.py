@@ -57,7 +57,7 @@ class BulkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BulkResult:
-    """What was written.
+    """What a file of recommendations has, once it is written.
 
     Args:
         num_users: rows of the file.
