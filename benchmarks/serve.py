@@ -35,6 +35,7 @@ from ziggurat.errors import MissingFileError
 
 BUILT = ROOT / "build" / "benchmarks" / "serve"
 LIMIT_S = 0.1
+_JSON = b"content-type: application/json\r\n"  # FastAPI asks for it
 PROMISED_MS = 1.0
 ITEMS = (20, 100)
 _PATIENT = ("--deadline-ms", "5000", "--server.degrade", "false", "--server.max-deadline-ms", "10000")
@@ -101,7 +102,9 @@ def bare_module(export: Path, items: int) -> Iterator[Bare]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=_environment(), cwd=ROOT) as process:
         assert process.stdout is not None
-        data = json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, "the module could not be loaded; its error stands above"
+        data = json.loads(line)
         try:
             yield Bare(process=process, bodies=tuple(json.dumps(each).encode() for each in data))
         finally:
@@ -148,7 +151,7 @@ def fastapi(export: Path) -> Callable[[int], list[str]]:
 
 def overhead(bare: Bare, port: int, *, rounds: int, items: int) -> Case:
     """Median time of a request over HTTP less that of the module."""
-    target, found = Target(port=port, path="/rank", bodies=bare.bodies), []
+    target, found = Target(port=port, path="/rank", bodies=bare.bodies, headers=_JSON), []
     for _ in range(rounds + 1):
         alone = bare.measure(batch=1, seconds=0.8)["median_s"]
         shots = asyncio.run(keep_asking(target, in_flight=1, seconds=0.8))
@@ -177,7 +180,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 def throughput(bare: Bare, port: int, *, rounds: int, items: int) -> Case:
     """Requests a second over HTTP against the module's with batches."""
-    target, pairs = Target(port=port, path="/rank", bodies=bare.bodies), []
+    target, pairs = Target(port=port, path="/rank", bodies=bare.bodies, headers=_JSON), []
     for _ in range(rounds + 1):
         alone = bare.measure(batch=64, seconds=1.0)["per_s"]
         shots = asyncio.run(keep_asking(target, in_flight=128, seconds=1.5))
@@ -230,7 +233,7 @@ def against_fastapi(bare: Bare, ports: tuple[int, int], *, rounds: int, items: i
     """The highest rates of both servers, round by round."""
     pairs = []
     for _ in range(rounds):
-        targets = [Target(port=port, path="/rank", bodies=bare.bodies) for port in ports]
+        targets = [Target(port=port, path="/rank", bodies=bare.bodies, headers=_JSON) for port in ports]
         pairs.append(tuple(highest_rate(target, start=60.0, seconds=2.0) for target in targets))
         say(f"  {items} items: {pairs[-1][0]:.0f} requests/s, FastAPI {pairs[-1][1]:.0f}")
     middle, low, high = _spread([mine / other for mine, other in pairs])
