@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, Model, Unpooled
@@ -80,7 +81,7 @@ def export_program(model: Model, batches: tuple[Batch, Batch]) -> torch.export.E
     """
     traced, compared = (inputs_of(model.embed(batch)) for batch in batches)
     network = DenseProgram(model)
-    dynamic = torch.utils._pytree.tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, traced)
+    dynamic = pytree.tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, traced)
     program = torch.export.export(network, args=(), kwargs=traced, dynamic_shapes=dynamic)
     for given in (traced, compared):
         torch.testing.assert_close(program.module()(**given), network(**given), rtol=_ATOL, atol=_ATOL)

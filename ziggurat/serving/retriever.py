@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
