@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -180,6 +182,23 @@ def test_a_drain_answers_what_came_and_what_is_on_its_way() -> None:
     answers = serving(body, answerer=FakeAnswerer(base_s=0.2), linger_s=1.0, deadline_ms=3000)
     assert [answer[0] for answer in answers] == [200, 200, 200]
     assert [answer[1].get("connection") for answer in answers[1:]] == ["close", "close"]
+
+
+def test_a_drain_answers_connections_that_were_accepted_a_moment_ago() -> None:
+    async def body(port: int, server: DrainingServer) -> list[bytes]:
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+        for client in clients:
+            client.sendall(GOOD)
+        await server.shutdown()  # in the turn in which the kernel has them, and nobody else
+        server.shutdown = AsyncMock()
+        answers = []
+        for client in clients:
+            client.setblocking(False)  # the answer is there already, or a process that ended now would lose it
+            answers.append(client.recv(100))
+            client.close()
+        return answers
+
+    assert [answer[:15] for answer in serving(body)] == [b"HTTP/1.1 200 OK"] * 5
 
 
 def test_a_drain_closes_idle_connections_after_a_while() -> None:

@@ -32,6 +32,7 @@ from ziggurat.serving.server.metrics import Metrics
 _ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a turn
 _BACKLOG = 2048
 _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
+_SETTLE_S = 0.05  # asyncio accepts a connection some turns before its protocol has it, and drops it if closed between
 _log = logging.getLogger("ziggurat.server")
 
 
@@ -253,13 +254,15 @@ class DrainingServer(uvicorn.Server):
             if not select.select([self.listener], [], [], 0)[0]:
                 break
             await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self.listener.fileno())  # no more; asyncio drops the last ones if it is closed right now
+        await asyncio.sleep(_SETTLE_S)
         for server in self.servers:
             server.close()
         self.closed_to_new()
         connections: set[Any] = self.server_state.connections
         for connection in list(connections):
             connection.drain()
-        loop = asyncio.get_running_loop()
         begin = loop.time()
         while connections and loop.time() - begin < self.limits.drain_s:
             if loop.time() - begin >= self.limits.linger_s:
