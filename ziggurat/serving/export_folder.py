@@ -6,8 +6,9 @@
       ranker/weights.safetensors  all weights
       ranker/preprocessing/       schema, vocabularies and statistics, as fitted
       ranker/dense.pt2            the dense network as `torch.export` sees it; for other programs, never read here
-      encoder/…                   the same four for the model of users and items, if there is one
+      encoder/…                   the same without dense.pt2 for the model of users and items, if there is one
       items/catalogue.parquet     one row an item: its raw columns
+      items/items.json            settings of the index, and what its tensors mean
       items/index.safetensors     vectors and attributes, as the index searches them
       users/…                     what is known of users: their last columns, and what they have had
       chain.json                  how an answer is put together: candidates, value model, column of the user

@@ -13,7 +13,8 @@ together, each with a user, a filter and a k of its own; what is wrong with one 
 Columns that a request leaves out are those of the user's last row in the data, if the user is known, and missing
 otherwise; ids that training never saw are unknown, as in `ziggurat predict`. Columns that nothing reads are refused.
 
-Equal requests get equal answers, up to rounding in other batches. Nothing is kept between them; threads may share it.
+Equal requests get equal answers, up to rounding in other batches. Nothing that changes an answer is kept between them
+(masks of frequent filters are); threads may share it.
 """
 
 from __future__ import annotations

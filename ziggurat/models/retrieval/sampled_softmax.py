@@ -4,18 +4,17 @@ The wanted loss of user u and item i is −ln softmax over all items. Over a sam
 pushed away often, so its score is corrected by what it was drawn with (logQ; Yi et al., RecSys 2019, eq. 4 to 6;
 Bengio and Senécal 2008):
 
-    block of n consecutive samples: users u_1 … u_n, items i_1 … i_n; m more items, drawn uniformly
-    s_bj = ⟨u_b, i_j⟩ / τ − ln Q(i_j)             Q(i) = n · p(i) + m / N     p: share of i among all training samples
+    block of n consecutive samples: users u_1 … u_n, items i_1 … i_n
+    s_bj = ⟨u_b, i_j⟩ / τ − ln Q(i_j)             Q(i) = n · p(i)     p: share of i among all training samples
     loss_b = ln Σ_j exp(s_bj) − s_bb              over j = b and all j that are no false negative of b
 
 A *false negative* is an item that the user is known to like: the item of sample b itself, and those of the positive
-samples of the same user in the block. They are left out of the sum. The mix of both kinds of negatives is that of Yang
-et al., WWW 2020; with m = 0 it is plain in-batch negatives.
+samples of the same user in the block. They are left out of the sum.
 
 Blocks, not batches: consecutive samples of a fixed number form a block, whatever the batch. Ranks that share a global
 batch in slices of whole blocks see the same blocks as one device would, so the loss does not depend on their number.
 
-Cost: 2·n·(n + m)·D FLOPs a block, and n·(n + m) numbers for scores and mask.
+Cost: 2·n²·D FLOPs a block, and n² numbers for scores and mask.
 """
 
 from __future__ import annotations

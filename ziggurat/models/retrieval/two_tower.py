@@ -9,15 +9,15 @@ items for a user are found by an index. Which features describe the item is said
 items that the user liked (a list that shares the item's table) makes a vector for users never seen before, too.
 
 The loss is in `sampled_softmax.py`: a sample whose label is positive is a question whose answer is its item; the other
-items of its block of `negatives_block` consecutive samples are the negatives, positive or not, and `uniform_negatives`
-more may be drawn from all items. What the items are drawn with (logQ) is counted exactly in the training data
+items of its block of `negatives_block` consecutive samples are the negatives, positive or not. How often an item is one
+of them (logQ) is counted exactly in the training data
 (`observe`), and kept in the buffer `item_counts`, and so in checkpoints.
 
 The logit of every label is ⟨u, i⟩ / τ. It ranks items for a user, and so AUC, GAUC and NDCG mean what they always do;
 it is no log odds, so its sigmoid is no probability, and log loss and calibration say nothing. Whether the model finds
 the right items among all is said by full ranking (`training/metrics/full_ranking.py`).
 
-Cost: that of the encoders, and 2·n·(n + m)·D FLOPs a block of n samples with m drawn items.
+Cost: that of the encoders, and 2·n²·D FLOPs a block of n samples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts of filters to expressions.
+"""The parser of filters: their texts become expressions.
 
     filter     := all ("OR" all)*
     all        := one ("AND" one)*
@@ -8,7 +8,7 @@
                 | name ["NOT"] "IN" "(" range, … ")"     lang IN (de, en)
                 | name "IS" ["NOT"] "MISSING"            year IS MISSING
     range      := value | value ".." [value] | ".." value
-    comparison := "=" | "!=" | "<" | "<=" | ">" | ">="
+    comparison := "=" | "==" | "!=" | "<" | "<=" | ">" | ">="
 
 So NOT binds tighter than AND, and AND tighter than OR. Keywords may be written in any case. A value or name with
 spaces, commas or parentheses, or one that begins with a quote, stands in quotes of either kind; a backslash in quotes

@@ -11,7 +11,7 @@ An error is JSON, {"error": {"kind", "expected", "found", "where", "ways_out"}},
 to blame and 503 with Retry-After if the server has no time. The version that answered stands in every answer and in the
 header X-Export-Version.
 
-The two first routes have a way of their own through the app (`_Ask`): a refusal under overload must cost microseconds,
+The two first routes have a way of their own through the app (`_ask`): a refusal under overload must cost microseconds,
 so it is made before routing, parsing and errors, from bytes that are ready.
 """
 

@@ -1,7 +1,8 @@
 """The web page and what it reads: users to pick, their history, items, why an item was filtered.
 
 The page is one HTML file with a script and a style of its own, packaged; nothing is fetched from elsewhere, and the
-browser is told so (Content-Security-Policy). What it shows comes from routes that anyone may use.
+browser is told so (Content-Security-Policy). What it shows comes from routes that anyone with the API
+key may use, if there is one.
 """
 
 from __future__ import annotations
