@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from ziggurat.serving.golden import read_requests
 from ziggurat.serving.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
 from ziggurat.serving.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.packed_model import MODEL_FILE, load_model
+from ziggurat.serving.plain_values import plain
 from ziggurat.serving.ranker import Ranker
 from ziggurat.serving.retriever import VectorEncoder, VectorModel
 from ziggurat.serving.sides import encode_frame
@@ -130,16 +130,3 @@ def _columns(schemas: Sequence[Schema], frame: pl.DataFrame | None) -> tuple[Col
                 example = plain(frame[name][0])
             found.setdefault(name, Column(name=name, kind=feature.kind, example=example))
     return tuple(found.values())
-
-
-def plain(value: Any) -> Any:
-    """A cell of a frame as a value that JSON has."""
-    if isinstance(value, pl.Series):
-        return [plain(each) for each in value.to_list()]
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return None if value != value else str(value)  # NaN is missing
-    return value

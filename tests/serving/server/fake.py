@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat.errors import DataError, RequestError, ZigguratError
+from ziggurat.errors import DataError, FilterError, RequestError, ZigguratError
 from ziggurat.serving.answers import (
     Column,
     Effort,
@@ -66,7 +66,8 @@ class FakeAnswerer:
                 self._number(item["item_id"] if isinstance(item, dict) and "item_id" in item else item)
             return len(request.items)
         if request.filter not in ("", "genres:Drama"):
-            raise self._wrong("a filter", repr(request.filter), "filter, column 1")
+            where = "column 1 of the filter"  # the class and the words of the real parser
+            raise FilterError(expected="a filter", found=repr(request.filter), where=where, ways_out="look at /info")
         return self.candidates
 
     def _number(self, item: Any) -> int:
@@ -93,7 +94,7 @@ class FakeAnswerer:
     def _recommend(self, request: RecommendRequest, effort: Effort) -> Recommendations | ZigguratError:
         try:
             self.check(request)
-        except RequestError as error:
+        except (RequestError, FilterError) as error:
             return error
         if request.user.get("user_id") == "poison":
             return self._wrong("a user", "poison", "request, field 'user_id'")
@@ -136,6 +137,7 @@ class FakeAnswerer:
         return ["3", "4"][:limit] if user.get("user_id") == "u1" else []
 
     def explain_item(self, request: RecommendRequest, id: str) -> str:
+        self.check(request)
         self._number(id)
         return f"{id} passes {request.filter or 'no filter'}"
 

@@ -86,7 +86,7 @@ def test_a_ranking_is_ordered() -> None:
         ("/recommend", USER | {"k": 1001}, 400, "'k'"),
         ("/recommend", USER | {"exclude": ["3"] * 5001}, 400, "'exclude'"),
         ("/recommend", USER | {"fliter": ""}, 400, "fliter"),
-        ("/recommend", USER | {"filter": "genres:"}, 400, "filter, column 1"),
+        ("/recommend", USER | {"filter": "genres:"}, 400, "column 1 of the filter"),
         ("/recommend", {"user": {"age": 3}}, 400, "user"),
         ("/recommend", {"user": {"user_id": "poison"}}, 400, "user_id"),
         ("/rank", USER | {"items": []}, 400, "items"),
@@ -96,6 +96,7 @@ def test_a_ranking_is_ordered() -> None:
         ("/recommend", b" " * (1 << 20) + b"{}", 413, "body"),
         ("/history", {"user": 3}, 400, "body"),
         ("/explain", {"item": "3"}, 400, "body"),
+        ("/explain", {"item": "3", "request": USER | {"filter": "genres:"}}, 400, "column 1 of the filter"),
         ("/explain", {"item": "3", "request": {"usr": {}}}, 400, "usr"),
     ],
 )
@@ -195,6 +196,19 @@ def test_metrics_count_answers() -> None:
     assert 'ziggurat_answers_total{effort="full"} 2.0' in text
 
 
+def test_a_request_that_waited_in_vain_is_counted_once() -> None:
+    async def body(http: httpx.AsyncClient) -> str:
+        first = asyncio.ensure_future(http.post("/recommend", json=USER))
+        await asyncio.sleep(0.02)
+        late = await http.post("/recommend", json=USER, headers={"X-Deadline-Ms": "20"})
+        assert ((await first).status_code, late.status_code) == (200, 503)
+        return (await http.get("/metrics")).text
+
+    text = talk(body, answerer=FakeAnswerer(base_s=0.1))
+    assert "ziggurat_expired_total 1.0" in text
+    assert "ziggurat_shed_total 0.0" in text
+
+
 def references(data: Any) -> set[str]:
     if isinstance(data, dict):
         here = {data["$ref"]} if "$ref" in data else set()
@@ -245,7 +259,8 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 def test_what_the_page_reads() -> None:
     assert get("/users").json() == {"users": ["u1", "u2"]}
     assert get("/items/3").json() == {"id": "3", "columns": {"item_id": 3, "title": "Item 3"}}
-    assert get("/items/nobody").status_code == 400
+    unknown = get("/items/nobody")
+    assert (unknown.status_code, unknown.json()["error"].keys()) == (404, PARTS)
     assert [item["id"] for item in post("/history", USER).json()["items"]] == ["3", "4"]
     assert "3 passes" in post("/explain", {"request": USER, "item": "3"}).json()["explanation"]
     assert get("/info").json()["limits"]["max_k"] == 1000
@@ -262,6 +277,7 @@ def test_a_swap_is_asked_for_from_this_machine() -> None:
     answer = post("/admin/swap", {"export": "e2"}, headers=ADMIN, swap=swapped)
     assert answer.json() == {"version": "version of e2"}
     assert post("/admin/swap", {"export": "e2"}, headers=ADMIN).status_code == 404, "no supervisor, no swap"
+    assert post("/admin/swap", {"export": "e2"}, headers=ADMIN, swap=swapped, admin=False).status_code == 404
     assert post("/admin/swap", {"path": "e2"}, headers=ADMIN, swap=swapped).status_code == 400
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.serving.server.fake import FakeAnswerer
-from ziggurat.errors import RequestError
+from ziggurat.errors import FilterError, RequestError
 from ziggurat.serving.answers import Effort, RankRequest, RecommendRequest
 from ziggurat.serving.server.batcher import Engine, OverloadError
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.cost import CostLine
-from ziggurat.serving.server.ladder import Ladder
+from ziggurat.serving.server.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.metrics import Metrics
 
 USER = RecommendRequest(user={"user_id": "u1"}, k=2)
@@ -91,7 +92,7 @@ def test_after_a_bad_request_others_are_checked_before_they_join_a_batch() -> No
     async def body(engine: Engine) -> None:
         assert engine.candidates_of(bad) == 100, "nothing is checked yet"
         await asyncio.gather(*(ask(engine, each) for each in (USER, USER, bad, USER)), return_exceptions=True)
-        with pytest.raises(RequestError, match="column 1"):
+        with pytest.raises(FilterError, match="column 1"):
             engine.candidates_of(bad)
         assert engine.candidates_of(USER) == 100
 
@@ -190,6 +191,26 @@ def test_the_ladder_goes_down_at_once_and_up_after_a_calm_time() -> None:
     assert ladder.feel(0.0, now=11.3) is Effort.RETRIEVAL_ONLY, "so that the next one waits longer"
     assert ladder.feel(0.0, now=11.41) is Effort.FEWER_PROBES
     assert ladder.feel(0.0, now=60.0) is Effort.FULL, "a time without requests is a calm one"
+
+
+def test_ranking_is_never_counted_as_less_effort() -> None:
+    async def body(engine: Engine) -> str:
+        engine.ladder.level, engine.ladder._down = 1, float("inf")
+        engine.ladder._hold_s = float("inf")
+        assert (await ask(engine, USER)).degraded == ("fewer_probes",)
+        await ask(engine, RankRequest(user={}, items=("3",)))
+        return engine.metrics.page()[0].decode()
+
+    text = run(body, FakeAnswerer(), deadline_ms=2000)
+    assert 'ziggurat_answers_total{effort="fewer_probes"} 1.0' in text
+    assert 'ziggurat_answers_total{effort="full"} 1.0' in text
+
+
+def test_steps_that_change_nothing_are_left_out() -> None:
+    info = FakeAnswerer().info()
+    assert steps_for(info) == LADDER
+    assert Effort.RETRIEVAL_ONLY not in steps_for(dataclasses.replace(info, can_rank=False))
+    assert steps_for(dataclasses.replace(info, can_recommend=False)) == (Effort.FULL,)
 
 
 def test_the_line_of_costs_is_found_and_follows() -> None:

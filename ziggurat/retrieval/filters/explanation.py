@@ -1,6 +1,6 @@
 """Why an item passes a filter or not, part by part, and what in a filter no item can fulfil.
 
-film 17 does not pass:
+this item does not pass: genres:Drama AND NOT year:1995..1999
 no       genres:Drama AND NOT year:1995..1999
 yes        genres:Drama               genres is Comedy, Drama
 no         NOT year:1995..1999
@@ -36,7 +36,7 @@ def explain_item(wanted: Filter, attributes: Mapping[str, AttributeIndex], *, po
     names = {term.attribute for term in terms_of(wanted.expression)}
     values = {name: attributes[name].values_of(position, planes=planes) for name in names}
     passes = truth(wanted.expression, values)
-    lines = [f"the item at position {position} {'passes' if passes else 'does not pass'}: {wanted}"]
+    lines = [f"this item {'passes' if passes else 'does not pass'}: {wanted}"]
     if passes is None:
         lines.append("It is unknown whether it would, since a value is missing; only what is sure passes.")
     lines += _lines(wanted.expression, values, attributes, depth=0)

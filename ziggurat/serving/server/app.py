@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ziggurat.errors import BoundsError, DataError, RequestError, SchemaError, ZigguratError
+from ziggurat.errors import BoundsError, DataError, FilterError, RequestError, SchemaError, ZigguratError
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.batcher import Engine, OverloadError
 from ziggurat.serving.server.batcher import Request as Question
@@ -67,7 +67,8 @@ class ServerApp:
         answerer: the export that answers.
         config: limits and deadlines.
         api_key: if given, requests must bring it (Authorization: Bearer KEY, or X-Api-Key: KEY).
-        swap: loads the export of a path and returns its version; without it /admin/swap is not there.
+        swap: loads the export of a path and returns its version; without it, or where the config has no `admin`,
+            /admin/swap is not there.
         prepare_thread: called first in the thread that computes.
     """
 
@@ -84,7 +85,7 @@ class ServerApp:
         self.info = answerer.info()
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
         self.draining = False
-        self._key, self._swap = api_key.encode(), swap
+        self._key, self._swap = api_key.encode(), swap if config.admin else None
         self._openapi = encode(description(self.info, config=config, has_key=bool(api_key)))
         self._version = self.info.version.encode("latin-1", "replace")
         self._starlette = Starlette(
@@ -93,7 +94,7 @@ class ServerApp:
                 Route("/readyz", self._ready),
                 Route("/metrics", self._metrics),
                 Route("/openapi.json", self._describe),
-                *([Route("/admin/swap", self._admin_swap, methods=["POST"])] if swap else []),
+                *([Route("/admin/swap", self._admin_swap, methods=["POST"])] if self._swap else []),
                 *page_routes(answerer=answerer, config=config),
             ],
             exception_handlers={
@@ -145,7 +146,8 @@ class ServerApp:
             status, error = status_of(problem)
             extra: tuple[tuple[bytes, bytes], ...] = ()
             if isinstance(problem, OverloadError):
-                self.metrics.shed.inc()
+                if not problem.expired:  # the engine counts those that waited in vain
+                    self.metrics.shed.inc()
                 extra = ((b"retry-after", b"%d" % max(1, math.ceil(problem.retry_after_s))),)
             if status == 401:
                 extra = ((b"www-authenticate", b"Bearer"),)
@@ -238,7 +240,7 @@ def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:
         return problem.status, error_json(problem)
     if isinstance(problem, OverloadError):
         return 503, error_json(problem)
-    if isinstance(problem, RequestError | DataError | SchemaError | BoundsError):
+    if isinstance(problem, RequestError | FilterError | DataError | SchemaError | BoundsError):
         return 400, error_json(problem)
     _log.error("a request failed", exc_info=problem)
     unexpected = ZigguratError(

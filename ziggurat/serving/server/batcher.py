@@ -32,7 +32,7 @@ from ziggurat.errors import ZigguratError
 from ziggurat.serving.answers import Answerer, Effort, Ranked, RankRequest, Recommendations, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.cost import CostLine
-from ziggurat.serving.server.ladder import LADDER, Ladder
+from ziggurat.serving.server.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.metrics import Metrics
 
 _log = logging.getLogger("ziggurat.server")
@@ -50,9 +50,11 @@ class OverloadError(ZigguratError, RuntimeError):
 
     Attributes:
         retry_after_s: seconds after which the queue will have room.
+        expired: it was taken into the queue, and its deadline passed there.
     """
 
     retry_after_s: float = 1.0
+    expired: bool = False
 
 
 @dataclass(kw_only=True, eq=False)
@@ -101,8 +103,9 @@ class Engine:
     ) -> None:
         self.answerer, self.config, self.metrics = answerer, config, metrics
         self._prepare_thread = prepare_thread
-        self._num_candidates = answerer.info().num_candidates
-        self.ladder = Ladder(steps=LADDER if config.degrade else LADDER[:1])
+        info = answerer.info()
+        self._num_candidates = info.num_candidates
+        self.ladder = Ladder(steps=steps_for(info) if config.degrade else LADDER[:1])
         self._costs: dict[tuple[type, Effort], CostLine] = {
             (kind, effort): CostLine() for kind in (RecommendRequest, RankRequest) for effort in Effort
         }
@@ -213,7 +216,7 @@ class Engine:
             raise _refusal(f"an answer within {allowed * 1e3:.0f} ms", found, "queue", total - allowed)
 
     def _cost(self, kind: type) -> CostLine:
-        return self._costs[kind, self.ladder.effort]
+        return self._costs[kind, _effort_of(kind, self.ladder.effort)]
 
     def _most_candidates(self, cost: CostLine) -> float:
         fixed, _ = cost.line()
@@ -248,6 +251,7 @@ class Engine:
         if not queue.jobs:
             return [], effort
         kind = type(queue.jobs[0].request)
+        effort = _effort_of(kind, effort)
         cost = self._costs[kind, effort]
         most = self._most_candidates(cost)
         batch: list[_Job] = []
@@ -288,7 +292,7 @@ class Engine:
             self.metrics.observe_batch(len(batch), candidates, seconds, effort)
         if len(batch) > 1 and any(isinstance(answer, Exception) for answer in answers):
             self._careful_until = time.monotonic() + _CAREFUL_S
-        self.metrics.expired.inc(len(late))
+        self.metrics.expired.inc(sum(not job.future.cancelled() for job in late))
         errors = [_too_late(job, started) for job in late]
         pairs = [*zip(batch, answers, strict=True), *zip(late, errors, strict=True)]
         assert self._loop is not None
@@ -328,7 +332,7 @@ class Engine:
                         continue
             if not known:
                 continue
-            for effort in self.ladder.steps:
+            for effort in dict.fromkeys(_effort_of(kind, step) for step in self.ladder.steps):
                 for position, size in enumerate((1, 8, 1, 8, 2, 4)):
                     if position and time.monotonic() > end:
                         break
@@ -339,6 +343,11 @@ class Engine:
                     self._costs[kind, effort].observe(sum(count for _, count in chosen), seconds)
         for key, cost in self._costs.items():
             self._costs[key] = dataclasses.replace(cost, excess=1.0)
+
+
+def _effort_of(kind: type, effort: Effort) -> Effort:
+    """The effort that a batch of a kind gets: each item to rank was asked for, so ranking never gets less."""
+    return Effort.FULL if kind is RankRequest else effort
 
 
 def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> OverloadError:
@@ -354,7 +363,9 @@ def _refusal(expected: str, found: str, where: str, retry_after_s: float) -> Ove
 
 def _too_late(job: _Job, now: float) -> OverloadError:
     allowed, waited = (job.deadline - job.arrived) * 1e3, (now - job.arrived) * 1e3
-    return _refusal(f"an answer within {allowed:.0f} ms", f"{waited:.0f} ms in the queue", "queue", 0.5)
+    error = _refusal(f"an answer within {allowed:.0f} ms", f"{waited:.0f} ms in the queue", "queue", 0.5)
+    error.expired = True
+    return error
 
 
 def _deliver(pairs: Sequence[tuple[_Job, Answer | Exception]]) -> None:

@@ -26,11 +26,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.config import BACKLOG, ServerConfig
 from ziggurat.serving.server.metrics import Metrics
 
 _ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a turn
-_BACKLOG = 2048
 _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
 _SETTLE_S = 0.05  # asyncio accepts a connection some turns before its protocol has it, and drops it if closed between
 _log = logging.getLogger("ziggurat.server")
@@ -241,7 +240,7 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and let the kernel keep more connections than asyncio takes at once."""
         await super().startup(sockets=[self.listener])
-        self.listener.listen(_BACKLOG)
+        self.listener.listen(BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
     pressure = wait / deadline                  ▲ from UP on: one step down in effort, at once
                                                 │ up to DOWN for a while: one step back up
     full → fewer_probes → retrieval_only → popular → (refused with 503)
+                          where there is a ranker
 
 Steps down are quick, since a queue fills within milliseconds. Steps up wait, since less effort makes the queue short
 and so looks calm: a step up that has to be taken back within a second doubles the wait before the next one (from 0.2 up
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ziggurat.serving.answers import Effort
+from ziggurat.serving.answers import Effort, Info
 
 UP = 0.5
 DOWN = 0.15
@@ -23,6 +24,13 @@ _HOLD_S = 0.2
 _MOST_HOLD_S = 3.2
 _SOON_S = 1.0
 LADDER = (Effort.FULL, Effort.FEWER_PROBES, Effort.RETRIEVAL_ONLY, Effort.POPULAR)
+
+
+def steps_for(info: Info) -> tuple[Effort, ...]:
+    """The steps that make a difference to an export: it retrieves, and has a ranker to leave out."""
+    if not info.can_recommend:
+        return LADDER[:1]
+    return tuple(step for step in LADDER if step is not Effort.RETRIEVAL_ONLY or info.can_rank)
 
 
 class Ladder:

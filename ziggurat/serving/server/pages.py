@@ -18,8 +18,9 @@ from starlette.routing import Route
 
 from ziggurat.errors import RequestError
 from ziggurat.serving.answers import Answerer, RecommendRequest
+from ziggurat.serving.plain_values import plain
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.reading import read_body, read_json
+from ziggurat.serving.server.reading import read_body, read_json, refused_as
 from ziggurat.serving.server.responses import json_response
 
 _FILES = {
@@ -69,7 +70,7 @@ class _Pages:
     def __init__(self, *, answerer: Answerer, config: ServerConfig) -> None:
         self.answerer, self.config = answerer, config
         limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
-        self._info = _plain(answerer.info().to_json()) | {"limits": limits}
+        self._info = plain(answerer.info().to_json()) | {"limits": limits}
 
     async def info(self, request: Request) -> Response:
         return json_response(self._info)
@@ -79,8 +80,11 @@ class _Pages:
 
     async def item(self, request: Request) -> Response:
         id = request.path_params["id"]
-        columns = await run_in_threadpool(self.answerer.item, id)
-        return json_response({"id": id, "columns": _plain(columns)})
+        try:
+            columns = await run_in_threadpool(self.answerer.item, id)
+        except RequestError as error:
+            raise refused_as(404, error) from None
+        return json_response({"id": id, "columns": plain(columns)})
 
     async def history(self, request: Request) -> Response:
         data = await self._read(request, {"user"})
@@ -92,7 +96,7 @@ class _Pages:
 
     def _history(self, user: dict[str, Any]) -> list[dict[str, Any]]:
         ids = self.answerer.history(user, limit=_MOST_HISTORY)
-        return [{"id": id, "columns": _plain(self.answerer.item(id))} for id in ids]
+        return [{"id": id, "columns": plain(self.answerer.item(id))} for id in ids]
 
     async def explain(self, request: Request) -> Response:
         data = await self._read(request, {"request", "item"})
@@ -111,14 +115,3 @@ class _Pages:
 
 def _wrong(expected: str, data: Any) -> RequestError:
     return RequestError(expected=expected, found=f"{data!r:.80}", where="request, body", ways_out="see /openapi.json")
-
-
-def _plain(value: Any) -> Any:
-    """A value of a data frame as JSON has it: dates and the like as text, NaN as null."""
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

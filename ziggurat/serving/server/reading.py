@@ -39,6 +39,12 @@ def refused(
     return error
 
 
+def refused_as(status: int, error: ZigguratError) -> RefusedRequestError:
+    """The same error with a status."""
+    expected, found, where, ways_out = error.expected, error.found, error.where, error.ways_out
+    return refused(status, expected=expected, found=found, where=where, ways_out=ways_out)
+
+
 class ClientGone(Exception):  # noqa: N818 - not an error: nobody is there to read one
     """A client closed its connection before its request was there."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ziggurat.errors import ZigguratError
+from ziggurat.serving.server.control import error_to_json
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -25,5 +26,5 @@ def json_response(data: Any, *, status: int = 200, headers: Mapping[str, str] | 
 
 def error_json(error: ZigguratError, *, kind: str = "") -> dict[str, Any]:
     """An error in four parts as plain data."""
-    parts = {"expected": error.expected, "found": error.found, "where": error.where, "ways_out": list(error.ways_out)}
-    return {"error": {"kind": kind or type(error).__name__, **parts}}
+    data = error_to_json(error)
+    return {"error": data | {"kind": kind or data["kind"]}}

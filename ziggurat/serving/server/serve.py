@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileError
 from ziggurat.files import read_text
 from ziggurat.serving.answers import Answerer
-from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.config import BACKLOG, ServerConfig
 
 if TYPE_CHECKING:
     from ziggurat.serving.server.worker import Loaded
 
-_BACKLOG = 2048
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
 
@@ -58,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
         except OSError:
             listener.close()
             raise

@@ -31,7 +31,7 @@ from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
-from ziggurat.serving.server.reading import refused
+from ziggurat.serving.server.reading import refused_as
 
 _log = logging.getLogger("ziggurat.server")
 _SWITCH_S = 0.0005  # so that the event loop gets the GIL soon while a batch computes
@@ -125,7 +125,7 @@ def _work(task: WorkerTask, control: Control) -> int:
             answerer=answerer,
             config=task.config,
             api_key=task.api_key,
-            swap=worker.swap_by_admin if task.config.admin else None,
+            swap=worker.swap_by_admin,
             prepare_thread=set_threads,
         )
         app.engine.warm_up(examples(app.info))
@@ -230,8 +230,7 @@ class _Worker:
         try:
             return await future
         except ZigguratError as error:
-            parts: dict[str, Any] = {name: getattr(error, name) for name in ("expected", "found", "where", "ways_out")}
-            raise refused(409, **parts) from None
+            raise refused_as(409, error) from None
 
 
 class _Server(DrainingServer):
