@@ -41,7 +41,7 @@ from ziggurat.training.report.progress import show_progress
 RECIPE, SEEDS = "movielens_two_tower", 5
 SHOWN = ("full_recall@10", "full_recall@50", "full_recall@100", "full_ndcg@10", "full_mrr", "full_coverage@50")
 JUDGE = "full_recall@50"
-GRID = ((32, 0.1, 10.0), (64, 0.1, 10.0), (128, 0.1, 10.0))  # factors, regularisation, alpha
+GRID = tuple((factors, 0.1, 10.0) for factors in (8, 16, 32, 64, 128))  # factors, regularisation, alpha
 ITERATIONS = 15
 
 
