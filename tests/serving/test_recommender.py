@@ -16,7 +16,9 @@ from tests.serving.shop import NUM_ITEMS, Shop
 from tests.serving.test_export_folder import reseal
 from ziggurat.errors import ExportError, RequestError, ZigguratError
 from ziggurat.files import Format
+from ziggurat.serving import load_parts
 from ziggurat.serving.answers import Effort, RankRequest, Recommendations, RecommendRequest
+from ziggurat.serving.chain import ChainSettings
 from ziggurat.serving.value_model import ValueModel
 
 USER_COLUMNS, ITEM_COLUMNS = ("user_id", "age", "history"), ("item", "tags", "price")
@@ -189,6 +191,56 @@ def test_a_value_model_orders(loaded: zg.Recommender) -> None:
         price = loaded.item(item.id)["price"]
         assert item.score == pytest.approx(price * (item.tasks["like"] + 1), rel=1e-6)
     assert [item.score for item in answer.items] == sorted((item.score for item in answer.items), reverse=True)
+
+
+def test_a_ranking_has_the_values_of_recommendations(loaded: zg.Recommender) -> None:
+    value = ValueModel("like ** 0.5 + 0.1 * retrieval if like > 0.02 else 0", names=("like", "retrieval"))
+    chain = dataclasses.replace(loaded.chain, value=value)
+    changed = zg.Recommender(loaded.export, chain=chain, users=loaded._users, info=loaded.info())
+    for user in ({"user_id": 2}, {"user_id": 2, "age": 77}):
+        answer = changed.recommend(user, k=12, exclude_seen=False)
+        ids = [item.id for item in answer.items]
+        rows = [{name: loaded.item(id)[name] for name in ITEM_COLUMNS} for id in ids]
+        for given in (ids, rows, [*ids[:5], *rows[5:]]):
+            ranked = changed.rank(user, given)
+            assert [item.id for item in ranked.items] == ids
+            for found, expected in zip(ranked.items, answer.items, strict=True):
+                assert found.score == pytest.approx(expected.score, rel=1e-5)
+                assert found.retrieval == pytest.approx(expected.retrieval, rel=1e-5, abs=1e-6)
+
+
+def test_a_formula_over_vectors_needs_an_encoder(shop: Shop, tmp_path: Any) -> None:
+    zg.export_run(shop.ranker, out=tmp_path / "ranker", config=zg.ExportConfig(program=False, golden=0))
+    settings = ChainSettings.read(tmp_path / "ranker/chain.json")
+    dataclasses.replace(settings, formula="like + retrieval").write(tmp_path / "ranker/chain.json")
+    reseal(tmp_path / "ranker")
+    with pytest.raises(ExportError, match="retrieval"):
+        zg.Recommender.load(tmp_path / "ranker")
+
+
+def test_less_effort_never_searches_more(loaded: zg.Recommender, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bool] = []
+    search = loaded.chain.index.search
+
+    def watched(*args: Any, fewer_probes: bool, **more: Any) -> Any:
+        tried.append(fewer_probes)
+        return search(*args, fewer_probes=fewer_probes, **more)
+
+    monkeypatch.setattr(loaded.chain.index, "search", watched)
+    for effort in (Effort.FULL, Effort.FEWER_PROBES, Effort.RETRIEVAL_ONLY):
+        loaded.recommend_many([RecommendRequest(user={"user_id": 9})], effort=effort)
+    assert tried == [False, True, True]
+
+
+def test_recall_is_measured_for_more_users_than_are_encoded(
+    shop: Shop, loaded: zg.Recommender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, expected = loaded.search_and_queries(num_users=7)
+    monkeypatch.setattr(load_parts, "_MOST_ENCODED", 10)
+    many = zg.Recommender.load(shop.export)
+    assert many.chain.known.encoder is None
+    _, queries = many.search_and_queries(num_users=7)
+    np.testing.assert_allclose(queries, expected, atol=1e-6)
 
 
 def test_it_says_what_it_is(loaded: zg.Recommender, shop: Shop) -> None:

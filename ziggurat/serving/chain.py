@@ -25,7 +25,7 @@ from ziggurat.files import Format
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export_folder import WAYS_OUT
 from ziggurat.serving.item_catalogue import ItemCatalogue
-from ziggurat.serving.item_search import ItemSearch
+from ziggurat.serving.item_search import LESS, ItemSearch
 from ziggurat.serving.ranker import Ranker
 from ziggurat.serving.retriever import VectorEncoder
 from ziggurat.serving.sides import EncodedSide
@@ -35,7 +35,6 @@ from ziggurat.typed import Count
 CHAIN_FILE = "chain.json"
 CHAIN = Format(name="ziggurat.export_chain", what="the chain of an export", error=ExportError, ways_out=WAYS_OUT)
 RETRIEVAL = "retrieval"
-_LESS = 4  # by which less effort divides the candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,18 +144,17 @@ class Chain:
             ZigguratError: one of them cannot be answered; nobody is then.
         """
         assert self.catalogue is not None
-        assert self.encoder is not None
         assert self.index is not None
         if effort is Effort.POPULAR:
             return self._popular(questions)
-        share = 1 if effort is Effort.FULL else _LESS
+        share = 1 if effort is Effort.FULL else LESS
         wanted = [self._num_candidates(question.k, share) for question in questions]
         found = self.index.search(
-            self.encoder.user_vectors(*self._users(self.encoder, questions, self.known.encoder)),
+            self.user_vectors(questions),
             k=min(max(wanted), len(self.catalogue)),
             filters=[question.filter for question in questions],
             exclude=[question.exclude for question in questions],
-            fewer_probes=effort is Effort.FEWER_PROBES,
+            fewer_probes=effort is not Effort.FULL,
         )
         items = [row[:most][row[:most] >= 0] for row, most in zip(found.items, wanted, strict=True)]
         products = [row[: len(mine)] for row, mine in zip(found.scores, items, strict=True)]
@@ -175,6 +173,11 @@ class Chain:
         if self.ranker is None:
             return k
         return max(self.settings.num_candidates // share, k)
+
+    def user_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B D"]:
+        """The vector of the user of each question."""
+        assert self.encoder is not None
+        return self.encoder.user_vectors(*self._users(self.encoder, questions, self.known.encoder))
 
     def rank(self, questions: Sequence[Question], items: Sequence[Tensor]) -> list[Float32[Tensor, "n L"]]:
         """Scores of the tasks, for some items of the catalogue and each user."""
@@ -205,10 +208,11 @@ class Chain:
         )
 
     def values(self, items: Tensor, tasks: Tensor, products: Tensor | None) -> Float64[Tensor, "n"]:
-        """The value of items of the catalogue."""
+        """The value of items of the catalogue; without products the formula may not name them."""
         scores = {name: tasks[:, index] for index, name in enumerate(self.labels[: tasks.shape[1]])}
         scores |= {name: column[items] for name, column in self.numbers.items()}
-        scores[RETRIEVAL] = torch.full((len(items),), torch.nan) if products is None else products
+        if products is not None:
+            scores[RETRIEVAL] = products
         return self.value(scores)
 
     def _popular(self, questions: Sequence[Question]) -> list[Candidates]:

@@ -134,6 +134,11 @@ class ItemCatalogue:
         return ItemCatalogue(frame, columns=columns)
 
 
+def sample_numbers(total: int, most: int) -> Int64[Tensor, "n"]:
+    """Numbers of some of so many, the same ones each time."""
+    return torch.randperm(total, generator=torch.Generator().manual_seed(0))[:most]
+
+
 class KnownUsers:
     """What an export knows of users: their columns as they were last, and the items that they have had.
 

@@ -28,7 +28,7 @@ from ziggurat.retrieval.vectors.index import Kept
 from ziggurat.serving.export_folder import damaged
 
 INDEX_FILE = "items/index.safetensors"
-_LESS = 4  # by which less effort divides the probes
+LESS = 4  # by which less effort divides the probes and the candidates
 
 
 class ItemSearch:
@@ -116,8 +116,12 @@ class ItemSearch:
             exclude: numbers of items to leave out, one tensor a query.
             fewer_probes: look at a quarter of the clusters that are looked at otherwise.
         """
-        probes = max(1, self.index.vectors.probes_for(k) // _LESS) if fewer_probes else None
+        probes = max(1, self.index.vectors.probes_for(k) // LESS) if fewer_probes else None
         return self.index.search(queries, k=k, filters=filters, exclude=exclude, probes=probes)
+
+    def vectors_of(self, items: Int64[Tensor, "n"]) -> Float32[Tensor, "n D"]:
+        """The vectors of some items, as searches multiply them."""
+        return self.index.vectors.vectors(self._position[items])
 
     def save(self, path: Path) -> None:
         """Write the index into an export."""

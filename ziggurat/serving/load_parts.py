@@ -57,7 +57,9 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
     names = () if catalogue is None else numeric_names(catalogue.frame, taken=labels)
     where = str(export.path / CHAIN_FILE)
     try:
-        value = ValueModel(settings.formula, names=(*labels, RETRIEVAL, *names), where=where)
+        value = ValueModel(
+            settings.formula, names=(*labels, *([RETRIEVAL] if encoder is not None else []), *names), where=where
+        )
     except ValueError as error:
         raise ExportError(
             expected="a value model over the tasks of the export",

@@ -39,14 +39,16 @@ from ziggurat.serving.answers import (
     RecommendRequest,
     ScoredItem,
 )
-from ziggurat.serving.chain import RETRIEVAL, Candidates, Chain, Question
+from ziggurat.serving.chain import Candidates, Chain, Question
 from ziggurat.serving.export_folder import ExportFolder, open_export
+from ziggurat.serving.given_items import GivenItems, GivenScores, score_given
 from ziggurat.serving.golden import check_golden
 from ziggurat.serving.isolated import isolated, or_raise
-from ziggurat.serving.item_catalogue import KnownUsers
+from ziggurat.serving.item_catalogue import KnownUsers, sample_numbers
 from ziggurat.serving.item_search import ItemSearch
 from ziggurat.serving.load_parts import load_parts
 from ziggurat.serving.request_rows import canonical_id, refuse_unknown
+from ziggurat.serving.sides import encode_frame
 
 
 class Recommender:
@@ -224,16 +226,16 @@ class Recommender:
     def search_and_queries(self, *, num_users: int) -> tuple[ItemSearch, Tensor]:
         """The index, and the vectors of some known users, to measure it with; raises RequestError without either."""
         chain = self.chain
-        known = chain.known.encoder
-        if chain.index is None or chain.encoder is None or known is None:
+        if chain.index is None or chain.encoder is None or self._users is None or not len(self._users.ids):
             raise RequestError(
                 expected="an export with an index, and known users to ask for",
                 found="none",
                 where=f"export {self.export.name}",
                 ways_out="ziggurat export RUN_OF_A_TWO_TOWER --out FOLDER, without --no-users",
             )
-        numbers = torch.randperm(known.batch.batch_size, generator=torch.Generator().manual_seed(0))[:num_users]
-        return chain.index, chain.encoder.user_vectors(known, numbers)
+        numbers = sample_numbers(len(self._users.ids), num_users)
+        users = encode_frame(chain.encoder.users, self._users.frame[numbers.tolist()])
+        return chain.index, chain.encoder.user_vectors(users, torch.arange(len(numbers)))
 
     def check_golden(self) -> int:
         """Ask the golden requests of the export; raises ExportError where an answer differs. Returns how many."""
@@ -308,63 +310,32 @@ class Recommender:
         return Question(row=self._users.row(number) | dict(user), known=number if is_plain else -1, k=1)
 
     def _rank(self, requests: Sequence[RankRequest]) -> list[Ranked]:
-        ranker = self._ranker()
+        self._ranker()
         askers = [self._asker(request.user) for request in requests]
-        parts = [self._split_items(request) for request in requests]
-        known = [torch.empty(0, len(ranker.labels))] * len(requests)
-        if any(len(numbers) for numbers, _ in parts):
-            known = self.chain.rank(askers, [numbers for numbers, _ in parts])
-        whole = [
-            {**asker.row, **item} for asker, (_, given) in zip(askers, parts, strict=True) for item in given.values()
-        ]
-        new = ranker.score_rows(whole) if whole else torch.empty(0, len(ranker.labels))
-        of_new = new.split([len(given) for _, given in parts])
-        return [self._ranked(request, parts[i], known[i], of_new[i]) for i, request in enumerate(requests)]
+        found = score_given(self.chain, questions=askers, given=[self._split_items(request) for request in requests])
+        return [self._ranked(request, scores) for request, scores in zip(requests, found, strict=True)]
 
-    def _ranked(
-        self, request: RankRequest, parts: tuple[Tensor, dict[int, dict[str, Any]]], known: Tensor, new: Tensor
-    ) -> Ranked:
-        numbers, given = parts
-        size = len(request.items)
-        at_new = torch.tensor(list(given), dtype=torch.int64)
-        at_known = torch.tensor([i for i in range(size) if i not in given], dtype=torch.int64)
-        tasks = torch.empty(size, len(self.chain.labels))
-        tasks[at_known], tasks[at_new] = known, new
-        values = torch.empty(size, dtype=torch.float64)
-        if len(at_known):
-            values[at_known] = self.chain.values(numbers, known, None)
-        if len(at_new):
-            values[at_new] = self._values_of_rows(list(given.values()), new)
-        order = values.argsort(descending=True, stable=True).tolist()
-        scores, labels = tasks.tolist(), self.chain.labels
+    def _ranked(self, request: RankRequest, found: GivenScores) -> Ranked:
+        scores, labels = found.tasks.tolist(), self.chain.labels
         items = tuple(
             ScoredItem(
                 id=self._id_of(request.items[place]),
-                score=float(values[place]),
+                score=float(found.values[place]),
                 tasks=dict(zip(labels, scores[place], strict=True)),
+                retrieval=None if found.retrieval is None else float(found.retrieval[place]),
                 position=place,
             )
-            for place in order
+            for place in found.values.argsort(descending=True, stable=True).tolist()
         )
         return Ranked(items=items, version=self.version)
 
-    def _values_of_rows(self, rows: Sequence[Mapping[str, Any]], tasks: Tensor) -> Tensor:
-        """The value of items that were given by their columns."""
-        scores = {name: tasks[:, index] for index, name in enumerate(self.chain.labels)}
-        for name in (*self.chain.numbers, RETRIEVAL):
-            numbers = [row.get(name) for row in rows]
-            given = [float(each) if isinstance(each, int | float) else np.nan for each in numbers]
-            scores[name] = torch.tensor(given, dtype=torch.float64)
-        return self.chain.value(scores)
-
-    def _split_items(self, request: RankRequest) -> tuple[Tensor, dict[int, dict[str, Any]]]:
-        """Numbers of the items given by id, and the columns of the others by their place."""
+    def _split_items(self, request: RankRequest) -> GivenItems:
         ids = [item for item in request.items if isinstance(item, str)]
         given = {place: item for place, item in enumerate(request.items) if not isinstance(item, str)}
         for item in given.values():
             refuse_unknown(item, self._item_columns, what="item")
         numbers = self._catalogue().numbers(ids) if ids else torch.empty(0, dtype=torch.int64)
-        return numbers, given
+        return GivenItems(size=len(request.items), numbers=numbers, rows=given)
 
     def _id_of(self, item: str | Mapping[str, Any]) -> str:
         if isinstance(item, str):

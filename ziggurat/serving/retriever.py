@@ -78,6 +78,11 @@ class VectorEncoder:
             found.append(self._model.item_vectors(batch).float())
         return torch.cat(found)
 
+    def vectors_of_rows(self, rows: Sequence[Mapping[str, Any]]) -> Float32[Tensor, "N D"]:
+        """Vectors of items of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
+        assert self.items.preprocessing is not None, "a model of vectors has features of the item"
+        return self.item_vectors(frame_of(rows, self.items.preprocessing.schema))
+
 
 def _empty(side: Side) -> EncodedSide:
     """One sample of a side whose columns are all missing."""

@@ -1,0 +1,121 @@
+"""Items that a request names, by id or by their columns, with their scores and values.
+
+ids     ──► numbers in the catalogue ──► pairs of encoded user and item ─┬─► ranker ──────────────► tasks ─┐
+columns ──► whole rows, as `predict` reads them ─────────────────────────┘                                 ├─► value
+both    ──► vectors of user and item, where the formula names `retrieval` ──► inner products ──────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float32, Float64, Int64
+from torch import Tensor
+
+from ziggurat.serving.chain import RETRIEVAL, Chain, Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenItems:
+    """The items of one request.
+
+    Args:
+        size: how many.
+        numbers: in the catalogue, of those that were given by id.
+        rows: columns of the others, by their place in the request.
+    """
+
+    size: int
+    numbers: Int64[Tensor, "n"]
+    rows: Mapping[int, Mapping[str, Any]]
+
+    def in_order(self, known: Tensor, new: Tensor) -> Tensor:
+        """What was computed of both kinds, in the order of the request."""
+        found = torch.empty(self.size, *new.shape[1:], dtype=new.dtype)
+        found[[place for place in range(self.size) if place not in self.rows]] = known
+        found[list(self.rows)] = new
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenScores:
+    """What was computed for the items of one request, in its order.
+
+    Args:
+        tasks: scores of the ranker.
+        values: what they are ordered by.
+        retrieval: inner products of user and item, or None where the formula does not name them.
+    """
+
+    tasks: Float32[Tensor, "n L"]
+    values: Float64[Tensor, "n"]
+    retrieval: Float32[Tensor, "n"] | None = None
+
+
+def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[GivenItems]) -> list[GivenScores]:
+    """Scores and values of the items of each request.
+
+    Args:
+        chain: with a ranker.
+        questions: who asks.
+        given: what each asks about.
+
+    Raises:
+        ZigguratError: one of them cannot be answered; nobody is then.
+    """
+    assert chain.ranker is not None, "the recommender refuses before"
+    sizes = [len(each.rows) for each in given]
+    known = [torch.empty(0, len(chain.labels))] * len(given)
+    if any(len(each.numbers) for each in given):
+        known = chain.rank(questions, [each.numbers for each in given])
+    whole = [{**who.row, **row} for who, each in zip(questions, given, strict=True) for row in each.rows.values()]
+    new = (chain.ranker.score_rows(whole) if whole else torch.empty(0, len(chain.labels))).split(sizes)
+    products = _products(chain, questions, given) if RETRIEVAL in chain.value.names else [None] * len(given)
+    return [_scores(chain, given[i], tasks=(known[i], new[i]), products=products[i]) for i in range(len(given))]
+
+
+def _scores(
+    chain: Chain, given: GivenItems, *, tasks: tuple[Tensor, Tensor], products: tuple[Tensor, Tensor] | None
+) -> GivenScores:
+    known, new = tasks
+    values = given.in_order(
+        chain.values(given.numbers, known, None if products is None else products[0]),
+        _values_of_rows(chain, list(given.rows.values()), new, None if products is None else products[1]),
+    )
+    retrieval = None if products is None else given.in_order(*products)
+    return GivenScores(tasks=given.in_order(known, new), values=values, retrieval=retrieval)
+
+
+def _values_of_rows(
+    chain: Chain, rows: Sequence[Mapping[str, Any]], tasks: Tensor, products: Tensor | None
+) -> Float64[Tensor, "n"]:
+    """The value of items that were given by their columns."""
+    if not rows:
+        return torch.empty(0, dtype=torch.float64)
+    scores = {name: tasks[:, index] for index, name in enumerate(chain.labels)}
+    for name in chain.numbers:
+        numbers = [row.get(name) for row in rows]
+        cells = [float(each) if isinstance(each, int | float) else torch.nan for each in numbers]
+        scores[name] = torch.tensor(cells, dtype=torch.float64)
+    if products is not None:
+        scores[RETRIEVAL] = products
+    return chain.value(scores)
+
+
+def _products(
+    chain: Chain, questions: Sequence[Question], given: Sequence[GivenItems]
+) -> list[tuple[Float32[Tensor, "known"], Float32[Tensor, "new"]]]:
+    """Inner products of each user with the items given by id, and with those given by columns."""
+    assert chain.encoder is not None, "checked when the export is loaded"
+    assert chain.index is not None
+    users = chain.user_vectors(questions)
+    rows = [row for each in given for row in each.rows.values()]
+    vectors = chain.encoder.vectors_of_rows(rows) if rows else users[:0]
+    new = vectors.split([len(each.rows) for each in given])
+    return [
+        (chain.index.vectors_of(each.numbers) @ user, mine @ user)
+        for user, each, mine in zip(users, given, new, strict=True)
+    ]
