@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
@@ -23,6 +25,7 @@ from ziggurat.errors import ConfigError, ExportError
 from ziggurat.runs.export import make
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.parity import Parity, plain_rows, refuse_difference, unseen
+from ziggurat.runs.export.vector_parity import VectorParity, refuse_other_vectors
 from ziggurat.serving.export_folder import open_export
 
 QUICK = zg.ExportConfig(program=False, golden=2)
@@ -62,29 +65,73 @@ def test_tables_in_few_bits_are_smaller_and_nearly_equal(shop: Shop, tmp_path: P
     assert weights["ranker/weights.safetensors"] > 0
 
 
-def test_an_export_that_scores_differently_is_not_published(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save = make.save_model
+def perturbing(save: Callable[..., None], table: str) -> Callable[..., None]:
+    """Writes models one row of whose table is another."""
 
     def perturbed(packed: Any, folder: Path, *, tables: TablePrecision) -> None:
         state = {name: tensor.clone() for name, tensor in packed.model.state_dict().items()}
         save(packed, folder, tables=tables)
-        from safetensors.torch import save_file
-
-        name = next(name for name in state if name.startswith("embeddings.tables.user_id"))
+        name = next(name for name in state if name.startswith(table))
         state[name][5] += 0.05
         save_file(state, str(folder / "weights.safetensors"))
 
+    return perturbed
+
+
+def test_an_export_that_scores_differently_is_not_published(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zg.export_run(shop.ranker, out=tmp_path / "out", config=QUICK)
     version = open_export(tmp_path / "out").version
-    monkeypatch.setattr(make, "save_model", perturbed)
+    monkeypatch.setattr(make, "save_model", perturbing(make.save_model, "embeddings.tables.user_id"))
     with pytest.raises(ExportError, match="1e-05"):
         zg.export_run(shop.ranker, out=tmp_path / "out", config=QUICK)
     assert open_export(tmp_path / "out").version == version  # the older one is as it was
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     zg.export_run(shop.ranker, out=tmp_path / "out", config=dataclasses.replace(QUICK, allow=True))
     assert open_export(tmp_path / "out").version != version
+
+
+@pytest.mark.parametrize("tables", ["fp32", "bf16", "int4"])
+def test_vectors_are_those_of_the_run(shop: Shop, tmp_path: Path, tables: str) -> None:
+    config = dataclasses.replace(QUICK, tables=TablePrecision(tables), allow=True, num_candidates=10)
+    facts = zg.export_run(shop.two_tower, out=tmp_path / "out", config=config).manifest.facts["vectors"]
+    assert facts["num_rows"] == 2000
+    assert facts["best"] == 10
+    differences = [facts[name] for name in ("largest_difference", "largest_of_requests", "largest_of_answers")]
+    if tables == "fp32":
+        assert max(differences) <= 1e-5
+        assert facts["recall"] == 1.0
+    else:
+        assert min(differences) > 1e-5
+        assert max(differences) < {"bf16": 0.05, "int4": 1.0}[tables]
+        assert facts["recall"] > 0.5
+
+
+@pytest.mark.parametrize("side", ["user_id", "item"])
+def test_an_export_with_other_vectors_is_not_published(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str
+) -> None:
+    monkeypatch.setattr(make, "save_model", perturbing(make.save_model, f"embeddings.tables.{side}"))
+    with pytest.raises(ExportError, match="inner products of the run, to 1e-05"):
+        zg.export_run(shop.two_tower, out=tmp_path / "out", config=QUICK)
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_vectors_are_refused_by_their_kind() -> None:
+    same = VectorParity(
+        num_rows=9, largest_difference=0, largest_of_requests=0, largest_of_answers=0, best=10, recall=1.0
+    )
+    refuse_other_vectors(same, exact=True, where="run", allow=False)
+    for name in ("largest_difference", "largest_of_requests", "largest_of_answers"):
+        for wrong in (2e-5, float("nan")):
+            other = dataclasses.replace(same, **{name: wrong})
+            with pytest.raises(ExportError, match="inner products"):
+                refuse_other_vectors(other, exact=True, where="run", allow=False)
+            refuse_other_vectors(other, exact=True, where="run", allow=True)
+            refuse_other_vectors(other, exact=False, where="run", allow=False)
+    with pytest.raises(ExportError, match=r"94\.00% of the run's best 10"):
+        refuse_other_vectors(dataclasses.replace(same, recall=0.94), exact=False, where="run", allow=False)
 
 
 def test_differences_are_refused_by_their_kind() -> None:

@@ -48,6 +48,7 @@ class VectorEncoder:
 
     def __init__(self, packed: PackedModel, *, item_columns: Collection[str]) -> None:
         assert isinstance(packed.model, VectorModel), "checked by who exports and loads"
+        self.packed = packed
         self._model: VectorModel = packed.model
         self.inputs = packed.preprocessing.inputs
         features = packed.preprocessing.schema.features

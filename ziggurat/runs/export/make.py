@@ -34,15 +34,16 @@ from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
+from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
 from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric_names
 from ziggurat.serving.dense_program import PROGRAM_FILE, export_program, save_program
 from ziggurat.serving.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
-from ziggurat.serving.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet
+from ziggurat.serving.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet, sample_numbers
 from ziggurat.serving.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.load_parts import ENCODER, RANKER
-from ziggurat.serving.packed_model import PackedModel, load_model, save_model
+from ziggurat.serving.packed_model import load_model, save_model
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.retriever import VectorEncoder, VectorModel
 from ziggurat.serving.sides import encode_frame
@@ -157,6 +158,8 @@ def export_run(
             facts["index"] = _write_index(folder, catalogue, config, models=models, progress=progress)
             seal_export(folder, facts=facts, **made)
         loaded = Recommender.load(folder, models=models, check=False)
+        if runs.encoder is not None:
+            facts |= _compare_vectors(runs.encoder, loaded, data[ENCODER], config, progress)
         if runs.ranker is not None:
             facts |= _compare(runs.ranker, loaded, data[RANKER], config, progress)
             if config.program:
@@ -218,10 +221,7 @@ def _check_formula(formula: str, runs: _Runs, catalogue: ItemCatalogue | None) -
 def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:
     for part, run in runs.parts.items():
         progress.begin(f"write {part}", total=None)
-        packed = PackedModel(
-            config=run.config.model, towers=run.config.towers, preprocessing=run.preprocessing, model=run.model
-        )
-        save_model(packed, folder / part, tables=config.tables)
+        save_model(packed_of(run), folder / part, tables=config.tables)
         progress.end()
 
 
@@ -262,8 +262,8 @@ def _write_index(
     facts: dict[str, Any] = {"clusters": index.index.vectors.num_clusters}
     if export.has(USERS_FILE):
         users = read_parquet(export.file(USERS_FILE))
-        chosen = torch.randperm(users.height, generator=torch.Generator().manual_seed(0))[:_TUNED_USERS]
-        queries = encoder.user_vectors(encode_frame(encoder.users, users), chosen)
+        users = users[sample_numbers(users.height, _TUNED_USERS).tolist()]
+        queries = encoder.user_vectors(encode_frame(encoder.users, users), torch.arange(users.height))
         facts["probes"] = index.tune(queries, k=config.num_candidates, recall=config.recall)
     index.save(folder / INDEX_FILE)
     progress.end()
@@ -279,6 +279,18 @@ def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig,
     exact = config.tables is TablePrecision.FP32
     refuse_difference(parity, exact=exact, where=str(run.folder), allow=config.allow)
     return {"parity": parity.to_json()}
+
+
+def _compare_vectors(
+    run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress
+) -> dict[str, Any]:
+    progress.begin("compare vectors with the run", total=None)
+    parity = compare_vectors(run, loaded.chain, data=data, num_rows=config.parity_rows)
+    progress.end()
+    progress.say(parity.line())
+    exact = config.tables is TablePrecision.FP32
+    refuse_other_vectors(parity, exact=exact, where=str(run.folder), allow=config.allow)
+    return {"vectors": parity.to_json()}
 
 
 def _write_program(folder: Path, loaded: Recommender, data: RunData, progress: Progress) -> str:

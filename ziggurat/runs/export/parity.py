@@ -93,7 +93,7 @@ def compare(run: Run, ranker: Ranker, *, data: RunData, num_rows: int) -> Parity
     first, second, known = np.concatenate(of_run), np.concatenate(of_export), np.concatenate(labels)
     return Parity(
         num_rows=len(first),
-        largest_difference=_largest(first, second),
+        largest_difference=largest_difference(first, second),
         largest_of_requests=_requests(run, ranker, sample),
         metrics=_metrics(run, first, second, known),
     )
@@ -132,7 +132,8 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
             )
 
 
-def _largest(first: np.ndarray, second: np.ndarray) -> float:
+def largest_difference(first: np.ndarray, second: np.ndarray) -> float:
+    """The largest difference of numbers: relative for those above 1; NaN where one is."""
     if not first.size:
         return 0.0
     scale = np.maximum(1.0, np.abs(first))  # probabilities: the difference; large numbers: relative
@@ -157,7 +158,7 @@ def _requests(run: Run, ranker: Ranker, chunk: RawChunk) -> float:
     schema = run.preprocessing.schema
     changed = unseen(plain_rows(chunk, schema).head(256), schema)
     rows = request_rows(changed)
-    return _largest(run.scores(changed), ranker.score_rows(rows).numpy())
+    return largest_difference(run.scores(changed), ranker.score_rows(rows).numpy())
 
 
 def unseen(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
