@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.serving.test_aligned_tensors import mapped_from
 from ziggurat.errors import ExportError, ZigguratError
 from ziggurat.serving.item_search import ItemSearch
 
@@ -55,6 +56,19 @@ def test_searches_are_exact_in_a_small_catalogue(vectors: torch.Tensor, tmp_path
     assert len(found.plans) == 4
     with pytest.raises(ZigguratError, match="year"):
         search.parse("yaer:1990")
+
+
+def test_a_loaded_index_is_the_file(vectors: torch.Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "index.safetensors"
+    ItemSearch.build(vectors, items=ITEMS).save(path)
+    search = ItemSearch.load(path, num_items=300)
+    mapped = mapped_from(path)
+    copied = [
+        name
+        for name, each in search.index.state_dict().items()
+        if each.numel() and not any(each.data_ptr() in place for place in mapped)
+    ]
+    assert copied == ["filters.about"], "its description is read, not searched"
 
 
 def test_another_index_is_refused(vectors: torch.Tensor, tmp_path: Path) -> None:

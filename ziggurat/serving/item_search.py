@@ -8,7 +8,7 @@ between positions of the index and rows of the catalogue.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import polars as pl
 import torch
 from jaxtyping import Bool, Float32, Int64
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ziggurat.errors import RequestError, ZigguratError
@@ -25,6 +24,7 @@ from ziggurat.retrieval.filters import Filter, FilterIndex
 from ziggurat.retrieval.item_index import Answers, ItemIndex, ItemIndexConfig
 from ziggurat.retrieval.vectors import VectorIndexConfig
 from ziggurat.retrieval.vectors.index import Kept
+from ziggurat.serving.aligned_tensors import load_aligned, save_aligned
 from ziggurat.serving.export_folder import damaged
 
 INDEX_FILE = "items/index.safetensors"
@@ -125,7 +125,7 @@ class ItemSearch:
 
     def save(self, path: Path) -> None:
         """Write the index into an export."""
-        save_file({name: tensor.contiguous() for name, tensor in self.index.state_dict().items()}, str(path))
+        save_aligned(self.index.state_dict(), path)
 
     @staticmethod
     def load(path: Path, *, num_items: int) -> ItemSearch:
@@ -135,7 +135,7 @@ class ItemSearch:
             ExportError: the file holds no index, or one of other items.
         """
         try:
-            index = ItemIndex.from_state(_aligned(load_file(str(path))))
+            index = ItemIndex.from_state(load_aligned(path))
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise damaged(path, expected="an index in the format safetensors", found=str(error)[:200]) from error
         order = index.vectors.order
@@ -153,11 +153,6 @@ class ItemSearch:
                 ways_out="leave the filter out",
             )
         return filters
-
-
-def _aligned(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors at addresses that kernels take; safetensors aligns files to 8 bytes only."""
-    return {name: each if each.data_ptr() % 64 == 0 else each.clone() for name, each in state.items()}
 
 
 def _quoted(value: Any) -> str:

@@ -24,7 +24,7 @@ class ServerConfig:
     Args:
         host: address to listen on; 127.0.0.1 is reached from this machine alone.
         port: 0 takes a free one.
-        workers: processes that answer; they map the same files, so that the index is in memory once.
+        workers: processes that answer; they map the same index, and each has models of its own.
         spares: further processes that have loaded the export and wait to take the place of one that died.
         threads: threads of each worker's computation; 0: the cores shared out among the workers.
         deadline_ms: time from a request's arrival to its answer, unless its header X-Deadline-Ms says otherwise.

@@ -4,7 +4,7 @@
                 └► "failed": the export is damaged
 
 The export is loaded after the fork: the thread pools of polars and OpenMP do not survive a fork, and a child that
-inherits used ones hangs. Memory is shared all the same, since an export's tensors are mapped from its files.
+inherits used ones hangs. The index is shared all the same, since it is mapped from its file.
 """
 
 from __future__ import annotations

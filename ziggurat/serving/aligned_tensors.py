@@ -1,0 +1,72 @@
+"""Safetensors files whose tensors all begin at multiples of 64 bytes, so that kernels take them where they are mapped.
+
+The usual writer aligns to eight bytes or less, and a tensor that a kernel cannot take must be copied: then each process
+has an index of its own. Here the header ends at a multiple of 64, and between tensors lie small ones of zeros, called
+`padding.N`, since the format allows no gaps. Any reader of the format reads the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+ALIGNMENT = 64
+_PADDING = "padding."
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def save_aligned(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors into a file.
+
+    Args:
+        tensors: by name; on the CPU.
+        path: the file.
+    """
+    header: dict[str, Any] = {}
+    parts: list[Tensor] = []
+    end = 0
+
+    def append(name: str, tensor: Tensor) -> None:
+        nonlocal end
+        offsets = [end, end + tensor.nbytes]
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        parts.append(tensor)
+        end = offsets[1]
+
+    for name, tensor in tensors.items():
+        if rest := end % ALIGNMENT:
+            append(f"{_PADDING}{len(parts)}", torch.zeros(ALIGNMENT - rest, dtype=torch.uint8))
+        append(name, tensor)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in parts:
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def load_aligned(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, mapped from it; copies of those that another writer put at odd places.
+
+    Raises:
+        SafetensorError: the file is none of the format.
+    """
+    tensors = {name: each for name, each in load_file(str(path)).items() if not name.startswith(_PADDING)}
+    return {name: each if each.data_ptr() % ALIGNMENT == 0 else each.clone() for name, each in tensors.items()}
