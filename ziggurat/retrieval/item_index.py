@@ -277,6 +277,7 @@ class ItemIndex(nn.Module):
                 )
             lines = items[numbers.numpy()]
         index = ItemIndex.build(vectors, items=lines, numbers=numbers, config=self._config_as_built())
+        index.vectors.keep_tuned(self.vectors.default_probes, k=self.vectors.tuned_k)
         index._live = replace(index._live, version=live.version, next_number=live.next_number)
         return index
 

@@ -35,7 +35,7 @@ class Effort(StrEnum):
 
     FULL = "full"  # retrieval with all probes, then the ranker over all candidates
     FEWER_PROBES = "fewer_probes"  # a quarter of the probes and of the candidates
-    RETRIEVAL_ONLY = "retrieval_only"  # no ranker: the order of retrieval
+    RETRIEVAL_ONLY = "retrieval_only"  # and no ranker: the order of retrieval
     POPULAR = "popular"  # no model: the most frequent items that pass the filter
 
 
@@ -121,7 +121,7 @@ class ScoredItem:
         id: as in the catalogue; "" for an item that was given by its columns without an id.
         score: what the answer is ordered by: the value model's, larger is better.
         tasks: the score of each task of the ranker, by the name of its label.
-        retrieval: the inner product of the vectors of user and item; None where nothing was retrieved.
+        retrieval: the inner product of the vectors of user and item; None where neither search nor formula needed it.
         position: where the item stood in a `RankRequest`; in recommendations its place, from 0.
     """
 

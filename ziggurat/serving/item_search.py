@@ -68,7 +68,7 @@ class ItemSearch:
         vectors = self.index.vectors
         k = min(k, len(self._order))
         least = vectors.probes_for(k)
-        vectors.default_probes = max(least, vectors.tune(queries, k=k, recall=recall))
+        vectors.keep_tuned(max(least, vectors.tune(queries, k=k, recall=recall)), k=k)
         return vectors.default_probes
 
     def parse(self, text: str) -> Filter:

@@ -57,6 +57,15 @@ def test_tune_finds_the_fewest_probes(index: VectorIndex) -> None:
     assert index.default_probes == probes < 64
     assert recall_of(index.search(queries, k=20).positions, exact) >= 0.95
     assert recall_of(index.search(queries, k=20, probes=probes - 1).positions, exact) < 0.95
+    untuned = VectorIndex()
+    untuned.load_state_dict(index.state_dict())
+    assert untuned.tuned_k == 20
+    untuned.default_probes = 0
+    assert [index.probes_for(k) for k in (1, 20)] == [probes, probes]
+    assert index.probes_for(21) == max(probes, untuned.probes_for(21)), "a larger k was never tried"
+    assert index.probes_for(6000) == index.num_clusters
+    index.default_probes = 5
+    assert index.probes_for(6000) == 5, "said, not tuned"
     index.default_probes = 0
 
 

@@ -109,7 +109,7 @@ class VectorIndex(nn.Module):
         self._set(dict(zip(("centroid_codes", "centroid_scales"), empty, strict=True)))
         self._set({"stored_order": torch.zeros(0, dtype=torch.int32), "offsets": torch.zeros(1, dtype=torch.int64)})
         self._set({"centroid_reach": torch.zeros(0), "kept": torch.zeros(0, 1, dtype=torch.bfloat16)})
-        self._set({"sizes": torch.tensor([1, 0])})  # dim, probes
+        self._set({"sizes": torch.tensor([1, 0, 0])})  # dim, probes, k they were tuned for
 
     @classmethod
     def build(cls, vectors: Float[Tensor, "N D"], *, config: VectorIndexConfig | None = None) -> VectorIndex:
@@ -128,7 +128,8 @@ class VectorIndex(nn.Module):
         num, dim = vectors.shape
         index = cls()
         if not num:
-            index._set({"sizes": torch.tensor([dim, config.probes]), "kept": torch.zeros(0, dim, dtype=torch.bfloat16)})
+            index._set({"sizes": torch.tensor([dim, config.probes, 0])})
+            index._set({"kept": torch.zeros(0, dim, dtype=torch.bfloat16)})
             index._set({"codes": quantize_rows(vectors).codes, "centroid_codes": quantize_rows(vectors).codes})
             return index
         num_clusters = min(num, config.num_clusters or math.ceil(4 * math.sqrt(num)))
@@ -142,7 +143,7 @@ class VectorIndex(nn.Module):
         index._set({"codes": rows.codes, "scales": rows.scales, "stored_order": order.to(torch.int32)})
         index._set({"centroid_codes": centroid_rows.codes, "centroid_scales": centroid_rows.scales})
         index._set({"offsets": offsets, "centroid_reach": _REACH * spread})
-        index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes])})
+        index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0])})
         return index
 
     def __len__(self) -> int:
@@ -160,8 +161,12 @@ class VectorIndex(nn.Module):
 
     @default_probes.setter
     def default_probes(self, probes: int) -> None:
-        self.sizes[1] = probes
-        self._cached.clear()
+        self.keep_tuned(probes, k=0)
+
+    @property
+    def tuned_k(self) -> int:
+        """The k that the default probes were tuned for; 0: for every k."""
+        return self._numbers()[2]
 
     @property
     def num_clusters(self) -> int:
@@ -249,14 +254,19 @@ class VectorIndex(nn.Module):
     @property
     def has_kept(self) -> bool:
         """Whether vectors are kept to score candidates again."""
-        return self._numbers()[2]
+        return len(self.kept) > 0
 
     def probes_for(self, k: int) -> int:
-        """Clusters to look into for the best k, unless a search says."""
-        if self.default_probes:
-            return min(self.default_probes, max(1, self.num_clusters))
+        """Clusters to look into for the best k, unless a search says.
+
+        Probes that were tuned for some k are the least for more than that.
+        """
+        probes = self.default_probes
+        if probes and not 0 < self.tuned_k < k:
+            return min(probes, max(1, self.num_clusters))
         rows = max(_PROBED_ROWS, len(self) // 64, 32 * k)
-        return max(1, min(self.num_clusters, math.ceil(rows * self.num_clusters / max(1, len(self)))))
+        own = math.ceil(rows * self.num_clusters / max(1, len(self)))
+        return max(1, min(self.num_clusters, max(probes, own)))
 
     def tune(self, queries: Float[Tensor, "Q D"], *, k: int, recall: float) -> int:
         """Find the fewest probes that reach a recall@k against `exact`, and make them the default.
@@ -275,8 +285,12 @@ class VectorIndex(nn.Module):
             middle = (low + high) // 2
             found = self.search(queries, k=k, probes=middle).positions
             low, high = (low, middle) if recall_of(found, exact) >= recall else (middle + 1, high)
-        self.default_probes = low
+        self.keep_tuned(low, k=k)
         return low
+
+    def keep_tuned(self, probes: int, *, k: int) -> None:
+        """Make probes that were found for some k the default; a larger k may get more."""
+        self._set({"sizes": torch.tensor([self.dim, probes, k], device=self.sizes.device)})
 
     def vectors(self, positions: Int64[Tensor, "R"]) -> Float[Tensor, "R D"]:
         """The vectors at positions, kept or from INT8."""
@@ -329,7 +343,7 @@ class VectorIndex(nn.Module):
             self._check_masks(masks, len(queries))
 
     def _check_masks(self, masks: Masks, num: int) -> None:
-        words = self._numbers()[3]
+        words = num_words(len(self))
         if isinstance(masks, Tensor):
             if masks.shape[-1] == words and (masks.dim() == 1 or (masks.dim() == 2 and len(masks) == num)):
                 return
@@ -360,11 +374,10 @@ class VectorIndex(nn.Module):
             )
         return tables
 
-    def _numbers(self) -> tuple[int, int, bool, int]:
-        """Width, probes, whether vectors are kept, words of a mask: read from the buffers once."""
+    def _numbers(self) -> tuple[int, int, int]:
+        """Width, probes, and the k that they were tuned for: read from the buffer once."""
         if "sizes" not in self._cached:
-            dim, probes = self.sizes.tolist()
-            self._cached["sizes"] = (dim, probes, len(self.kept) > 0, num_words(len(self)))
+            self._cached["sizes"] = (*self.sizes.tolist(), 0)[:3]  # older files do not say which k
         return self._cached["sizes"]
 
     def _set(self, buffers: dict[str, Tensor]) -> None:
