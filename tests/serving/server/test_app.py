@@ -109,6 +109,16 @@ def test_a_bad_request_is_answered_in_four_parts(path: str, content: Any, status
     assert error["ways_out"]
 
 
+@pytest.mark.parametrize(("text", "column"), [("tagz:t1", 1), ("price:>=1 AND (", 16)])
+def test_a_mistake_in_a_filter_of_an_export_points_at_its_column(loaded: Any, text: str, column: int) -> None:
+    user = {"user": {"user_id": 3}, "filter": text}
+    for path, content in (("/recommend", user), ("/explain", {"request": user, "item": "i3"})):
+        answer = post(path, content, answerer=loaded, deadline_ms=5000)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["kind"], error.keys()) == (400, "FilterError", PARTS)
+        assert f"column {column} of the filter" in error["where"]
+
+
 def test_a_body_in_chunks_is_refused_when_it_is_too_long() -> None:
     sent = []
 

@@ -261,8 +261,7 @@ class VectorIndex(nn.Module):
 
         Probes that were tuned for some k are the least for more than that.
         """
-        probes = self.default_probes
-        if probes and not 0 < self.tuned_k < k:
+        if (probes := self.default_probes) and not 0 < self.tuned_k < k:
             return min(probes, max(1, self.num_clusters))
         rows = max(_PROBED_ROWS, len(self) // 64, 32 * k)
         own = math.ceil(rows * self.num_clusters / max(1, len(self)))
@@ -377,7 +376,8 @@ class VectorIndex(nn.Module):
     def _numbers(self) -> tuple[int, int, int]:
         """Width, probes, and the k that they were tuned for: read from the buffer once."""
         if "sizes" not in self._cached:
-            self._cached["sizes"] = (*self.sizes.tolist(), 0)[:3]  # older files do not say which k
+            dim, probes, *k = self.sizes.tolist()  # older files do not say for which k
+            self._cached["sizes"] = (dim, probes, k[0] if k else 0)
         return self._cached["sizes"]
 
     def _set(self, buffers: dict[str, Tensor]) -> None:
