@@ -270,3 +270,16 @@ def test_another_answer_than_the_golden_one_is_refused(shop: Shop, tmp_path: Any
     with pytest.raises(ExportError, match="instead of"):
         zg.Recommender.load(copy)
     assert zg.Recommender.load(copy, check=False).version == version
+
+
+@pytest.mark.parametrize("effort", list(Effort))
+def test_an_answer_does_not_depend_on_who_else_asks(shop: Shop, effort: Effort):
+    export = zg.Recommender.load(shop.export)
+    mine = [RecommendRequest(user={"user_id": user}, k=1, exclude_seen=False) for user in range(8)]
+    other = RecommendRequest(user={"user_id": 9}, k=NUM_ITEMS, exclude_seen=False)
+    together = export.recommend_many([*mine, other], effort=effort)
+    for alone, among in zip(mine, together, strict=False):
+        (answer,) = export.recommend_many([alone], effort=effort)
+        assert isinstance(answer, Recommendations)
+        assert isinstance(among, Recommendations)
+        assert [item.id for item in answer.items] == [item.id for item in among.items]

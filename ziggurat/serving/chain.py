@@ -149,16 +149,9 @@ class Chain:
             return self._popular(questions)
         share = 1 if effort is Effort.FULL else LESS
         wanted = [self._num_candidates(question.k, share) for question in questions]
-        found = self.index.search(
-            self.user_vectors(questions),
-            k=min(max(wanted), len(self.catalogue)),
-            filters=[question.filter for question in questions],
-            exclude=[question.exclude for question in questions],
-            fewer_probes=effort is not Effort.FULL,
-        )
-        items = [row[:most][row[:most] >= 0] for row, most in zip(found.items, wanted, strict=True)]
-        products = [row[: len(mine)] for row, mine in zip(found.scores, items, strict=True)]
-        plans = [str(plan) for plan in found.plans] if explain else [""] * len(items)
+        items, products, plans = self._found(questions, wanted, effort)
+        if not explain:
+            plans = [""] * len(items)
         if self.ranker is None or effort is Effort.RETRIEVAL_ONLY:
             tasks = [torch.empty(len(mine), 0) for mine in items]
         else:
@@ -168,6 +161,33 @@ class Chain:
             self._ordered(items[i], tasks[i], products[i], k=questions[i].k, plan=plans[i], by_value=is_whole)
             for i in range(len(questions))
         ]
+
+    def _found(
+        self, questions: Sequence[Question], wanted: Sequence[int], effort: Effort
+    ) -> tuple[list[Int64[Tensor, "_"]], list[Float32[Tensor, "_"]], list[str]]:
+        """Items, their inner products and the plan of each question.
+
+        Questions that want as many items are searched for together: how far an index looks follows from how many are
+        wanted, and an answer must not depend on who else asks.
+        """
+        assert self.catalogue is not None
+        assert self.index is not None
+        vectors = self.user_vectors(questions)
+        items, products, plans = ([None] * len(questions) for _ in range(3))
+        for most in set(wanted):
+            places = [place for place, each in enumerate(wanted) if each == most]
+            found = self.index.search(
+                vectors[places],
+                k=min(most, len(self.catalogue)),
+                filters=[questions[place].filter for place in places],
+                exclude=[questions[place].exclude for place in places],
+                fewer_probes=effort is not Effort.FULL,
+            )
+            for row, place in enumerate(places):
+                is_there = found.items[row] >= 0
+                items[place], products[place] = found.items[row][is_there], found.scores[row][is_there]
+                plans[place] = str(found.plans[row])
+        return items, products, plans  # type: ignore[return-value]
 
     def _num_candidates(self, k: int, share: int) -> int:
         if self.ranker is None:

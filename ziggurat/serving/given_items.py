@@ -7,6 +7,7 @@ both    ──► vectors of user and item, where the formula names `retrieval` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,11 +99,19 @@ def _values_of_rows(
     scores = {name: tasks[:, index] for index, name in enumerate(chain.labels)}
     for name in chain.numbers:
         numbers = [row.get(name) for row in rows]
-        cells = [float(each) if isinstance(each, int | float) else torch.nan for each in numbers]
+        cells = [_number(each) for each in numbers]
         scores[name] = torch.tensor(cells, dtype=torch.float64)
     if products is not None:
         scores[RETRIEVAL] = products
     return chain.value(scores)
+
+
+def _number(value: Any) -> float:
+    """A number, also one that was written as text; NaN for everything else."""
+    try:
+        return float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        return math.nan
 
 
 def _products(

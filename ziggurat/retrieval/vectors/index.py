@@ -60,7 +60,7 @@ class Kept(enum.StrEnum):
     FLOAT32 = "float32"
 
 
-_KEPT_DTYPES = {Kept.NONE: torch.bfloat16, Kept.BFLOAT16: torch.bfloat16, Kept.FLOAT32: torch.float32}
+_KEPT_DTYPES = {Kept.NONE: torch.int8, Kept.BFLOAT16: torch.bfloat16, Kept.FLOAT32: torch.float32}
 
 
 @checked
@@ -129,7 +129,7 @@ class VectorIndex(nn.Module):
         index = cls()
         if not num:
             index._set({"sizes": torch.tensor([dim, config.probes, 0])})
-            index._set({"kept": torch.zeros(0, dim, dtype=torch.bfloat16)})
+            index._set({"kept": torch.zeros(0, dim, dtype=_KEPT_DTYPES[config.kept])})
             index._set({"codes": quantize_rows(vectors).codes, "centroid_codes": quantize_rows(vectors).codes})
             return index
         num_clusters = min(num, config.num_clusters or math.ceil(4 * math.sqrt(num)))
@@ -300,7 +300,7 @@ class VectorIndex(nn.Module):
     @property
     def kept_kind(self) -> Kept:
         """What is kept beside the INT8 rows."""
-        if not self.has_kept:
+        if self.kept.dtype is _KEPT_DTYPES[Kept.NONE] or (len(self) and not self.has_kept):
             return Kept.NONE
         return Kept.FLOAT32 if self.kept.dtype is torch.float32 else Kept.BFLOAT16
 
