@@ -47,3 +47,19 @@ def test_files_of_other_writers_are_read(tmp_path: Path) -> None:
     for name, tensor in load_aligned(path).items():
         assert torch.equal(tensor, TENSORS[name])
         assert tensor.data_ptr() % 64 == 0
+
+
+def test_one_number_of_any_stride_is_written(tmp_path: Path) -> None:
+    one = torch.tensor([7, 8])[:1].expand(1).as_strided((1,), (0,))
+    save_aligned(
+        {
+            "one": one,
+            "none": torch.empty(0, dtype=torch.int64).as_strided((0,), (0,)),
+            "more": torch.arange(6).reshape(2, 3).T,
+        },
+        tmp_path / "file",
+    )
+    found = load_aligned(tmp_path / "file")
+    assert found["one"].tolist() == [7]
+    assert found["none"].shape == (0,)
+    assert found["more"].tolist() == [[0, 3], [1, 4], [2, 5]]

@@ -10,7 +10,7 @@ import pytest
 import ziggurat as zg
 from tests.serving.shop import Shop
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError, RequestError, SchemaError
+from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError
 from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk
 
 
@@ -96,3 +96,21 @@ def test_recall_of_the_index(shop: Shop, tmp_path: Path, capsys: pytest.CaptureF
     assert "1.0000" in shown
     assert "20 known users" in shown
     assert plot.stat().st_size > 1000
+
+
+def test_lists_never_replace_the_file_of_users(shop: Shop, tmp_path: Path) -> None:
+    export, users = zg.Recommender.load(shop.export), tmp_path / "users.parquet"
+    pl.DataFrame({"user_id": [0, 1]}).write_parquet(users)
+    before = users.read_bytes()
+    with pytest.raises(ConfigError, match="which holds the users"):
+        recommend_in_bulk(export, [users], out=tmp_path / "." / "users.parquet")
+    with pytest.raises(FileError, match="a folder in which lists can be written"):
+        recommend_in_bulk(export, [users], out="/proc/lists.parquet")
+    assert users.read_bytes() == before
+
+
+def test_users_that_are_no_users_are_refused(shop: Shop) -> None:
+    export = zg.Recommender.load(shop.export)
+    for wrong in (None, 17, "17", [17]):
+        with pytest.raises(RequestError, match="raw columns of a user"):
+            export.recommend(wrong)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def save_aligned(tensors: Mapping[str, Tensor], path: Path) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in parts:
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            file.write(_flat(tensor).view(torch.uint8).numpy().data)
 
 
 def load_aligned(path: Path) -> dict[str, Tensor]:
@@ -70,3 +70,9 @@ def load_aligned(path: Path) -> dict[str, Tensor]:
     """
     tensors = {name: each for name, each in load_file(str(path)).items() if not name.startswith(_PADDING)}
     return {name: each if each.data_ptr() % ALIGNMENT == 0 else each.clone() for name, each in tensors.items()}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """All numbers side by side. One number or none may have any stride, and then is no view of bytes."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat if flat.numel() > 1 else flat.new_empty(flat.numel()).copy_(flat)

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from ziggurat.config import to_json
 from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import ConfigError, RequestError, SchemaError, ZigguratError
+from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
 from ziggurat.files import Format, replacing
 from ziggurat.serving.answers import Recommendations, RecommendRequest
 from ziggurat.serving.recommender import Recommender
@@ -94,7 +94,8 @@ def recommend_in_bulk(
         say: called with lines for people.
 
     Raises:
-        ConfigError: `out` is no Parquet file.
+        ConfigError: `out` is no Parquet file, or the file of users itself.
+        FileError: nothing can be written beside `out`.
         SchemaError: the files have no column that the export reads.
         RequestError: a row, or the filter, cannot be used; names the row.
     """
@@ -107,6 +108,13 @@ def recommend_in_bulk(
             ways_out=f"--out {target.with_suffix('.parquet').name}",
         )
     source = RawSource(users)
+    if target.resolve() in {path.resolve() for path in source.paths}:
+        raise ConfigError(
+            expected="a file of its own for the lists",
+            found=f"{out}, which holds the users",
+            where="out",
+            ways_out=f"--out {target.with_stem(target.stem + '_lists').name}",
+        )
     columns = _columns(export, source)
     if config.filter:
         export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
@@ -176,7 +184,15 @@ def _open_parts(parts: Path, question: Mapping[str, Any], *, say: Callable[[str]
             return
         say(f"the parts in {parts} answer another question, and are made anew")
         shutil.rmtree(parts)
-    parts.mkdir(parents=True)
+    try:
+        parts.mkdir(parents=True)
+    except OSError as error:
+        raise FileError(
+            expected="a folder in which lists can be written",
+            found=str(error),
+            where=str(parts.parent),
+            ways_out=("choose another file: --out FILE", "correct the permissions of the folder"),
+        ) from error
     ASKED.write(asked, dict(question))
 
 

@@ -38,8 +38,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from ziggurat.config import from_json, to_json
-from ziggurat.errors import ConfigError, ExportError, MissingFileError
+from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
 from ziggurat.files import Format, digest_of, replacing_folder
 from ziggurat.typed import CountOrNone
 
@@ -158,7 +160,17 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
     folder = Path(path)
     _refuse_other_content(folder)
     with replacing_folder(folder) as temporary:
-        yield temporary
+        try:
+            yield temporary
+        except (OSError, SafetensorError) as error:
+            if isinstance(error, ZigguratError):
+                raise
+            raise FileError(
+                expected="room and permission to write the export",
+                found=str(error)[:300],
+                where=str(folder),
+                ways_out=("free space on this disk", "choose another folder: --out FOLDER"),
+            ) from error
         assert (temporary / MANIFEST_NAME).exists(), "sealed"
 
 

@@ -133,6 +133,13 @@ class Recommender:
         """
         one = isinstance(user, Mapping)
         users = [user] if isinstance(user, Mapping) else user
+        if not isinstance(users, Sequence) or not all(isinstance(each, Mapping) for each in users):
+            raise RequestError(
+                expected="the raw columns of a user as a dict, or a list of such dicts",
+                found=f"{user!r:.80} ({type(user).__name__})",
+                where="recommend, user",
+                ways_out='rec.recommend({"user_id": "17"})',
+            )
         requests = [
             RecommendRequest(
                 user=dict(each),

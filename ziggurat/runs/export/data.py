@@ -23,9 +23,11 @@ from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.preprocess.times import is_date_column, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Schema, column_of
+from ziggurat.runs.export.typed_columns import typed_columns
 from ziggurat.serving.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
 
 
@@ -93,6 +95,10 @@ def make_catalogue(
             )
     else:
         frame = catalogue_of(data.source(), schema=described[0], keep=more)
+    source = data.source(items)
+    is_text = all(source.is_text(path) for path in source.paths)
+    comma = source.text.decimal is DecimalMark.COMMA
+    frame = typed_columns(frame, schemas=described, is_text=is_text, comma=comma)
     return ItemCatalogue(frame, columns=ItemColumns(id=columns[0], features=columns))
 
 
