@@ -172,8 +172,10 @@ class Chain:
         """
         assert self.catalogue is not None
         assert self.index is not None
+        if not questions:
+            return [], [], []
         vectors = self.user_vectors(questions)
-        items, products, plans = ([None] * len(questions) for _ in range(3))
+        answers: dict[int, tuple[Tensor, Tensor, str]] = {}
         for most in set(wanted):
             places = [place for place, each in enumerate(wanted) if each == most]
             found = self.index.search(
@@ -185,9 +187,9 @@ class Chain:
             )
             for row, place in enumerate(places):
                 is_there = found.items[row] >= 0
-                items[place], products[place] = found.items[row][is_there], found.scores[row][is_there]
-                plans[place] = str(found.plans[row])
-        return items, products, plans  # type: ignore[return-value]
+                answers[place] = found.items[row][is_there], found.scores[row][is_there], str(found.plans[row])
+        items, products, plans = zip(*(answers[place] for place in range(len(questions))), strict=True)
+        return list(items), list(products), list(plans)
 
     def _num_candidates(self, k: int, share: int) -> int:
         if self.ranker is None:
