@@ -23,7 +23,18 @@ SCHEMA = Schema(labels=(Label(name="click"),), features=(Categorical(name="user"
 WRONG: list[Any] = ["no-such", None, -1, pl.DataFrame({"a": [1]}), [1], {"a": 1}]
 # Values of a library's own kind, tensors, or classes of which users make none by hand.
 LEFT_OUT = {"loss_sums", "TowerLayer", "TowerModuleKind", "SplitBy", "show_progress", "Model", "DataSource"}
-LEFT_OUT |= {"Embedded", "Outputs", "LossSums", "Unpooled", "Batch", "Loader", "Run", "Topology", "ModelConfig"}
+LEFT_OUT |= {
+    "Embedded",
+    "Outputs",
+    "LossSums",
+    "Unpooled",
+    "Batch",
+    "Loader",
+    "Run",
+    "Recommender",
+    "Topology",
+    "ModelConfig",
+}
 
 
 def required(function: Any) -> dict[str, inspect.Parameter]:
