@@ -203,11 +203,7 @@ class Scann:
         numbers = np.asarray(found[0]).reshape(len(queries), -1)
         if self._filters is None:
             return numbers
-        best = np.full((len(queries), K), -1)
-        for i, f in enumerate(which):
-            own = numbers[i][self._filters[f][numbers[i]]][:K]
-            best[i, : len(own)] = own
-        return best
+        return _passing(numbers, [self._filters[f] for f in which])
 
     def _one(self, queries: np.ndarray, **settings: int) -> Any:
         return self._searcher.search(queries[0], **settings)
@@ -255,8 +251,13 @@ class Graph:
         numbers = numbers.astype(np.int64)
         if self._filters is None:
             return numbers
-        best = np.full((len(queries), K), -1)
-        for i, f in enumerate(which):
-            own = numbers[i][self._filters[f][numbers[i]]][:K]
-            best[i, : len(own)] = own
-        return best
+        return _passing(numbers, [self._filters[f] for f in which])
+
+
+def _passing(numbers: np.ndarray, masks: Sequence[np.ndarray]) -> np.ndarray:
+    """The first K numbers of each query that its mask lets pass; -1 where there are fewer."""
+    best = np.full((len(numbers), K), -1)
+    for i, mask in enumerate(masks):
+        own = numbers[i][mask[numbers[i]]][:K]
+        best[i, : len(own)] = own
+    return best

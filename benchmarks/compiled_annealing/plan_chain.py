@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
-from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.cpp_build import CppSource
 from ziggurat.typed import checked
 
@@ -308,14 +307,14 @@ def _problem(keep: _Arrays, problem: ChainProblem) -> _Problem:
 @functools.cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     """The compiled library, or why there is none; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError as error:
-        return None, error.found
+    return _SOURCE.load_or_reason(_declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say which arguments the functions of the library take."""
     library.ziggurat_plan_anneal.restype = library.ziggurat_plan_price.restype = None
     library.ziggurat_plan_anneal.argtypes = [c_void_p] * 4
     library.ziggurat_plan_price.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
-    return library, ""
 
 
 def _library() -> ctypes.CDLL:

@@ -24,8 +24,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from ziggurat.errors import MissingDependencyError
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppSource, kernel_line
 
 WORD_BITS = 64
 
@@ -135,8 +134,7 @@ def mask_of_rows(rows: Int64[Tensor, "R"], *, n: int) -> Int64[Tensor, "W"]:
 
 def bitmask_kernel() -> str:
     """Which implementation serves masks on the CPU here, and why; builds the kernel if need be."""
-    reason = _library_or_reason()[1]
-    return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
+    return kernel_line(_library_or_reason()[1])
 
 
 def _num_rows(tensor: Tensor) -> int:
@@ -152,10 +150,11 @@ def _library_for(tensor: Tensor) -> ctypes.CDLL | None:
 @functools.cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     """The compiled library, or why there is none; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError as error:
-        return None, error.found
+    return _SOURCE.load_or_reason(_declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say which arguments the functions of the library take."""
     library.ziggurat_pack_mask.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_unpack_mask.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_count_mask.argtypes = [c_void_p, c_int64]
@@ -164,4 +163,3 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
         getattr(library, f"ziggurat_{name}").restype = None
     for name in ("count_mask", "rows_of_mask"):
         getattr(library, f"ziggurat_{name}").restype = c_int64
-    return library, ""

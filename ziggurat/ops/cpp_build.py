@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,19 @@ class CppSource:
         except OSError as error:
             raise self.unavailable(str(error)) from error
 
+    def load_or_reason(self, declare: Callable[[ctypes.CDLL], None]) -> tuple[ctypes.CDLL | None, str]:
+        """The library and "", or None and why there is none, for files whose torch twin then serves.
+
+        Args:
+            declare: says which arguments the functions of the library take.
+        """
+        try:
+            library = self.load()
+        except MissingDependencyError as error:
+            return None, error.found
+        declare(library)
+        return library, ""
+
     def unavailable(self, reason: str) -> MissingDependencyError:
         """The error that says why the library cannot be used here."""
         openmp = " with OpenMP" if "-fopenmp" in self.flags else ""
@@ -94,6 +108,11 @@ class CppSource:
             raise self.unavailable(f"{compiler} took longer than {_BUILD_LIMIT_S} s") from error
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+
+def kernel_line(reason: str) -> str:
+    """What `ziggurat doctor` says of a kernel with a twin in torch; `reason` is why C++ is missing, or ""."""
+    return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
 
 
 def _compiler() -> str | None:

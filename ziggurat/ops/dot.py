@@ -41,8 +41,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ziggurat.errors import MissingDependencyError
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppSource, kernel_line
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "dot.cpp",
@@ -107,17 +106,17 @@ def why_not_shape(num_fields: int, dim: int, *, dtype: torch.dtype) -> str:
 
 def dot_kernel() -> str:
     """Which implementation serves FP32 on the CPU here, and why; builds the kernel if need be."""
-    reason = _why_not_here()
-    return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
+    return kernel_line(_why_not_here())
 
 
 @functools.cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     """The compiled library, or why there is none; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError as error:
-        return None, error.found
+    return _SOURCE.load_or_reason(_declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say which arguments the functions of the library take."""
     for name in _SUFFIX.values():
         forward, backward = getattr(library, f"ziggurat_dot_{name}"), getattr(library, f"ziggurat_dot_backward_{name}")
         forward.restype = backward.restype = None
@@ -127,7 +126,6 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
         function = getattr(library, name)
         function.restype = None
         function.argtypes = [c_void_p, c_int64, c_void_p, *[c_int64] * 7]
-    return library, ""
 
 
 @torch.compiler.assume_constant_result

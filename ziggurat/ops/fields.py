@@ -32,8 +32,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.errors import MissingDependencyError
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppSource, kernel_line
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "fields.cpp",
@@ -117,22 +116,21 @@ def why_not(*inputs: Tensor) -> str:
 
 def fields_kernel() -> str:
     """Which implementation serves FP32 on the CPU here, and why; builds the kernel if need be."""
-    reason = _library_or_reason()[1]
-    return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
+    return kernel_line(_library_or_reason()[1])
 
 
 @functools.cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     """The compiled library, or why there is none; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError as error:
-        return None, error.found
+    return _SOURCE.load_or_reason(_declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say which arguments the functions of the library take."""
     for name, arguments in _ARGUMENTS.items():
         for suffix in _SUFFIX.values():
             function = getattr(library, f"ziggurat_{name}_{suffix}")
             function.restype, function.argtypes = None, arguments
-    return library, ""
 
 
 def _call(name: str, tensors: Sequence[Tensor], *numbers: float) -> None:

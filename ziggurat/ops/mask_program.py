@@ -36,9 +36,8 @@ import torch
 from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
-from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.bitmask import full_mask, mask_of_rows, pack_mask, rows_of_mask
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppSource, kernel_line
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "mask_program.cpp",
@@ -298,23 +297,22 @@ def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
 
 def mask_program_kernel() -> str:
     """Which implementation serves filters on the CPU here, and why; builds the kernel if need be."""
-    reason = _library_or_reason()[1]
-    return f"torch, slower: C++ is not available: {reason}" if reason else "C++ on the CPU"
+    return kernel_line(_library_or_reason()[1])
 
 
 @functools.cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     """The compiled library, or why there is none; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError as error:
-        return None, error.found
+    return _SOURCE.load_or_reason(_declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say which arguments the functions of the library take."""
     run = library.ziggurat_run_mask_program
     run.argtypes = [c_void_p, *[c_int64] * 2, c_void_p, c_int64, c_void_p, c_int64, c_void_p]
     run.restype = c_int64
     library.ziggurat_clear_rows.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_clear_rows.restype = None
-    return library, ""
 
 
 def conjunction(trees: Sequence[Tree]) -> Tree:

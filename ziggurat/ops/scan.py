@@ -38,9 +38,9 @@ import torch
 from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
-from ziggurat.errors import DataError, MissingDependencyError
+from ziggurat.errors import DataError
 from ziggurat.ops.bitmask import unpack_mask_reference
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppSource, kernel_line
 
 ROW_MULTIPLE = 16
 _ZERO = 128  # what a stored number has too much
@@ -273,9 +273,7 @@ def _best_path() -> int:
 def scan_kernel() -> str:
     """Which implementation searches on the CPU here, and why; builds the kernel if need be."""
     reason = _library_or_reason()[1]
-    if reason:
-        return f"torch, slower: C++ is not available: {reason}"
-    return f"C++ on the CPU, {best_path().name.replace('_', ' ')}"
+    return kernel_line(reason) if reason else f"{kernel_line('')}, {best_path().name.replace('_', ' ')}"
 
 
 def _round_query(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -365,10 +363,11 @@ def _library_for(queries: Tensor) -> ctypes.CDLL | None:
 @functools.cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     """The compiled library, or why there is none; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError as error:
-        return None, error.found
+    return _SOURCE.load_or_reason(_declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Say which arguments the functions of the library take."""
     pointer, number = c_void_p, c_int64
     library.ziggurat_scan_clusters.argtypes = [
         *(pointer, pointer, number, pointer, pointer, number, pointer, number),
@@ -381,4 +380,3 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
     library.ziggurat_scan_path.argtypes = []
     for name in ("scan_clusters", "scan_rows", "scan_path"):
         getattr(library, f"ziggurat_{name}").restype = c_int64
-    return library, ""
