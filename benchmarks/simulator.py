@@ -8,7 +8,8 @@
 
 Nothing is timed: it runs anywhere, in about two minutes.
 
-Options: --report FILE (towers.json to predict; default: the newest committed one) --budget-s S (of each search)
+Options: --report FILE (towers.json to predict; default: the newest committed one of all networks)
+--budget-s S (of each search)
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import REPORTS, Report, short
-from benchmarks.simulator_emulated import emulated_cases, fitted_constants, read_settings
+from benchmarks.report import Report, short
+from benchmarks.simulator_emulated import emulated_cases, fitted_constants, newest_whole_report, read_settings
 from benchmarks.simulator_published import published_cases
 
 GOAL, GOAL_SETTINGS = 0.15, 12
@@ -38,7 +39,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 def run(*, quick: bool, options: argparse.Namespace | None = None) -> Report:
     """Predict and compare."""
     options = options or parse_options([])
-    path = Path(options.report) if options.report else max(REPORTS.glob("*/towers.json"), key=lambda p: p.parent.name)
+    path = Path(options.report) if options.report else newest_whole_report()
     settings = read_settings(json.loads(path.read_text()))
     constants = fitted_constants(settings)
     cases = emulated_cases(settings, constants)

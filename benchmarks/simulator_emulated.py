@@ -7,15 +7,18 @@ its work. Assumed: what gloo takes to start an exchange.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from benchmarks.datacentre.network import NetworkConfig
 from benchmarks.our_ranks import Variant, split_features, tower_module
 from benchmarks.ours import config_of, inputs_of
+from benchmarks.report import REPORTS
 from benchmarks.towers import variants_for
 from benchmarks.workload import Workload
 from ziggurat.plan import Plan
@@ -33,6 +36,14 @@ _NETWORKS = {
     "4 hosts × 1 ranks, 1000 Mbit/s a host": NetworkConfig(hosts=4, ranks_per_host=1, rate_mbit=1000.0),
     "4 ranks on one host": NetworkConfig(hosts=1, ranks_per_host=4, rate_mbit=0.0),
 }
+
+
+def newest_whole_report() -> Path:
+    """Return the newest committed `towers` report that measured all the networks that are predicted."""
+    found = sorted(REPORTS.glob("*/towers.json"), key=lambda path: path.parent.name[-10:], reverse=True)
+    return next(
+        path for path in found if {run["network"] for run in json.loads(path.read_text())["runs"]} >= set(_NETWORKS)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

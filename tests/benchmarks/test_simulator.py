@@ -6,9 +6,15 @@ import json
 
 import pytest
 
-from benchmarks.report import REPORTS
 from benchmarks.simulator import GOAL
-from benchmarks.simulator_emulated import START, emulated_cases, emulated_cluster, fitted_constants, read_settings
+from benchmarks.simulator_emulated import (
+    START,
+    emulated_cases,
+    emulated_cluster,
+    fitted_constants,
+    newest_whole_report,
+    read_settings,
+)
 from benchmarks.simulator_published import mlperf_dcn_v2_single, published
 from ziggurat.planning.simulator.step_work import step_work
 from ziggurat.recipes.catalogue import mlperf_dcn_v2, mlperf_dlrm
@@ -17,7 +23,7 @@ from ziggurat.runs.planning.plan_inputs import plan_inputs
 
 @pytest.fixture(scope="module")
 def report() -> dict:
-    return json.loads(max(REPORTS.glob("*/towers.json"), key=lambda path: path.parent.name).read_text())
+    return json.loads(newest_whole_report().read_text())
 
 
 def test_settings_are_ours_on_networks_that_a_cluster_describes(report: dict) -> None:
