@@ -26,7 +26,7 @@ from ziggurat.runs.export import make
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.parity import Parity, plain_rows, refuse_difference, unseen
 from ziggurat.runs.export.vector_parity import VectorParity, refuse_other_vectors
-from ziggurat.serving.export_folder import open_export
+from ziggurat.serving.export.export_folder import open_export
 
 QUICK = zg.ExportConfig(program=False, golden=2)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from ziggurat.serving.aligned_tensors import load_aligned, save_aligned
+from ziggurat.serving.export.aligned_tensors import load_aligned, save_aligned
 
 TENSORS = {
     "codes": torch.arange(-3, 4, dtype=torch.int8),

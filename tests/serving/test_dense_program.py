@@ -13,7 +13,7 @@ import ziggurat as zg
 from tests.embeddings.embedding_inputs import MIXED, make_batch
 from ziggurat.features.inputs import LabelSpec, VectorSpec
 from ziggurat.models import MODEL_CONFIGS, build_model
-from ziggurat.serving.dense_program import export_program, inputs_of, save_program
+from ziggurat.serving.export.dense_program import export_program, inputs_of, save_program
 
 TABLES = tuple(dataclasses.replace(table, embedding_dim=0) for table in MIXED.tables)
 INPUTS = dataclasses.replace(

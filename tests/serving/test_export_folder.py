@@ -13,7 +13,7 @@ import pytest
 
 from ziggurat.errors import ConfigError, ExportError, MissingFileError
 from ziggurat.files import digest_of, sha256_of
-from ziggurat.serving.export_folder import MANIFEST_NAME, open_export, replacing_export, seal_export
+from ziggurat.serving.export.export_folder import MANIFEST_NAME, open_export, replacing_export, seal_export
 
 
 @pytest.fixture

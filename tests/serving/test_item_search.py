@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.serving.test_aligned_tensors import mapped_from
 from ziggurat.errors import ExportError, ZigguratError
-from ziggurat.serving.item_search import ItemSearch
+from ziggurat.serving.answering.item_search import ItemSearch
 
 ITEMS = pl.DataFrame(
     {

@@ -17,9 +17,9 @@ from tests.serving.test_export_folder import reseal
 from ziggurat.errors import ExportError, RequestError, ZigguratError
 from ziggurat.files import Format
 from ziggurat.serving import load_parts
+from ziggurat.serving.answering.chain import ChainSettings
 from ziggurat.serving.answers import Effort, RankRequest, Recommendations, RecommendRequest
-from ziggurat.serving.chain import ChainSettings
-from ziggurat.serving.value_model import ValueModel
+from ziggurat.serving.value_model.formula import ValueModel
 
 USER_COLUMNS, ITEM_COLUMNS = ("user_id", "age", "history"), ("item", "tags", "price")
 

@@ -15,8 +15,8 @@ from tests.serving.shop import SCHEMA, events
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.source import RawChunk
 from ziggurat.errors import RequestError
+from ziggurat.serving.answering.sides import Side, encode_frame, join
 from ziggurat.serving.request_rows import canonical_id, frame_of
-from ziggurat.serving.sides import Side, encode_frame, join
 
 WIDE = zg.Schema(
     features=(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ziggurat.errors import ConfigError
-from ziggurat.serving.value_model import LOWEST, MAX_DEPTH, MAX_LENGTH, ValueModel
+from ziggurat.serving.value_model.formula import LOWEST, MAX_DEPTH, MAX_LENGTH, ValueModel
 
 NAMES = ("like", "buy", "price", "long view")
 SCORES = {

@@ -19,7 +19,7 @@ from ziggurat.retrieval.vectors import RowBlock
 
 
 @dataclass(kw_only=True, eq=False)
-class Kept:
+class CachedFilter:
     """A filter that was used.
 
     Args:
@@ -51,10 +51,10 @@ class FilterCache:
         self.num_bytes = 0
         self.hits = 0
         self.misses = 0
-        self._kept: OrderedDict[Hashable, Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, CachedFilter] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, *, make: Callable[[], Int64[Tensor, "W"]]) -> tuple[Kept, bool]:
+    def get(self, key: Hashable, *, make: Callable[[], Int64[Tensor, "W"]]) -> tuple[CachedFilter, bool]:
         """The mask of a filter, and whether it was there."""
         with self._lock:
             found = self._kept.get(key)
@@ -65,7 +65,7 @@ class FilterCache:
                 return found, True
             self.misses += 1
         mask = make()
-        made = Kept(mask=mask, passing=int(count(mask)), uses=1)
+        made = CachedFilter(mask=mask, passing=int(count(mask)), uses=1)
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = made
@@ -73,7 +73,7 @@ class FilterCache:
                 self._shrink()
         return made, False
 
-    def keep_block(self, key: Hashable, kept: Kept, block: RowBlock) -> None:
+    def keep_block(self, key: Hashable, kept: CachedFilter, block: RowBlock) -> None:
         """Keep the rows of a filter side by side."""
         with self._lock:
             if self._kept.get(key) is kept and kept.block is None:

@@ -45,7 +45,7 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class MainQuery:
     """What is asked of the main segment for every query of a batch.
 
     Args:
@@ -90,7 +90,7 @@ class MainSearch:
             probes: clusters to look into without a filter.
         """
         vectors = main.vectors
-        asked = Question(k=k, probes=probes, planner=main.planner)
+        asked = MainQuery(k=k, probes=probes, planner=main.planner)
         planned = [self._plan(main, wanted, seen, asked) for wanted, seen in zip(filters, exclude, strict=True)]
         together = [i for i, each in enumerate(planned) if each.block is None and each.wanted is None]
         if len(together) == len(planned):
@@ -111,7 +111,7 @@ class MainSearch:
                 scores[i], positions[i] = one.scores[0], one.positions[0]
         return Found(scores, positions), tuple(each.plan for each in planned)
 
-    def _plan(self, main: Segment, wanted: Wanted, seen: Tensor | None, asked: Question) -> Planned:
+    def _plan(self, main: Segment, wanted: Wanted, seen: Tensor | None, asked: MainQuery) -> Planned:
         has_seen = seen is not None and len(seen) > 0
         if wanted is None and not has_seen and main.alive is None:
             return Planned(asked.planner.unfiltered(k=asked.k, probes=asked.probes))
@@ -122,7 +122,7 @@ class MainSearch:
                 return Planned(plan, wanted=wanted)
         return self._masked(main, wanted, seen if has_seen else None, asked)
 
-    def _masked(self, main: Segment, wanted: Wanted, seen: Tensor | None, asked: Question) -> Planned:
+    def _masked(self, main: Segment, wanted: Wanted, seen: Tensor | None, asked: MainQuery) -> Planned:
         if wanted is None:
             mask, passing, cached, kept = main.base_mask(), main.num_alive(), False, None
         else:
@@ -138,7 +138,7 @@ class MainSearch:
             return Planned(asked.planner.block(passing=passing), block=block)
         return Planned(plan, mask=mask)
 
-    def _post_filter(self, main: Segment, query: Tensor, planned: Planned, asked: Question) -> tuple[Found, Planned]:
+    def _post_filter(self, main: Segment, query: Tensor, planned: Planned, asked: MainQuery) -> tuple[Found, Planned]:
         """Search without the filter, then keep what passes; with a mask after all if that is too little."""
         assert main.filters is not None
         plan = planned.plan

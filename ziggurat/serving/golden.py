@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ziggurat.errors import ExportError, ZigguratError
 from ziggurat.files import Format
 from ziggurat.serving.answers import Ranked, RankRequest, Recommendations, RecommendRequest
-from ziggurat.serving.export_folder import ExportFolder
+from ziggurat.serving.export.export_folder import ExportFolder
 
 GOLDEN_FILE = "golden.json"
 GOLDEN = Format(name="ziggurat.export_golden", what="the golden requests of an export", error=ExportError)

@@ -9,18 +9,26 @@ import polars as pl
 
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import Schema, column_of
+from ziggurat.serving.answering.chain import (
+    CHAIN_FILE,
+    RETRIEVAL,
+    Chain,
+    ChainSettings,
+    KnownSides,
+    numbers_of,
+    numeric_names,
+)
+from ziggurat.serving.answering.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
+from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
+from ziggurat.serving.answering.ranker import Ranker
+from ziggurat.serving.answering.sides import encode_frame
+from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
 from ziggurat.serving.answers import Column, Info
-from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, Chain, ChainSettings, KnownSides, numbers_of, numeric_names
-from ziggurat.serving.export_folder import ExportFolder, damaged
+from ziggurat.serving.export.export_folder import ExportFolder, damaged
+from ziggurat.serving.export.packed_model import MODEL_FILE, load_model
 from ziggurat.serving.golden import read_requests
-from ziggurat.serving.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
-from ziggurat.serving.item_search import INDEX_FILE, ItemSearch
-from ziggurat.serving.packed_model import MODEL_FILE, load_model
 from ziggurat.serving.plain_values import plain
-from ziggurat.serving.ranker import Ranker
-from ziggurat.serving.retriever import VectorEncoder, VectorModel
-from ziggurat.serving.sides import encode_frame
-from ziggurat.serving.value_model import ValueModel
+from ziggurat.serving.value_model.formula import ValueModel
 
 RANKER, ENCODER = "ranker", "encoder"
 _MOST_ENCODED = 1_000_000  # known users that are encoded when an export is loaded

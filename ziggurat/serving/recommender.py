@@ -5,7 +5,7 @@
     rec.rank({"user_id": "17"}, ["Alien (1979)", "Heat (1995)"])
     rec.scores(frame)                                   as `ziggurat predict`
 
-    request ──► columns of the known user ──► chain: candidates, scores, value (`chain.py`) ──► ids and scores
+    request ──► columns of the known user ──► chain: candidates, scores, value (`answering/chain.py`) ──► ids and scores
 
 Bulk (`ziggurat recommend`), the server and the golden check of an export all come through here. Requests are answered
 together, each with a user, a filter and a k of its own; what is wrong with one is an error in its place.
@@ -30,6 +30,12 @@ from torch import Tensor
 
 from ziggurat.arguments import check_arguments
 from ziggurat.errors import RequestError, ZigguratError
+from ziggurat.serving.answering.chain import Candidates, Chain, Question
+from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
+from ziggurat.serving.answering.isolated import isolated, or_raise
+from ziggurat.serving.answering.item_catalogue import KnownUsers, sample_numbers
+from ziggurat.serving.answering.item_search import ItemSearch
+from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.serving.answers import (
     Effort,
     Info,
@@ -39,16 +45,10 @@ from ziggurat.serving.answers import (
     RecommendRequest,
     ScoredItem,
 )
-from ziggurat.serving.chain import Candidates, Chain, Question
-from ziggurat.serving.export_folder import ExportFolder, open_export
-from ziggurat.serving.given_items import GivenItems, GivenScores, score_given
+from ziggurat.serving.export.export_folder import ExportFolder, open_export
 from ziggurat.serving.golden import check_golden
-from ziggurat.serving.isolated import isolated, or_raise
-from ziggurat.serving.item_catalogue import KnownUsers, sample_numbers
-from ziggurat.serving.item_search import ItemSearch
 from ziggurat.serving.load_parts import load_parts
 from ziggurat.serving.request_rows import canonical_id, refuse_unknown
-from ziggurat.serving.sides import encode_frame
 
 
 class Recommender:

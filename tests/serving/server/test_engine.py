@@ -12,9 +12,9 @@ import pytest
 from tests.serving.server.fake import FakeAnswerer
 from ziggurat.errors import FilterError, RequestError
 from ziggurat.serving.answers import Effort, RankRequest, RecommendRequest
-from ziggurat.serving.server.batcher import Engine, OverloadError
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.cost import CostLine
+from ziggurat.serving.server.engine import Engine, OverloadError
 from ziggurat.serving.server.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.metrics import Metrics
 

@@ -76,7 +76,7 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True)
-class Side:
+class SideColumns:
     """The columns of `Embedded` that belong to one side.
 
     Args:
@@ -101,7 +101,7 @@ class Side:
 
 def side_of(
     inputs: InputSpec, *, names: Collection[str], field_dims: Sequence[int], towers: TowerLayer | None = None
-) -> Side:
+) -> SideColumns:
     """The side of a model that these features form.
 
     Args:
@@ -121,7 +121,7 @@ def side_of(
             for number, tower in enumerate(towers.towers.towers)
         ]
     taken: list[tuple[bool, int]] = [(mine, dim) for mine, dims in fields for dim in dims]
-    return Side(
+    return SideColumns(
         dense=_runs([(name in names, 1) for name in inputs.dense]),
         fields=_runs(taken),
         field_dims=tuple(dim for mine, dim in taken if mine),
@@ -141,7 +141,9 @@ class Encoder(nn.Module):
         length: whether vectors have length 1.
     """
 
-    def __init__(self, config: EncoderConfig, *, side: Side, dim: int, output_dim: int, length: VectorLength) -> None:
+    def __init__(
+        self, config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: int, length: VectorLength
+    ) -> None:
         super().__init__()
         self.config, self.side, self.length = config, side, length
         self.network = _network(config, side=side, dim=dim, output_dim=output_dim)
@@ -163,7 +165,7 @@ class ItemEncoder(Encoder):
     """The network of the item: what is known of it before anybody asks."""
 
 
-def _network(config: EncoderConfig, *, side: Side, dim: int, output_dim: int) -> RankingModel:
+def _network(config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: int) -> RankingModel:
     """The dense network of a ranking model with an output for each column of the vector."""
     tables = tuple(TableSpec(name=str(i), num_rows=1, embedding_dim=each) for i, each in enumerate(side.field_dims))
     inputs = InputSpec(

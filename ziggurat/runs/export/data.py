@@ -28,7 +28,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Schema, column_of
 from ziggurat.runs.export.typed_columns import typed_columns
-from ziggurat.serving.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
+from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,18 +36,18 @@ from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
-from ziggurat.serving.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric_names
-from ziggurat.serving.dense_program import PROGRAM_FILE, export_program, save_program
-from ziggurat.serving.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
+from ziggurat.serving.answering.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric_names
+from ziggurat.serving.answering.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet, sample_numbers
+from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
+from ziggurat.serving.answering.sides import encode_frame
+from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
+from ziggurat.serving.export.dense_program import PROGRAM_FILE, export_program, save_program
+from ziggurat.serving.export.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
+from ziggurat.serving.export.packed_model import load_model, save_model
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
-from ziggurat.serving.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet, sample_numbers
-from ziggurat.serving.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.load_parts import ENCODER, RANKER
-from ziggurat.serving.packed_model import load_model, save_model
 from ziggurat.serving.recommender import Recommender
-from ziggurat.serving.retriever import VectorEncoder, VectorModel
-from ziggurat.serving.sides import encode_frame
-from ziggurat.serving.value_model import ValueModel
+from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, Share, checked
 

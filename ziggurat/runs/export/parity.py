@@ -25,8 +25,8 @@ from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Task,
 from ziggurat.features.schema import Sequence as ListFeature
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
+from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.plain_values import plain
-from ziggurat.serving.ranker import Ranker
 from ziggurat.training.evaluation import scores_of
 from ziggurat.training.metrics.functions import auc, rmse
 

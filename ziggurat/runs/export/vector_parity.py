@@ -26,10 +26,10 @@ from ziggurat.features.batch import Batch
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.parity import TOLERANCE, largest_difference, plain_rows, request_rows, unseen
 from ziggurat.runs.load import Run
+from ziggurat.serving.answering.chain import Chain, Question
+from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
 from ziggurat.serving.answers import Effort
-from ziggurat.serving.chain import Chain, Question
-from ziggurat.serving.packed_model import PackedModel
-from ziggurat.serving.retriever import VectorEncoder, VectorModel
+from ziggurat.serving.export.packed_model import PackedModel
 
 LEAST_RECALL = 0.95
 _USERS = 256

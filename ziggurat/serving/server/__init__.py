@@ -13,7 +13,7 @@ answered in time. Nothing waits in a place without a bound.
     config.py       every limit and timeout, with its default
     cost.py         how long a batch takes: a line fitted to the last ones
     ladder.py       how much effort, by how long the queue is
-    batcher.py      the queue and the thread that computes
+    engine.py       the queue and the thread that computes
     reading.py      bodies and headers within bounds; responses.py answers as JSON
     app.py          the routes; pages.py the web page's own; openapi.py the description
     metrics.py      /metrics, of one process or summed over all workers

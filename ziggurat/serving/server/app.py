@@ -32,9 +32,9 @@ from starlette.routing import Route
 
 from ziggurat.errors import BoundsError, DataError, FilterError, RequestError, SchemaError, ZigguratError
 from ziggurat.serving.answers import Answerer
-from ziggurat.serving.server.batcher import Engine, OverloadError
-from ziggurat.serving.server.batcher import Request as Question
 from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.engine import Engine, OverloadError
+from ziggurat.serving.server.engine import Request as Question
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.openapi import description
 from ziggurat.serving.server.pages import page_routes

@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
-from ziggurat.serving.server.batcher import Request
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.engine import Request
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
 from ziggurat.serving.server.reading import refused_as

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from ziggurat.serving.chain import RETRIEVAL, Chain, Question
+from ziggurat.serving.answering.chain import RETRIEVAL, Chain, Question
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,8 @@ from ziggurat.retrieval.filters import Filter, FilterIndex
 from ziggurat.retrieval.item_index import Answers, ItemIndex, ItemIndexConfig
 from ziggurat.retrieval.vectors import VectorIndexConfig
 from ziggurat.retrieval.vectors.index import Kept
-from ziggurat.serving.aligned_tensors import load_aligned, save_aligned
-from ziggurat.serving.export_folder import damaged
+from ziggurat.serving.export.aligned_tensors import load_aligned, save_aligned
+from ziggurat.serving.export.export_folder import damaged
 
 INDEX_FILE = "items/index.safetensors"
 LESS = 4  # by which less effort divides the probes and the candidates

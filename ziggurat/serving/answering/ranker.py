@@ -19,9 +19,9 @@ from torch import Tensor
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.models.contract.losses import scores_from_logits
-from ziggurat.serving.packed_model import PackedModel
+from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join
+from ziggurat.serving.export.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of
-from ziggurat.serving.sides import EncodedSide, Side, encode_frame, join
 
 CHUNK_PAIRS = 16_384
 

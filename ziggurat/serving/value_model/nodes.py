@@ -1,4 +1,4 @@
-"""The parts of a formula of the value model, each of which computes itself on tensors; see `value_model.py`.
+"""The parts of a formula of the value model, each of which computes itself on tensors; see `formula.py`.
 
 A part is a number or a condition (`is_condition`); the reader has checked that each stands where its kind belongs.
 """

@@ -31,7 +31,7 @@ from ziggurat.data.preprocess.vocabulary import Ids, Vocabulary
 from ziggurat.errors import ExportError, RequestError
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format
-from ziggurat.serving.export_folder import WAYS_OUT, ExportFolder, damaged
+from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.serving.request_rows import canonical_id
 
 EVENTS = "events:"  # column of the catalogue: rows of the data that have the item

@@ -22,14 +22,14 @@ from torch import Tensor
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ExportError
 from ziggurat.files import Format
+from ziggurat.serving.answering.item_catalogue import ItemCatalogue
+from ziggurat.serving.answering.item_search import LESS, ItemSearch
+from ziggurat.serving.answering.ranker import Ranker
+from ziggurat.serving.answering.sides import EncodedSide
+from ziggurat.serving.answering.vector_encoder import VectorEncoder
 from ziggurat.serving.answers import Effort
-from ziggurat.serving.export_folder import WAYS_OUT
-from ziggurat.serving.item_catalogue import ItemCatalogue
-from ziggurat.serving.item_search import LESS, ItemSearch
-from ziggurat.serving.ranker import Ranker
-from ziggurat.serving.retriever import VectorEncoder
-from ziggurat.serving.sides import EncodedSide
-from ziggurat.serving.value_model import ValueModel
+from ziggurat.serving.export.export_folder import WAYS_OUT
+from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.typed import Count
 
 CHAIN_FILE = "chain.json"

@@ -40,7 +40,7 @@ from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
 from ziggurat.parallel.device import usable_kernel
 from ziggurat.plan import Towers
-from ziggurat.serving.export_folder import WAYS_OUT, ExportFolder, damaged
+from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
 from ziggurat.typed import Kinds
 
 MODEL = Format(name="ziggurat.export_model", what="the model of an export", error=ExportError, ways_out=WAYS_OUT)

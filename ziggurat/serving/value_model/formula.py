@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
-from ziggurat.serving.value_nodes import (
+from ziggurat.serving.value_model.nodes import (
     COMPARISONS,
     ONE_ARGUMENT,
     Call,

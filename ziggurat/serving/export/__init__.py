@@ -1,0 +1,1 @@
+"""An export folder on disk: manifest, models, tensors, and programs made of them."""

@@ -1,0 +1,1 @@
+"""The value model: a formula over the scores of the tasks, checked and computed as data."""
