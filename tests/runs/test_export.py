@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
 from ziggurat.cli.main import main
+from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.source import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.embeddings.storage import TablePrecision
@@ -185,11 +186,9 @@ def test_own_items_are_the_catalogue(shop: Shop, tmp_path: Path) -> None:
 def test_users_and_items_are_as_they_were_last(tmp_path: Path) -> None:
     frame = events(400, seed=3)
     frame.write_parquet(tmp_path / "events.parquet")
-    from ziggurat.data.raw.bad_rows import BadRows
-
     data = RunData(config=zg.DataConfig(train=(str(tmp_path / "events.parquet"),)), schema=SCHEMA, bad_rows=BadRows())
     catalogue = make_catalogue(data, schemas=[SCHEMA], keep=["title"], items=())
-    users = make_users(data, schemas=[SCHEMA], catalogue=catalogue)
+    users = make_users(data, schemas=[SCHEMA], catalogue=catalogue, finds_items=False)
     assert users is not None
     counts = frame["item"].value_counts()
     expected = dict(zip(counts["item"], counts["count"], strict=True))
@@ -204,6 +203,20 @@ def test_users_and_items_are_as_they_were_last(tmp_path: Path) -> None:
         assert seen == own["item"].unique(maintain_order=True).to_list()
     lengths = [frame.filter(pl.col("user_id") == user).height for user in users.frame["user_id"]]
     assert lengths == sorted(lengths, reverse=True)
+
+
+def test_users_are_known_by_the_group_although_no_model_looks_them_up(tmp_path: Path) -> None:
+    frame = events(300)
+    frame.write_parquet(tmp_path / "events.parquet")
+    schema = dataclasses.replace(SCHEMA, features=tuple(each for each in SCHEMA.features if each.name != "user_id"))
+    data = RunData(config=zg.DataConfig(train=(str(tmp_path / "events.parquet"),)), schema=schema, bad_rows=BadRows())
+    catalogue = make_catalogue(data, schemas=[schema], keep=(), items=())
+    of_retrieval = make_users(data, schemas=[schema], catalogue=catalogue, finds_items=True)
+    of_reader = make_users(data, schemas=[schema, SCHEMA], catalogue=catalogue, finds_items=False)
+    for users in (of_retrieval, of_reader):
+        assert users is not None
+        assert set(users.ids) == {str(user) for user in frame["user_id"]}
+    assert make_users(data, schemas=[schema], catalogue=catalogue, finds_items=False) is None, "may be a request"
 
 
 def test_damaged_parts_are_named(shop: Shop, tmp_path: Path) -> None:

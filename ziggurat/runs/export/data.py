@@ -30,6 +30,8 @@ from ziggurat.features.schema import Categorical, Schema, column_of
 from ziggurat.runs.export.typed_columns import typed_columns
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
 
+_USER = "user of the export"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
@@ -102,15 +104,24 @@ def make_catalogue(
     return ItemCatalogue(frame, columns=ItemColumns(id=columns[0], features=columns))
 
 
-def user_feature(schema: Schema) -> Categorical | None:
-    """The feature that names the user: a categorical one that reads the column by which samples are grouped."""
-    if not schema.group:
+def with_user_feature(schema: Schema, *, others: Sequence[Schema], finds_items: bool) -> Schema | None:
+    """The schema with a feature that names the user, called `_USER`; None where no column is known to do so.
+
+    It is the column by which samples are grouped, if a model looks users up by it or finds items for each group:
+    a group that no model knows may also be a request.
+    """
+    column = schema.group
+    reads = any(
+        isinstance(each, Categorical) and column_of(each) == column for other in others for each in other.features
+    )
+    if not column or not (reads or finds_items):
         return None
-    named = [each for each in schema.features if isinstance(each, Categorical) and column_of(each) == schema.group]
-    return named[0] if named else None
+    return dataclasses.replace(schema, features=(*schema.features, Categorical(name=_USER, column=column)))
 
 
-def make_users(data: RunData, *, schemas: Sequence[Schema], catalogue: ItemCatalogue) -> KnownUsers | None:
+def make_users(
+    data: RunData, *, schemas: Sequence[Schema], catalogue: ItemCatalogue, finds_items: bool
+) -> KnownUsers | None:
     """What the data says of users: their columns as they were last, and the items that they have had.
 
     Also counts the events of each item, into the catalogue.
@@ -119,15 +130,16 @@ def make_users(data: RunData, *, schemas: Sequence[Schema], catalogue: ItemCatal
         data: of the run.
         schemas: of the models; columns that are none of the item's are taken.
         catalogue: items.
+        finds_items: the run finds items for each group, so that the group is the user.
     """
     schema = data.schema
-    feature, user_ids, frame = user_feature(schema), None, pl.DataFrame()
-    if feature is not None:
+    named, user_ids, frame = with_user_feature(schema, others=schemas, finds_items=finds_items), None, pl.DataFrame()
+    if named is not None:
         there = set(data.source().columns())
         names = {column_of(each) for other in schemas for each in other.features} & there
         names -= set(catalogue.columns.features)
         mine = [each.name for each in schema.features if column_of(each) in names]
-        as_items = dataclasses.replace(schema, items=Items(id=feature.name, features=tuple(mine)))
+        as_items = dataclasses.replace(named, items=Items(id=_USER, features=tuple(mine)))
         frame = catalogue_of(data.source(), schema=as_items, keep=sorted(names))
         ids = canonical_text(frame[schema.group])
         assert ids is not None, "read as ids before"

@@ -241,7 +241,7 @@ def _write_catalogue(
     chosen = data[with_items[0]]
     progress.begin("catalogue", total=None)
     catalogue = make_catalogue(chosen, schemas=runs.schemas, keep=config.keep, items=config.items)
-    users = make_users(chosen, schemas=runs.schemas, catalogue=catalogue)
+    users = make_users(chosen, schemas=runs.schemas, catalogue=catalogue, finds_items=runs.encoder is not None)
     catalogue.save(folder)
     if config.users and users is not None:
         users.save(folder)
