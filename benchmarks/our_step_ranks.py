@@ -25,7 +25,7 @@ from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.planning.placement import place_tables
 from ziggurat.training.config import Compile, Precision
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,8 +50,8 @@ from ziggurat.models import (
 )
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.training.config import Compile, Precision, TrainingConfig
-from ziggurat.training.evaluation import scores_of
-from ziggurat.training.step import TrainStep
+from ziggurat.training.evaluation.evaluate import scores_of
+from ziggurat.training.step.train_step import TrainStep
 
 
 class OurContestant:

@@ -34,8 +34,8 @@ from ziggurat.features.batch import Batch
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run, train_run
-from ziggurat.training.evaluation import ordered_batches
-from ziggurat.training.full_ranking_pass import FullRanking
+from ziggurat.training.evaluation.evaluate import ordered_batches
+from ziggurat.training.evaluation.full_ranking_pass import FullRanking
 from ziggurat.training.report.progress import show_progress
 
 RECIPE, SEEDS = "movielens_two_tower", 5

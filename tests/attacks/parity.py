@@ -42,7 +42,7 @@ from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 KINDS = tuple(config().kind for config in MODEL_CONFIGS)
 TOWER_KINDS = ("dlrm", "dcn_v2", "dnn", "wukong", "dhen")

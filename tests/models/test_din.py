@@ -37,7 +37,7 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import check_dense
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.training.config import Compile, Precision, TrainingConfig
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 INPUTS = InputSpec(
     dense=("age",),

@@ -29,7 +29,7 @@ from ziggurat.models import BuiltInConfig, build_model
 from ziggurat.recipes.catalogue import table_run
 from ziggurat.runs.importance import IMPORTANCE, ImportanceConfig, _own_batches, importance_of, order_of
 from ziggurat.runs.load import load_run
-from ziggurat.training.evaluation import evaluate_batches
+from ziggurat.training.evaluation.evaluate import evaluate_batches
 from ziggurat.training.team import Team
 
 SCHEMA = ziggurat.Schema(

@@ -24,7 +24,7 @@ from ziggurat.studies.compare import CompareConfig, compare
 from ziggurat.studies.compare_data import ComparedData, data_run
 from ziggurat.studies.compare_report import markdown, write_comparison
 from ziggurat.studies.compare_settings import VARIANTS, settings_of, variant
-from ziggurat.training.evaluation import evaluate_batches, ordered_batches
+from ziggurat.training.evaluation.evaluate import evaluate_batches, ordered_batches
 from ziggurat.training.records.run_folder import STARTUP, RunFolder
 
 ROWS = 6000

@@ -16,7 +16,7 @@ from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Compile
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 NUM_ROWS = 3 * GLOBAL_BATCH + 20  # the last batch is not full
 

@@ -10,7 +10,7 @@ import torch
 
 from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
-from ziggurat.training.precision_choice import resolve_precision
+from ziggurat.training.step.precision_choice import resolve_precision
 
 CPU = torch.device("cpu")
 

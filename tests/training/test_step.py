@@ -15,8 +15,8 @@ from ziggurat.features.batch import Batch
 from ziggurat.models import DLRMConfig, MLPConfig, RankingModel, build_model
 from ziggurat.models.contract.losses import loss_of
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.evaluation import ordered_batches
-from ziggurat.training.step import TrainStep
+from ziggurat.training.evaluation.evaluate import ordered_batches
+from ziggurat.training.step.train_step import TrainStep
 
 DENSE_TABLES = EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE)
 MODEL = DLRMConfig(embedding_dim=4, bottom=MLPConfig(hidden_dims=(8,)), top=MLPConfig(hidden_dims=(8,)))

@@ -23,7 +23,7 @@ from ziggurat.plan import Placement, Plan, Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 SIZE = 16
 TABLES = EmbeddingConfig(kernel=KernelChoice.TORCH)

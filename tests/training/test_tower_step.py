@@ -14,7 +14,7 @@ from ziggurat.models import RankingModel, TowerModuleConfig, TowerModuleKind, bu
 from ziggurat.plan import Towers
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.report.startup import startup_report
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 TOWERS = Towers(towers=(("tags", "user"), ("item",)), strategy="by hand")
 KINDS = list(TowerModuleKind)

@@ -15,7 +15,7 @@ from ziggurat.embeddings import EmbeddingConfig, TableOptimizerKind
 from ziggurat.errors import ConfigError
 from ziggurat.models import DLRMConfig, MLPConfig, Normalization, build_model
 from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
 MODEL = DLRMConfig(

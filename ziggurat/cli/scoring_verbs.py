@@ -16,7 +16,7 @@ from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run
-    from ziggurat.training.evaluation import Evaluation
+    from ziggurat.training.evaluation.evaluate import Evaluation
 
 EVALUATE_SUMMARY = "exact metrics of a trained run on raw files (same columns as its training data), or on its own rows"
 _READING = """Text files are read as those that the run was trained on; for files that are written in another way say
@@ -125,7 +125,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
     from ziggurat.runs.slices import SliceConfig
-    from ziggurat.training.evaluation import metrics_line
+    from ziggurat.training.evaluation.evaluate import metrics_line
     from ziggurat.training.records.run_folder import EVALUATION, RunFolder
     from ziggurat.training.report.page import write_report
     from ziggurat.training.report.progress import show_progress

@@ -83,7 +83,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.recipes.run_config import with_model
     from ziggurat.runs.baselines import check_baseline
     from ziggurat.runs.execute import train_run
-    from ziggurat.training.evaluation import metrics_line
+    from ziggurat.training.evaluation.evaluate import metrics_line
     from ziggurat.training.report.progress import show_progress
 
     stored, folder = _run_to_train(options)
@@ -122,7 +122,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
 def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
     """Logistic regression on the rows of a run, and how the run compares."""
     from ziggurat.runs.baselines import train_baseline
-    from ziggurat.training.evaluation import metrics_line, versus_baseline
+    from ziggurat.training.evaluation.evaluate import metrics_line, versus_baseline
     from ziggurat.training.records.run_folder import CONFIG, EVALUATION, RunFolder
     from ziggurat.training.report.progress import show_progress
 

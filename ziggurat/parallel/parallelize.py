@@ -9,7 +9,7 @@ number changes while the wire is FP32, up to the order of sums.
 
 The result is the same model object with other parts inside: names of weights, and so checkpoints, are those of one
 device. A step on it is a step on the global batch if each rank divides its loss by the global weight
-(`training/step.py`).
+(`training/step/train_step.py`).
 """
 
 from __future__ import annotations

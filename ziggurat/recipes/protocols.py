@@ -10,7 +10,7 @@
             · tables start at N(0, 1e-4), padding row 0; linear maps Xavier-normal with bias 0; numbers enter as fields
     bars-averaged
             the same in everything, but a running average of the weights (β = 0.98, about an epoch on Frappe) is
-            evaluated, decides on learning rate and stopping, and is kept (`training/weight_average.py`)
+            evaluated, decides on learning rate and stopping, and is kept (`training/step/weight_average.py`)
     scale   as large systems train (Wukong, section 7.1 and appendix A; MLPerf DLRM-DCNv2):
             · row-wise Adagrad on the rows that a batch touches, Adam for the rest
             · linear warm-up over the first tenth of the steps, then linearly to zero (as MLPerf's reference decays)

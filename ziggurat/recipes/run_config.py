@@ -22,7 +22,7 @@ from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
-from ziggurat.training.first_look import check_blocks
+from ziggurat.training.evaluation.first_look import check_blocks
 from ziggurat.training.metrics.full_ranking import full_ranking_names
 from ziggurat.training.records.run_folder import CONFIG
 from ziggurat.typed import Count, CountOrNone, Kinds, PositiveFloat, checked

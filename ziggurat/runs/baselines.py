@@ -37,7 +37,7 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import refuse_other_data
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, Precision, TrainingConfig
-from ziggurat.training.evaluation import Evaluation
+from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.metrics.accumulator import auc, metric_names
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.page import write_report

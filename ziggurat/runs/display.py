@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.training.evaluation import Evaluation, metrics_line
+from ziggurat.training.evaluation.evaluate import Evaluation, metrics_line
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 
 if TYPE_CHECKING:

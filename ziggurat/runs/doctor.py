@@ -15,8 +15,8 @@ from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
 from ziggurat.training.config import Precision
-from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.report.startup import StartupReport, machine_lines, version_lines
+from ziggurat.training.step.precision_choice import resolve_precision
 
 
 def diagnose() -> StartupReport:

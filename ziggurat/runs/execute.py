@@ -49,14 +49,14 @@ from ziggurat.runs.resume import config_to_resume, sources_text
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
-from ziggurat.training.evaluation import Evaluation
+from ziggurat.training.evaluation.evaluate import Evaluation
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.suspicion import suspicious
-from ziggurat.training.own_loss import LossFunction
 from ziggurat.training.records.run_folder import CONFIG, INPUTS, STARTUP, RunFolder
 from ziggurat.training.report.page import write_report
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import ModelFacts, StartupReport, startup_report
+from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.trainer import FitResult, Trainer
 
 
@@ -166,7 +166,7 @@ def train_run(
         plan: where tables go on many ranks; None plans (see `many_ranks.py`).
         progress: where to show progress; rank 0 does.
         callbacks: who is told of logged values and evaluations; see `training/callbacks.py`.
-        loss: minimised instead of the model's own; see `training/own_loss.py`. To resume, give it again.
+        loss: minimised instead of the model's own; see `training/step/own_loss.py`. To resume, give it again.
         metrics: functions of your own by name, `fn(scores, labels, weights) -> float`, beside the built-in ones; early
             stop may follow one (`EarlyStopConfig(metric="name", better=Better.HIGHER)`).
 

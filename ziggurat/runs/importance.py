@@ -41,7 +41,7 @@ from ziggurat.features.permutation import feature_names, permuted
 from ziggurat.files import Format
 from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.early_stop import stop_metric
-from ziggurat.training.evaluation import evaluate_batches
+from ziggurat.training.evaluation.evaluate import evaluate_batches
 from ziggurat.training.metrics.accumulator import higher_is_better, metric_names
 from ziggurat.training.report.plots import importance_figure
 from ziggurat.training.report.progress import NoProgress, Progress

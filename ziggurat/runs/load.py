@@ -53,8 +53,8 @@ from ziggurat.runs.scoring import (
 )
 from ziggurat.runs.slices import SliceConfig, Slicer
 from ziggurat.training.checkpoint import CheckpointStore, Match
-from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches, scores_of
-from ziggurat.training.full_ranking_pass import FullRankingPass, FullRankings
+from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of
+from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass, FullRankings
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.position import Position

@@ -40,7 +40,7 @@ from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.files import replacing
-from ziggurat.training.evaluation import gathered_scores_of
+from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.checkpoint import rng_state, set_rng_state
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 
 RNG = "rng."
 

@@ -29,13 +29,13 @@ from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.training.config import Precision, TrainingConfig
-from ziggurat.training.own_loss import LossFunction
-from ziggurat.training.precision_choice import resolve_precision
 from ziggurat.training.records.log import NoRecords, RunRecords
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.shared_ledger import SharedLedger
 from ziggurat.training.report.progress import NoProgress, Progress, RowsOfAll
-from ziggurat.training.step import OVERFLOW, TrainStep
+from ziggurat.training.step.own_loss import LossFunction
+from ziggurat.training.step.precision_choice import resolve_precision
+from ziggurat.training.step.train_step import OVERFLOW, TrainStep
 
 _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
 

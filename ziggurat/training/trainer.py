@@ -32,18 +32,15 @@ from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpoin
 from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
-from ziggurat.training.evaluation import Evaluation, evaluate_batches, ordered_batches
+from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
+from ziggurat.training.evaluation.first_look import first_look
 from ziggurat.training.feed import Fed, Feed
-from ziggurat.training.first_look import first_look
 from ziggurat.training.metrics.accumulator import MetricFunction
-from ziggurat.training.non_finite import dump_batch, non_finite_error
-from ziggurat.training.own_loss import LossFunction, loss_name, refuse_other_loss
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
-from ziggurat.training.schedule import learning_rate_factor
 from ziggurat.training.state import (
     RNG,
     allocate_optimizer_state,
@@ -51,7 +48,10 @@ from ziggurat.training.state import (
     seed_everything,
     snapshot_tensors,
 )
-from ziggurat.training.step import StepResult
+from ziggurat.training.step.non_finite import dump_batch, non_finite_error
+from ziggurat.training.step.own_loss import LossFunction, loss_name, refuse_other_loss
+from ziggurat.training.step.schedule import learning_rate_factor
+from ziggurat.training.step.train_step import StepResult
 from ziggurat.training.team import Team
 
 

@@ -17,7 +17,7 @@ from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.schema import NumericTransform, Task
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.training.config import Precision
-from ziggurat.training.evaluation import evaluate_batches, ordered_batches
+from ziggurat.training.evaluation.evaluate import evaluate_batches, ordered_batches
 
 SCHEMA = ziggurat.Schema(
     features=(

@@ -22,7 +22,7 @@ from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
 CONFIG = TrainingConfig(

@@ -65,7 +65,7 @@ class ShardedTableOptimizer:
         self._scale = 1.0
 
     def all_finite(self) -> bool:
-        """True if nothing on this rank is NaN or infinite; the step asks all ranks (`training/world_sums.py`)."""
+        """True if nothing on this rank is NaN or infinite; the step asks all ranks (`training/step/world_sums.py`)."""
         self._sum_copies()
         return all(optimizer.all_finite() for optimizer in self._all)
 

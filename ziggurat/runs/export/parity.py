@@ -27,7 +27,7 @@ from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.plain_values import plain
-from ziggurat.training.evaluation import scores_of
+from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.metrics.functions import auc, rmse
 
 TOLERANCE = 1e-5

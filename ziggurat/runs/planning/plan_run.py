@@ -27,7 +27,7 @@ from ziggurat.planning.simulator.timeline import Timeline
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.planning.plan_inputs import PlanInputs, plan_inputs
 from ziggurat.training.config import Precision
-from ziggurat.training.precision_choice import MIN_BF16_SPEEDUP
+from ziggurat.training.step.precision_choice import MIN_BF16_SPEEDUP
 
 MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
 _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales

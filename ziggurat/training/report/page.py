@@ -27,7 +27,7 @@ from ziggurat.models.build import kind_of
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards
-from ziggurat.training.evaluation import versus_baseline
+from ziggurat.training.evaluation.evaluate import versus_baseline
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
 from ziggurat.training.report.plots import calibration_figure, training_figures

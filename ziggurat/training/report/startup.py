@@ -24,9 +24,9 @@ from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.machine_memory import host_memory
 from ziggurat.training.config import Compile, Precision
-from ziggurat.training.precision_choice import cpu_name
 from ziggurat.training.report.ranks import kernel_report, rank_sections
-from ziggurat.training.step import TrainStep
+from ziggurat.training.step.precision_choice import cpu_name
+from ziggurat.training.step.train_step import TrainStep
 
 PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "fbgemm-gpu-cpu", "fbgemm-gpu", "torchrec")
 

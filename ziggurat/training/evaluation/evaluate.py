@@ -24,7 +24,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
-from ziggurat.training.full_ranking_pass import FullRankingPass
+from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
 from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, higher_is_better
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K

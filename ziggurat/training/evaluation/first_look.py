@@ -11,8 +11,8 @@ from typing import Any
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
-from ziggurat.training.evaluation import ordered_batches
-from ziggurat.training.full_ranking_pass import FullRankings
+from ziggurat.training.evaluation.evaluate import ordered_batches
+from ziggurat.training.evaluation.full_ranking_pass import FullRankings
 
 _ROWS = 65_536
 

@@ -38,10 +38,10 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
-from ziggurat.training.own_loss import LossFunction
-from ziggurat.training.precision_choice import resolve_precision
-from ziggurat.training.weight_average import WeightAverage
-from ziggurat.training.world_sums import WorldSums, local
+from ziggurat.training.step.own_loss import LossFunction
+from ziggurat.training.step.precision_choice import resolve_precision
+from ziggurat.training.step.weight_average import WeightAverage
+from ziggurat.training.step.world_sums import WorldSums, local
 
 OVERFLOW = "norm of all gradients (overflow)"
 

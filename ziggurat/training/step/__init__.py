@@ -1,0 +1,1 @@
+"""One training step: loss, guard, clip, update, rates and averages."""
