@@ -5,7 +5,8 @@ import pytest
 
 from ziggurat.data.catalogue import catalogue_of, read_catalogue, with_columns_of
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Sequence, Vector

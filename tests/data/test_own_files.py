@@ -22,7 +22,8 @@ from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
 from ziggurat.data.raw import text_source
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.hashing import hash_ids

@@ -19,7 +19,7 @@ import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
 from ziggurat.cli.main import main
 from ziggurat.data.raw.bad_rows import BadRows
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.embeddings.storage import TablePrecision
 from ziggurat.errors import ConfigError, ExportError

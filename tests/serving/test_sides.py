@@ -13,7 +13,7 @@ import torch
 import ziggurat as zg
 from tests.serving.shop import SCHEMA, events
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import RequestError
 from ziggurat.serving.answering.sides import Side, encode_frame, join
 from ziggurat.serving.request_rows import canonical_id, frame_of

@@ -20,9 +20,10 @@ from polars.exceptions import PolarsError
 from ziggurat.data.preprocess.cells import Faults, canonical_strings, read_ids, with_nulls
 from ziggurat.data.preprocess.times import is_date_column, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Schema, column_of

@@ -22,7 +22,8 @@ from ziggurat.config import from_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec

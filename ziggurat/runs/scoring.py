@@ -33,8 +33,9 @@ import pyarrow.parquet as pq
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import nearest_names
-from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
+from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch

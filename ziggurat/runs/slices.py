@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ziggurat.data.encoded.records import ROW_COLUMN
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import MISSING_ROW, UNKNOWN_ROW, Categorical, column_of, table_of
 

@@ -15,7 +15,8 @@ from ziggurat.data.inspect.column_rules import find_separator, words
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError, MissingFileError, SchemaError, ZigguratError
 from ziggurat.features.schema import (
     Categorical,

@@ -22,7 +22,8 @@ from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRows
-from ziggurat.data.raw.source import FileFormat, RawChunk
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import FileFormat
 from ziggurat.features.schema import (
     Categorical,
     Dense,

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import doubled
-from ziggurat.data.raw.source import RawChunk
 from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Categorical, Dense, Label, Schema
 

@@ -25,7 +25,8 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_column
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.preprocess.vocabulary import Ids
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import BoundsError, CheckpointError, DataError, SchemaError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.schema import (

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ziggurat.data.preprocess import splits
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig, Splitter, fit_splitter
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
-from ziggurat.data.raw.source import RawChunk
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.schema import Categorical, Schema
 

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
-from ziggurat.data.raw.source import FileFormat, RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import ConfigError, DataError, MissingFileError, SchemaError
 from ziggurat.testing.data import shared_data

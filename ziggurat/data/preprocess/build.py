@@ -34,7 +34,8 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, nu
 from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish, temporary_beside

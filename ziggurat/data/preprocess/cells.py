@@ -28,7 +28,7 @@ from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.vocabulary import hash_series
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import SchemaError
 

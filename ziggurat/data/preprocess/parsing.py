@@ -30,8 +30,8 @@ from ziggurat.data.preprocess.cells import (
 )
 from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column
-from ziggurat.data.raw.source import RawChunk
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,

@@ -43,7 +43,7 @@ from ziggurat.data.preprocess.numeric import NumericState, to_bucket_rows, to_fl
 from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
 from ziggurat.features.schema import (

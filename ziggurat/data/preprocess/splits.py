@@ -29,8 +29,8 @@ import polars as pl
 from ziggurat.data.mixing import derive_seed, splitmix64
 from ziggurat.data.preprocess.times import is_date_column, order_of_dates, report_unreadable, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
-from ziggurat.data.raw.source import RawChunk
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
 from ziggurat.typed import Fraction, checked

@@ -10,8 +10,8 @@ import polars as pl
 
 from ziggurat.data.preprocess.cells import Faults
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DAY_OR_MONTH_FIRST, DateOrder, find_order, parse_dates
-from ziggurat.data.raw.source import RawChunk
 from ziggurat.errors import ConfigError, SchemaError
 
 

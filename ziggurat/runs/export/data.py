@@ -22,7 +22,8 @@ from ziggurat.data.preprocess.preprocessing import numeric_columns
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.preprocess.times import is_date_column, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
-from ziggurat.data.raw.source import RawChunk, RawSource
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError
 from ziggurat.features.items import Items

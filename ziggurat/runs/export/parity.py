@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Task, column_of

@@ -20,7 +20,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.raw.source import RawChunk
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ExportError
 from ziggurat.features.batch import Batch
 from ziggurat.runs.export.data import RunData
