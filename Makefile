@@ -50,11 +50,12 @@ demo-serve: $(VENV)/.runtime-$(ACCELERATOR)
 
 # Files of tests are shared among processes of one thread each (at most 8: ranks and training take memory); then those that
 # stop, kill and outwait processes, one after the other.
+ALONE := tests/attacks tests/end_to_end/test_killed_ranks.py tests/end_to_end/test_stopped_ranks.py
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 8 ? n : 8)))
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --ignore tests/end_to_end --ignore tests/attacks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/end_to_end tests/attacks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALONE)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow --timeout 3600
