@@ -18,7 +18,7 @@ from ziggurat.errors import ExportError, RequestError, ZigguratError
 from ziggurat.files import Format
 from ziggurat.serving import load_parts
 from ziggurat.serving.answering.chain import ChainSettings
-from ziggurat.serving.answers import Effort, RankRequest, Recommendations, RecommendRequest
+from ziggurat.serving.answers import Column, Effort, RankRequest, Recommendations, RecommendRequest
 from ziggurat.serving.value_model.formula import ValueModel
 
 USER_COLUMNS, ITEM_COLUMNS = ("user_id", "age", "history"), ("item", "tags", "price")
@@ -162,6 +162,46 @@ def test_one_bad_request_spoils_no_other(loaded: zg.Recommender) -> None:
     assert loaded.check(good[0]) == 12
     with pytest.raises(RequestError):
         loaded.check(RankRequest(user={"what": 1}, items=("i1",)))
+
+
+def test_values_that_no_item_has_are_noted(loaded: zg.Recommender) -> None:
+    answers = loaded.recommend_many(
+        [RecommendRequest(user={}, filter=text) for text in ("title:'Item numbre 3'", "price:>=0", "")]
+    )
+    assert isinstance(answers[0], Recommendations)
+    assert answers[0].items == ()
+    assert answers[0].notes[0].startswith("no item has title:'Item numbre 3'; the nearest is 'Item number 3")
+    assert answers[0].to_json()["notes"] == list(answers[0].notes)
+    assert all(isinstance(each, Recommendations) and each.notes == () for each in answers[1:])
+
+
+def test_given_items_are_completed_from_the_catalogue(loaded: zg.Recommender) -> None:
+    """Features of the model and columns that only the value model reads, but for what the request says itself."""
+    import torch
+
+    numbers = {"number": torch.arange(NUM_ITEMS, dtype=torch.float64)}
+    value = ValueModel("number * like", names=("like", "retrieval", "number"))
+    frame = loaded.chain.catalogue.frame.with_columns(number=pl.int_range(NUM_ITEMS))
+    whole = dataclasses.replace(loaded.chain.catalogue.columns)
+    chain = dataclasses.replace(
+        loaded.chain, value=value, numbers=numbers, catalogue=type(loaded.chain.catalogue)(frame, columns=whole)
+    )
+    info = dataclasses.replace(
+        loaded.info(), item_columns=(*loaded.info().item_columns, Column(name="number", kind="dense"))
+    )
+    changed = zg.Recommender(loaded.export, chain=chain, users=loaded._users, info=info)
+    by_id = {item.id: item for item in changed.rank({"user_id": 3}, ["i3", "i4"]).items}
+    given = changed.rank({"user_id": 3}, [{"item": "i3"}, {"item": "i4", "price": None, "number": "2"}, {"item": "x"}])
+    found = {item.id: item for item in given.items}
+    assert found["i3"].score == pytest.approx(by_id["i3"].score, rel=1e-6)
+    assert found["i3"].tasks["like"] == pytest.approx(by_id["i3"].tasks["like"], abs=1e-6)
+    assert found["i4"].score == pytest.approx(2 * found["i4"].tasks["like"], rel=1e-6)
+    assert found["i4"].tasks["like"] != pytest.approx(by_id["i4"].tasks["like"], abs=1e-6)
+    for wrong in ("1_000", "١٢", [3], "many"):
+        with pytest.raises(RequestError, match="'number'"):
+            changed.rank({}, [{"item": "i3", "number": wrong}])
+        with pytest.raises(RequestError, match="'age'"):
+            changed.recommend({"age": wrong})
 
 
 def test_less_effort_is_said(shop: Shop, loaded: zg.Recommender) -> None:

@@ -186,6 +186,8 @@ def index(options: argparse.Namespace, rest: list[str]) -> int:
     loaded = Recommender.load(options.export, models=own_models(options))
     search, queries = loaded.search_and_queries(num_users=options.users)
     wanted = [None, *(search.parse(text) for text in options.filter)]
+    for note in (note for text in options.filter for note in loaded.notes(text)):
+        print_line(f"filter: {note}")
     k = min(options.k, loaded.info().num_items)
     points = measure_recall(search.index, queries, k=k, filters=wanted)
     rows = [

@@ -77,7 +77,8 @@ class RankRequest:
 
     Args:
         user: raw columns of the user and the context.
-        items: ids of items in the catalogue, or dicts with the raw columns of items, which need not be in it.
+        items: ids of items in the catalogue, or dicts with the raw columns of items, which need not be in it; what a
+            dict leaves out of an item that is in it, stands there.
     """
 
     user: dict[str, Any]
@@ -145,17 +146,20 @@ class Recommendations:
         items: best first; of equal scores the item earlier in the catalogue first.
         version: of the export that answered.
         degraded: what was left out for lack of time; empty for the full answer.
+        notes: values in the filter that no item has, each with the nearest that some have: most often a typing error.
         plan: how the candidates were found, if `explain` asked for it.
     """
 
     items: tuple[ScoredItem, ...]
     version: str
     degraded: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     plan: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data."""
-        return _answer(self.items, self.version, self.degraded) | ({"plan": self.plan} if self.plan else {})
+        """The answer as plain data; notes and plan where there are any."""
+        more = {"notes": list(self.notes)} if self.notes else {}
+        return _answer(self.items, self.version, self.degraded) | more | ({"plan": self.plan} if self.plan else {})
 
 
 @dataclass(frozen=True, kw_only=True)

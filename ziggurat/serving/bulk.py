@@ -118,6 +118,8 @@ def recommend_in_bulk(
     columns = _columns(export, source)
     if config.filter:
         export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
+        for note in export.notes(config.filter):
+            say(f"filter: {note}")
     parts = target.with_name(target.name + ".parts")
     _open_parts(parts, _question(export, source, config), say=say)
     totals = _Totals()

@@ -159,7 +159,8 @@ class Recommender:
 
         Args:
             user: raw columns, as in `recommend`.
-            items: ids of the catalogue, or raw columns of items that need not be in it.
+            items: ids of the catalogue, or raw columns of items that need not be in it; columns left out are those of
+                the item in the catalogue, or missing.
 
         Raises:
             RequestError: a column or an id that cannot be.
@@ -260,10 +261,18 @@ class Recommender:
                 items=self._items(each),
                 version=self.version,
                 degraded=degraded,
+                notes=self.notes(question.filter),
                 plan=each.plan if request.explain else "",
             )
-            for each, request in zip(found, requests, strict=True)
+            for each, question, request in zip(found, questions, requests, strict=True)
         ]
+
+    def notes(self, filter: Any) -> tuple[str, ...]:
+        """Values in a filter, parsed or as text, that no item has, each with the nearest that some have."""
+        index = self.chain.index
+        if index is None or not filter:
+            return ()
+        return index.notes(index.parse(filter) if isinstance(filter, str) else filter)
 
     def _items(self, found: Candidates) -> tuple[ScoredItem, ...]:
         ids = self._catalogue().ids.gather(found.items.numpy()).to_list()
@@ -341,6 +350,8 @@ class Recommender:
         given = {place: item for place, item in enumerate(request.items) if not isinstance(item, str)}
         for item in given.values():
             refuse_unknown(item, self._item_columns, what="item")
+        if given and self.chain.catalogue is not None:
+            given = self.chain.catalogue.completed(given, columns=self._item_columns)
         numbers = self._catalogue().numbers(ids) if ids else torch.empty(0, dtype=torch.int64)
         return GivenItems(size=len(request.items), numbers=numbers, rows=given)
 

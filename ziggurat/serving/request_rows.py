@@ -9,6 +9,7 @@ What no feature can read (an object for a number, a list for an id) is a `Reques
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ def _value(value: Any, feature: Feature, column: str) -> Any:
     if value is None:
         return None
     if isinstance(feature, Dense):
-        return _number(value, column)
+        return number_of(value, column=column)
     if isinstance(feature, Categorical):
         return _id(value, column)
     if isinstance(value, str) and not isinstance(feature, Vector) and feature.separator:
@@ -102,11 +103,24 @@ def _value(value: Any, feature: Feature, column: str) -> Any:
         kind = "numbers" if isinstance(feature, Vector) else "ids"
         raise _wrong(f"a list of {kind}", value, column)
     if isinstance(feature, Vector):
-        return [_number(each, column) for each in value]
+        return [number_of(each, column=column) for each in value]
     return [_id(each, column) for each in value]
 
 
-def _number(value: Any, column: str) -> float | None:
+def number_of(value: Any, *, column: str) -> float | None:
+    """The number that a value of any type that JSON has means; None where it is missing.
+
+    Text is read as in files: ASCII digits alone, without anything between them.
+
+    Args:
+        value: a number, a truth value, or text of one.
+        column: named in errors.
+
+    Raises:
+        RequestError: the value is no number.
+    """
+    if value is None:
+        return None
     if isinstance(value, bool | int | float):
         try:
             return float(value)
@@ -117,13 +131,12 @@ def _number(value: Any, column: str) -> float | None:
         if not text:
             return None
         truth = {"true": 1.0, "false": 0.0}.get(text.lower())
-        try:
-            return float(text[:400]) if truth is None else truth
-        except ValueError:
-            pass
-    if value is None:
-        return None
-    raise _wrong("a number", value, column)
+        if truth is not None:
+            return truth
+        if text.isascii() and "_" not in text:
+            with contextlib.suppress(ValueError):
+                return float(text[:400])
+    raise _wrong("a number, in text with the digits 0 to 9 and nothing between them", value, column)
 
 
 def _id(value: Any, column: str) -> str | None:

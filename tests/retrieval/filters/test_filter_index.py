@@ -185,6 +185,9 @@ def test_an_item_is_explained_part_by_part() -> None:
         "no item has genres:drama; the nearest is 'Drama'",
         "no item has year:1990",
     ]
+    many = built.notes(" OR ".join(f"genres:d{n} OR genres:d{n}" for n in range(30)))
+    assert len(many) == 9
+    assert many[-1] == "no item has 22 further values of the filter"
     assert built.values_of(0) == {"genres": ["Comedy", "Drama"], "year": [1997]}
     assert built.values_of(1) == {"genres": [], "year": None}
     with pytest.raises(BoundsError):

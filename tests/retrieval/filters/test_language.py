@@ -77,6 +77,9 @@ def meaning(text: str) -> Expression:
         ("time:1970-01-01T01", None),
         ("time:1970-01-01T01:00", Within("time", HOUR, HOUR + 60_000_000 - 1)),
         ("time:<='1970-01-01 01:00:00.5'", Within("time", None, HOUR + 599_999)),
+        ("day:1970-03..1970", Within("day", 59, 364)),
+        ("day:1970-01-15..1970-01", Within("day", 14, 30)),
+        ("year:3.2..3.4", Within("year", 4, 3)),
         ("there:1970-01-01T01:00:00.000000", Within("there", 0, 0)),
         ("there:1970-01-01T01:00:00.000000Z", Within("there", HOUR, HOUR)),
         ("there:1970-01-01T03:00:00.000000+02:00", Within("there", HOUR, HOUR)),
@@ -88,6 +91,36 @@ def test_what_a_filter_means(text: str, expected: Expression | None) -> None:
             meaning(text)
     else:
         assert meaning(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        ("Europe/Berlin", "2024-10-27"),  # 25 hours
+        ("Europe/Berlin", "2024-03-31"),  # 23 hours
+        ("America/Havana", "2024-03-10"),  # begins at 01:00
+        ("America/Havana", "2024-11-03"),  # shows 00:00 to 01:00 twice
+        ("America/Sao_Paulo", "2018-02-17"),  # shows its last hour twice
+        ("Pacific/Apia", "2011-12-30"),  # is no day there
+    ],
+)
+def test_a_day_of_a_zone_has_the_hours_that_it_had(zone: str, day: str) -> None:
+    frame = pl.DataFrame({"at": pl.Series([dt.datetime(2000, 1, 1)]).dt.replace_time_zone(zone)})
+    found = parse_filter(f"at:{day}", schema=FilterSchema.of_frame(frame)[0]).expression
+    assert isinstance(found, Within)
+    noon = dt.datetime.fromisoformat(f"{day}T12:00:00+00:00")
+    minutes = pl.Series([noon + dt.timedelta(minutes=each) for each in range(-2880, 2880)])
+    local = minutes.dt.convert_time_zone(zone).dt.date() == dt.date.fromisoformat(day)
+    inside = minutes.dt.epoch("us").is_between(found.low, found.high)
+    assert inside.to_list() == local.to_list()
+
+
+def test_a_day_that_went_back_into_the_day_before_is_refused() -> None:
+    frame = pl.DataFrame({"at": pl.Series([dt.datetime(2000, 1, 1)]).dt.replace_time_zone("America/St_Johns")})
+    schema = FilterSchema.of_frame(frame)[0]
+    with pytest.raises(FilterError, match=r"2010-11-07T00:00-02:30 \(the clock went back"):
+        parse_filter("at:2010-11-07..", schema=schema)
+    assert parse_filter("at:2010", schema=schema)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +149,12 @@ def test_what_a_filter_means(text: str, expected: Expression | None) -> None:
         ("year:..", 8, "before or after"),
         ("year:1...3", 9, "two dots"),
         ("year:1999..1995", 12, "smaller value first"),
+        ("day:2003..2002-09", 11, "smaller value first"),
+        ("year:١٩٩٥", 6, "a number, such as"),
+        ("day:٢٠٠٢", 5, "a date, such as"),
+        ("time:2002-01-01T٠١:٠٠", 6, "a date with a time"),
+        ("there:2024-10-27T02:30", 7, "2024-10-27T02:30+02:00 or 2024-10-27T02:30+01:00 (the clock showed it twice)"),
+        ("there:2024-03-31T02:30", 7, "(the clock skipped it)"),
         ("year:nan", 6, "a number"),
         ("price:1e999", 7, "that a float holds"),
         ("weight:1e39", 8, "that a float holds"),

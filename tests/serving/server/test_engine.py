@@ -206,6 +206,58 @@ def test_ranking_is_never_counted_as_less_effort() -> None:
     assert 'ziggurat_answers_total{effort="full"} 1.0' in text
 
 
+def test_one_request_of_many_candidates_is_no_queue() -> None:
+    """A batch that takes long by itself: as many batches as requests are expected, not one for each candidate."""
+
+    async def body(engine: Engine) -> tuple[list[Any], list[float]]:
+        for line in engine._costs.values():
+            for candidates in (100, 100, 800):
+                line.observe(candidates, 0.1)
+        waits: list[float] = []
+
+        async def second() -> Any:
+            waits.append(engine.wait_s())
+            return await ask(engine, USER)
+
+        return await asyncio.gather(ask(engine, USER), second()), waits
+
+    answers, waits = run(body, FakeAnswerer(candidates=100), deadline_ms=240)
+    assert answers[0].degraded == ()
+    assert 0 < waits[0] <= 0.2
+
+
+@pytest.mark.parametrize(("was_idle", "effort"), [(True, Effort.FULL), (False, Effort.FEWER_PROBES)])
+def test_a_machine_that_pauses_is_no_queue(was_idle: bool, effort: Effort) -> None:
+    """What counts is the wait for other batches, not that for an idle thread to wake."""
+
+    async def body() -> Effort:
+        engine = Engine(answerer=FakeAnswerer(), config=ServerConfig(), metrics=Metrics())
+        engine._loop = asyncio.get_running_loop()
+        asked = asyncio.ensure_future(ask(engine, USER))
+        await asyncio.sleep(0)
+        engine._queue.jobs[0].arrived -= 0.15
+        found = engine._take(was_idle=was_idle)[1]
+        asked.cancel()
+        return found
+
+    assert asyncio.run(body()) is effort
+
+
+def test_the_effort_rises_without_requests_and_metrics_say_so() -> None:
+    async def body(engine: Engine) -> str:
+        while not engine._queue.idle:
+            await asyncio.sleep(0.001)
+        engine.ladder.level, engine.ladder._calm_since, engine.ladder._hold_s = 2, None, 0.05
+        assert (await ask(engine, USER)).degraded == ("retrieval_only",)
+        for _ in range(500):
+            if "ziggurat_degradation_level 0.0" in (text := engine.metrics.page()[0].decode()):
+                break
+            await asyncio.sleep(0.01)
+        return text
+
+    assert "ziggurat_degradation_level 0.0" in run(body, FakeAnswerer(), deadline_ms=2000)
+
+
 def test_steps_that_change_nothing_are_left_out() -> None:
     info = FakeAnswerer().info()
     assert steps_for(info) == LADDER

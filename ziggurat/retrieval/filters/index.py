@@ -79,6 +79,7 @@ class FilterIndex(nn.Module):
         self._parsed: Recent[str, Filter] = Recent(self.config.cached)
         self._programs: Recent[Filter, MaskProgram] = Recent(self.config.cached)
         self._estimates: Recent[Filter, float] = Recent(self.config.cached)
+        self._notes: Recent[Filter, tuple[str, ...]] = Recent(self.config.cached)
         self.register_load_state_dict_post_hook(_refuse_another_index)
 
     @classmethod
@@ -230,8 +231,12 @@ class FilterIndex(nn.Module):
         return explain_item(self._filter(wanted), self._named, position=position, planes=self.planes)
 
     def notes(self, wanted: Filter | str) -> list[str]:
-        """What a reader of the filter should know: values that no item has, each with the nearest that some have."""
-        return notes_of(self._filter(wanted), self._named)
+        """What a reader of the filter should know: values that no item has, each with the nearest that some have.
+
+        The latest ones are kept. Nearest values are looked for among 2,000, for the first eight that no item has.
+        """
+        parsed = self._filter(wanted)
+        return list(self._notes.get(parsed, make=lambda: tuple(notes_of(parsed, self._named))))
 
     def values_of(self, position: int) -> dict[str, list[str | int | float] | None]:
         """The stored values of an item by attribute; None where it has none."""
@@ -341,6 +346,7 @@ def _refuse_another_index(module: nn.Module, _: Any) -> None:
         )
     module._programs.clear()
     module._estimates.clear()
+    module._notes.clear()
     for attribute in module._named.values():
         attribute.forget()
 

@@ -7,7 +7,12 @@
     12:30      with its date       [12:30:00.000000, 12:30:59.999999]
 
 With `[low, high]` of what is written: `:` is inside of it, `<` below low, `<=` up to high, `>` above high, `>=` from
-low, `a..b` from the low of a to the high of b. Floats exclude a bound by going to the next float.
+low, `a..b` from the low of a to the high of b, so that 2002-09..2002 is September to December. Floats exclude a bound
+by going to the next float.
+
+*Days of a zone* begin at the first instant of that date and end before that of the next, whatever a clock does. A time
+that the clock of the zone skipped or showed twice (where it is set forward or back) is refused: with an offset,
+2024-10-27T02:30+01:00, it is one. So is a day at whose begin the clock went back into the day before.
 """
 
 from __future__ import annotations
@@ -24,10 +29,11 @@ import numpy as np
 from ziggurat.retrieval.filters.expression import Number
 from ziggurat.retrieval.filters.schema import Attribute, AttributeKind
 
-_NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?")
-_DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?")
-_TIME = re.compile(r"(\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?(Z|[+-]\d{2}:\d{2})?")
+_NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?", re.ASCII)
+_DATE = re.compile(r"(\d{4})(?:-(\d{2})(?:-(\d{2}))?)?", re.ASCII)
+_TIME = re.compile(r"(\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?(Z|[+-]\d{2}:\d{2})?", re.ASCII)
 _EPOCH = dt.datetime(1970, 1, 1)
+_DAY = dt.timedelta(days=1)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
@@ -114,7 +120,12 @@ def _time_range(text: str, attribute: Attribute) -> tuple[int, int]:
     first_day, last_day = _day_range(day)
     zone: dt.tzinfo | None = ZoneInfo(attribute.zone) if attribute.zone else None
     if not separator:
-        return _microseconds(first_day, dt.time.min, zone), _microseconds(last_day, dt.time.max, zone)
+        if zone is None:
+            return _since_epoch(_combined(first_day, dt.time.min)), _since_epoch(_combined(last_day, dt.time.max))
+        try:
+            return _begin_of_day(first_day, zone), _begin_of_day(last_day + _DAY, zone) - 1
+        except OverflowError:
+            raise ValueError("a date between the years 2 and 9998") from None
     found = _TIME.fullmatch(clock)
     if not found or len(day) != len("1999-12-31"):
         raise ValueError("a date with a time, such as 1999-12-31T23:59 or 1999-12-31T23:59:30.5")
@@ -129,14 +140,63 @@ def _time_range(text: str, attribute: Attribute) -> tuple[int, int]:
         last = last.replace(microsecond=int((fraction or "").ljust(6, "9")))
     except ValueError:
         raise ValueError("a time that the clock has") from None
-    return _microseconds(first_day, first, zone), _microseconds(first_day, last, zone)
+    return _instant(first_day, first, zone), _instant(first_day, last, zone)
 
 
-def _microseconds(day: dt.date, clock: dt.time, zone: dt.tzinfo | None) -> int:
-    moment = dt.datetime.combine(day, clock)
-    if zone is not None:
-        try:
-            moment = moment.replace(tzinfo=zone).astimezone(dt.UTC).replace(tzinfo=None)
-        except OverflowError:
-            raise ValueError("a date between the years 2 and 9998") from None
+def _combined(day: dt.date, clock: dt.time) -> dt.datetime:
+    return dt.datetime.combine(day, clock)
+
+
+def _since_epoch(moment: dt.datetime) -> int:
+    """Microseconds since 1970 of a time without zone, or of an instant."""
+    if moment.tzinfo is not None:
+        moment = moment.astimezone(dt.UTC).replace(tzinfo=None)
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def _instant(day: dt.date, clock: dt.time, zone: dt.tzinfo | None) -> int:
+    """The one instant at which the clock of a zone shows a time; ValueError if it never does, or twice."""
+    moment = _combined(day, clock).replace(tzinfo=zone)
+    try:
+        found, later = _since_epoch(moment), _since_epoch(moment.replace(fold=1))
+    except OverflowError:
+        raise ValueError("a date between the years 2 and 9998") from None
+    if found != later:
+        offsets = [_shown_offset(moment.replace(fold=fold)) for fold in (0, 1)]
+        text = moment.replace(tzinfo=None).isoformat(timespec="minutes")
+        what = "showed it twice" if later > found else "skipped it"
+        raise ValueError(f"a time with its offset, {text}{offsets[0]} or {text}{offsets[1]} (the clock {what})")
+    return found
+
+
+def _begin_of_day(day: dt.date, zone: dt.tzinfo) -> int:
+    """The first instant of a date in a zone; ValueError if the clock went back to the day before after it."""
+    midnight = _combined(day, dt.time.min).replace(tzinfo=zone)
+    found, later = _since_epoch(midnight), _since_epoch(midnight.replace(fold=1))
+    if later < found:  # there is no midnight: the day begins when the clock was set forward
+        return _jump(later, found, zone)
+    if later > found and _date_at(later - 1, zone) < day:
+        what = f"the clock went back from {day} to the day before"
+        raise ValueError(f"times with their offsets, such as {day}T00:00{_shown_offset(midnight)} ({what})")
+    return found
+
+
+def _jump(before: int, after: int, zone: dt.tzinfo) -> int:
+    """The instant between two at which the offset of a zone changes."""
+    old = _at(before, zone).utcoffset()
+    while after - before > 1:
+        middle = (before + after) // 2
+        before, after = (middle, after) if _at(middle, zone).utcoffset() == old else (before, middle)
+    return after
+
+
+def _at(instant: int, zone: dt.tzinfo) -> dt.datetime:
+    return (_EPOCH + instant * _MICROSECOND).replace(tzinfo=dt.UTC).astimezone(zone)
+
+
+def _date_at(instant: int, zone: dt.tzinfo) -> dt.date:
+    return _at(instant, zone).date()
+
+
+def _shown_offset(moment: dt.datetime) -> str:
+    return moment.isoformat()[len("1999-12-31T23:59:59") :].removeprefix(f".{moment.microsecond:06}")

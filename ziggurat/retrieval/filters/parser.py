@@ -190,7 +190,7 @@ class _Parser:
         if self._text.startswith(".", at):
             raise self._error(at, "two dots between the ends of a range", "three", "write 0.5, not .5, after the dots")
         high = self._bound(attribute)
-        if low is not None and low[0] > high[0]:
+        if low is not None and low[0] > high[1] and low[1] > high[0]:
             found = f"{self._text[start : self._at].rstrip()!r:.80}, which is from the greater to the smaller"
             raise self._error(at, "a range that ends where it begins or later", found, "write the smaller value first")
         return Within(name, low[0] if low else None, high[1], self._said(attribute, start))

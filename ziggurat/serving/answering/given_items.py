@@ -17,6 +17,7 @@ from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
 from ziggurat.serving.answering.chain import RETRIEVAL, Chain, Question
+from ziggurat.serving.request_rows import number_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class GivenItems:
     Args:
         size: how many.
         numbers: in the catalogue, of those that were given by id.
-        rows: columns of the others, by their place in the request.
+        rows: columns of the others, by their place in the request; what a request leaves out of an item that the
+            catalogue has is as it stands there.
     """
 
     size: int
@@ -98,20 +100,11 @@ def _values_of_rows(
         return torch.empty(0, dtype=torch.float64)
     scores = {name: tasks[:, index] for index, name in enumerate(chain.labels)}
     for name in chain.numbers:
-        numbers = [row.get(name) for row in rows]
-        cells = [_number(each) for each in numbers]
-        scores[name] = torch.tensor(cells, dtype=torch.float64)
+        cells = [number_of(row.get(name), column=name) for row in rows]
+        scores[name] = torch.tensor([math.nan if each is None else each for each in cells], dtype=torch.float64)
     if products is not None:
         scores[RETRIEVAL] = products
     return chain.value(scores)
-
-
-def _number(value: Any) -> float:
-    """A number, also one that was written as text; NaN for everything else."""
-    try:
-        return float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        return math.nan
 
 
 def _products(

@@ -11,7 +11,7 @@ Ids are compared by their canonical texts (`data/preprocess/cells.py`), so 17, 1
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from ziggurat.errors import ExportError, RequestError
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
+from ziggurat.serving.plain_values import plain
 from ziggurat.serving.request_rows import canonical_id
 
 EVENTS = "events:"  # column of the catalogue: rows of the data that have the item
@@ -116,6 +117,24 @@ class ItemCatalogue:
     def row(self, number: int) -> dict[str, Any]:
         """The raw columns of an item."""
         return self.frame.row(number, named=True)
+
+    def completed(
+        self, items: Mapping[int, Mapping[str, Any]], *, columns: Collection[str]
+    ) -> dict[int, Mapping[str, Any]]:
+        """Items by their columns; of those whose id is here, the columns that they leave out are as they stand here.
+
+        Args:
+            items: raw columns, by any key.
+            columns: that may be completed.
+        """
+        ids = [canonical_id(item.get(self.columns.id), column=self.columns.id) for item in items.values()]
+        numbers = self._by_id.numbers(ids)
+        own = self.frame.select(name for name in columns if name in self.frame.columns)
+        rows = iter(own[numbers[numbers >= 0].tolist()].rows(named=True))
+        return {
+            place: {**plain(next(rows)), **item} if number >= 0 else item
+            for (place, item), number in zip(items.items(), numbers.tolist(), strict=True)
+        }
 
     def save(self, folder: Path) -> None:
         """Write it into the folder of an export."""

@@ -79,6 +79,10 @@ class ItemSearch:
         """Why an item passes a filter, or does not."""
         return self._filters().explain(wanted, int(self._position[item]))
 
+    def notes(self, wanted: Filter) -> tuple[str, ...]:
+        """What somebody who wrote a filter should know: values that no item has, with the nearest that some have."""
+        return tuple(self._filters().notes(wanted))
+
     def example(self) -> str:
         """A filter that some item passes, for documentation; "" where none could be made."""
         for name, values in self._filters().values_of(0).items() if len(self._order) else ():

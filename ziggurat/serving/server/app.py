@@ -1,6 +1,6 @@
 """The routes of a server as an ASGI app: any ASGI server can run it, ours adds timeouts, draining and processes.
 
-    POST /recommend   {"user": {…}, "k": 10, "filter": "…"}  → items, version, degraded
+    POST /recommend   {"user": {…}, "k": 10, "filter": "…"}  → items, version, degraded, notes
     POST /rank        {"user": {…}, "items": ["17", …]}      → the items with their scores
     GET  /livez       200 while the process runs             GET /readyz   200 while it takes requests, else 503
     GET  /metrics     for Prometheus                         GET /openapi.json   made from the export's columns

@@ -18,6 +18,7 @@ and answer are for one effort; `ladder.py` chooses it before each batch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
@@ -26,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.answers import Answerer, Effort, Ranked, RankRequest, Recommendations, RecommendRequest
@@ -78,6 +79,7 @@ class _Running:
 class _Queue:
     jobs: deque[_Job] = field(default_factory=deque)
     candidates: dict[type, int] = field(default_factory=lambda: {RecommendRequest: 0, RankRequest: 0})
+    counts: dict[type, int] = field(default_factory=lambda: {RecommendRequest: 0, RankRequest: 0})
     running: _Running | None = None
     idle: bool = False
     closing: bool = False
@@ -145,12 +147,7 @@ class Engine:
         if running is not None:
             passed = now - running.since
             wait = max(running.expected_s - passed, 0.1 * passed)  # late already: it will take somewhat longer still
-        for kind, candidates in queue.candidates.items():
-            if candidates:
-                cost = self._cost(kind)
-                batches = math.ceil(candidates / self._most_candidates(cost))
-                wait += cost.predict(candidates, batches=batches)
-        return wait
+        return wait + sum(self._waiting_s(kind) for kind in queue.counts)
 
     @property
     def overloaded(self) -> bool:
@@ -197,6 +194,7 @@ class Engine:
         with self._lock:
             self._queue.jobs.append(job)
             self._queue.candidates[type(request)] += candidates
+            self._queue.counts[type(request)] += 1
             wake, self._queue.idle = self._queue.idle, False
         if wake:
             self._wake.put(None)
@@ -224,28 +222,44 @@ class Engine:
         bound = cost.candidates_within(max(_SHARE_OF_DEADLINE * self._deadline_s, longer))
         return min(bound, float(self.config.max_batch_candidates))
 
+    def _waiting_s(self, kind: type, *, behind_next: bool = False) -> float:
+        """Seconds that the requests of a kind in the queue take, or those of them that the next batch leaves there.
+
+        A batch has at least one request, however many candidates that has, so there are no more batches than requests.
+        """
+        cost = self._cost(kind)
+        candidates, count = float(self._queue.candidates[kind]), self._queue.counts[kind]
+        most = self._most_candidates(cost)
+        if behind_next and count:
+            candidates, count = candidates - max(most, candidates / count), count - 1
+        if count <= 0 or candidates <= 0:
+            return 0.0
+        return cost.predict(candidates, batches=min(math.ceil(candidates / most), count))
+
     # ---- in the thread that computes
 
     def _compute_for_ever(self) -> None:
         self._prepare_thread()
+        was_idle = True
         while True:
             with self._lock:
-                batch, effort = self._take()
+                batch, effort = self._take(was_idle=was_idle)
                 if not batch and self._queue.closing:
                     return
-                self._queue.idle = not batch
+                self._queue.idle = was_idle = not batch
             if not batch:
-                self._wake.get()
+                with contextlib.suppress(Empty):  # without requests, too, the ladder is climbed again
+                    self._wake.get(timeout=self.ladder.hold_s if self.ladder.level else None)
                 continue
             try:
                 self._compute(batch, effort)
             finally:
                 self._queue.running = None
 
-    def _take(self) -> tuple[list[_Job], Effort]:
+    def _take(self, *, was_idle: bool) -> tuple[list[_Job], Effort]:
         """The next batch, called under the lock: the oldest requests, of one kind, within the size of a batch."""
         queue, now = self._queue, time.monotonic()
-        effort = self.ladder.feel(self._pressure(now), now=now)
+        effort = self.ladder.feel(self._pressure(now, was_idle=was_idle), now=now)
         self.metrics.queue.set(len(queue.jobs))
         self.metrics.level.set(self.ladder.level)
         if not queue.jobs:
@@ -262,20 +276,20 @@ class Engine:
                 break
             queue.jobs.popleft()
             queue.candidates[kind] -= job.candidates
+            queue.counts[kind] -= 1
             batch.append(job)
             taken += job.candidates
         queue.running = _Running(since=now, expected_s=cost.predict(taken))
         return batch, effort
 
-    def _pressure(self, now: float) -> float:
-        """How much of the deadline the oldest request has waited, or those beyond the next batch will wait."""
+    def _pressure(self, now: float, *, was_idle: bool) -> float:
+        """How much of the deadline the oldest request has waited, or those beyond the next batch will wait.
+
+        Time in which the thread had nothing to do counts not: the machine was late, and no less effort would help.
+        """
         queue = self._queue
-        wait = now - queue.jobs[0].arrived if queue.jobs else 0.0
-        rest = 0.0
-        for kind, candidates in queue.candidates.items():
-            cost = self._cost(kind)
-            if candidates and (beyond := candidates - self._most_candidates(cost)) > 0:
-                rest += cost.predict(beyond, batches=math.ceil(beyond / self._most_candidates(cost)))
+        wait = now - queue.jobs[0].arrived if queue.jobs and not was_idle else 0.0
+        rest = sum(self._waiting_s(kind, behind_next=True) for kind in queue.counts)
         return max(wait, rest) / self._deadline_s
 
     def _compute(self, batch: list[_Job], effort: Effort) -> None:

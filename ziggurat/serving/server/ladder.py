@@ -7,8 +7,9 @@
 
 Steps down are quick, since a queue fills within milliseconds. Steps up wait, since less effort makes the queue short
 and so looks calm: a step up that has to be taken back within a second doubles the wait before the next one (from 0.2 up
-to 3.2 seconds), so that a lasting load does not change the effort with every batch. The answer names the effort in
-`degraded`; how often each was chosen stands in /metrics.
+to 3.2 seconds), so that a lasting load does not change the effort with every batch. So for at most that long after a
+load, answers may have less effort although nothing waits; a server without requests steps up, too. The answer names the
+effort in `degraded`; how often each was chosen stands in /metrics.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Ladder:
     def effort(self) -> Effort:
         """The effort that holds now."""
         return self.steps[self.level]
+
+    @property
+    def hold_s(self) -> float:
+        """How long it must be calm before the next step up."""
+        return min(self._hold_s, _MOST_HOLD_S)
 
     def feel(self, pressure: float, *, now: float) -> Effort:
         """The effort for a batch that is taken now.

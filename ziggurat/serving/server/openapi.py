@@ -167,7 +167,7 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
     error = {"kind": text, "expected": text, "found": text, "where": text, "ways_out": {"type": "array", "items": text}}
     return {
         "User": _columns(info.user_columns) | {"description": "raw columns; those left out are missing values"},
-        "Item": _columns(info.item_columns),
+        "Item": _columns(info.item_columns) | {"description": "raw columns; those left out are as in the catalogue"},
         "RecommendRequest": _object(
             {
                 "user": _ref("User"),
@@ -198,7 +198,8 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "items": {"type": "array", "items": {"type": "object", "properties": item}},
                 "version": text,
                 "degraded": degraded,
-                "plan": text,
+                "notes": {"type": "array", "items": text, "description": "values in the filter that no item has"},
+                "plan": text | {"description": "how the candidates were found, if `explain` asked for it"},
             },
         },
         "Error": _object({"error": _object(error, list(error))}, ["error"]),

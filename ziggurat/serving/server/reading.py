@@ -147,7 +147,7 @@ def read_deadline(scope: Any, *, config: ServerConfig) -> float | None:
     if not text:
         return None
     try:
-        value = float(text) if len(text) < 20 else float("nan")
+        value = float(text) if len(text) < 20 and "_" not in text else float("nan")
     except ValueError:
         value = float("nan")
     if not 0 < value <= config.max_deadline_ms:

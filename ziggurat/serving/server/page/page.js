@@ -143,7 +143,8 @@ async function recommend() {
     { name: "", of: (row) => whyButton(row.id) },
   ], rows);
   const effort = answer.degraded.length ? `with less effort (${answer.degraded.join(", ")})` : "with full effort";
-  byId("facts").textContent = `Version ${answer.version}, ${effort}.`;
+  const notes = (answer.notes ?? []).map((note) => ` Filter: ${note}.`).join("");
+  byId("facts").textContent = `Version ${answer.version}, ${effort}.${notes}`;
   byId("plan").hidden = !answer.plan;
   byId("plan").textContent = answer.plan ?? "";
   byId("status").textContent = `${rows.length} items in ${took.toFixed(1)} ms.`;
