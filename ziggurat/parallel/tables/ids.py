@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
+from ziggurat.features.samples import join_lists
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.buckets import Bucket, check_bounds, sort_into_buckets
@@ -271,7 +272,7 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int]) -> list[Ba
         list_lengths.append(letter[size * num_single : size * (num_single + num_lists)].view(num_lists, size))
         values.append(letter[size * (num_single + num_lists) :])
     rows_SB = torch.cat(single, dim=1).to(torch.int64)
-    jagged = _merge_lists(list_lengths, values) if num_lists else None
+    jagged = join_lists(list_lengths, [each.to(torch.int64) for each in values]) if num_lists else None
     size = rows_SB.shape[1]
     batches, next_single, next_list = [], 0, 0
     for group in lookup.groups:
@@ -285,18 +286,6 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int]) -> list[Ba
 def _list_starts(batch: Batch, num_jagged: int) -> list[int]:
     """Where the values of each jagged feature begin, and where the last ends."""
     return batch.jagged.offsets[:: batch.batch_size].tolist() if batch.batch_size else [0] * (num_jagged + 1)
-
-
-def _merge_lists(lengths: list[Tensor], values: list[Tensor]) -> JaggedRows:
-    """Lists of several ranks, each feature-major, as one batch, feature-major."""
-    sums = [each.sum(dim=1).tolist() for each in lengths]
-    pieces = [values[rank].split(sums[rank]) for rank in range(len(lengths))]
-    num_lists = lengths[0].shape[0]
-    ordered = [pieces[rank][index] for index in range(num_lists) for rank in range(len(lengths))]
-    lengths_JB = torch.cat(lengths, dim=1)
-    offsets = torch.zeros(lengths_JB.numel() + 1, dtype=torch.int64, device=lengths_JB.device)
-    torch.cumsum(lengths_JB.reshape(-1), 0, out=offsets[1:])
-    return JaggedRows(torch.cat(ordered).to(torch.int64), offsets)
 
 
 def _part(jagged: JaggedRows | None, size: int, first: int, group: TableGroup) -> JaggedRows:

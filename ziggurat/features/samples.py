@@ -1,0 +1,153 @@
+"""Samples picked out of a batch, and batches put together: how whole samples move with everything they have.
+
+    take_samples(batch, [2, 0])          samples 2 and 0, in this order
+    concatenate_batches([a, b])          the samples of a, then those of b
+
+Both keep every part of a batch: numbers, rows, lists, vectors, sequences (those kept once stay so), labels, weights,
+groups, row ids and extras. `concatenate_batches([take_samples(b, first), take_samples(b, rest)])` has the samples of
+`b` in another order, and nothing else differs.
+
+Lists lie feature-major, so joining them interleaves: all lists of feature 0 of all batches, then those of feature 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ziggurat.errors import DataError
+from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup
+
+
+def take_samples(batch: Batch, samples_S: Int64[Tensor, "S"]) -> Batch:
+    """The samples of these numbers, in this order, any number of times each; everything is copied.
+
+    Args:
+        batch: where they are.
+        samples_S: numbers from 0 to the batch size - 1.
+    """
+
+    def maybe(value: Tensor | None) -> Tensor | None:
+        return None if value is None else value[samples_S]
+
+    def each(named: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value[samples_S] for name, value in named.items()}
+
+    return Batch(
+        dense=batch.dense[samples_S],
+        single=batch.single[:, samples_S],
+        jagged=_take_lists(batch.jagged, samples_S, batch_size=batch.batch_size),
+        vectors=each(batch.vectors),
+        sequences={name: _take_sequences(group, samples_S) for name, group in batch.sequences.items()},
+        labels=batch.labels[samples_S],
+        weights=maybe(batch.weights),
+        groups=maybe(batch.groups),
+        row_ids=batch.row_ids[samples_S],
+        extras=each(batch.extras),
+    )
+
+
+def concatenate_batches(batches: Sequence[Batch]) -> Batch:
+    """The samples of all batches, batch after batch.
+
+    Args:
+        batches: one or more, with the same parts; some may be without samples.
+
+    Raises:
+        DataError: a part is in some batches only.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    filled = [batch for batch in batches if batch.batch_size] or list(batches[:1])
+    if len(filled) == 1:
+        return filled[0]
+    first = filled[0]
+    for batch in filled[1:]:
+        _same_parts(first, batch)
+
+    def joined(part: Callable[[Batch], Tensor]) -> Tensor:
+        return torch.cat([part(batch) for batch in filled])
+
+    num_lists = (len(first.jagged.offsets) - 1) // first.batch_size
+    lengths = [batch.jagged.lengths(num_features=num_lists) for batch in filled] if num_lists else []
+    return Batch(
+        dense=joined(lambda batch: batch.dense),
+        single=torch.cat([batch.single for batch in filled], dim=1),
+        jagged=join_lists(lengths, [batch.jagged.values for batch in filled]) if num_lists else JaggedRows.empty(),
+        vectors={name: joined(lambda batch, name=name: batch.vectors[name]) for name in first.vectors},
+        sequences={name: _join_sequences([batch.sequences[name] for batch in filled]) for name in first.sequences},
+        labels=joined(lambda batch: batch.labels),
+        weights=None if first.weights is None else torch.cat([b.weights for b in filled if b.weights is not None]),
+        groups=None if first.groups is None else torch.cat([b.groups for b in filled if b.groups is not None]),
+        row_ids=joined(lambda batch: batch.row_ids),
+        extras={name: joined(lambda batch, name=name: batch.extras[name]) for name in first.extras},
+    )
+
+
+def join_lists(lengths: Sequence[Int64[Tensor, "J B"]], values: Sequence[Int64[Tensor, "N"]]) -> JaggedRows:
+    """Lists of several batches, each feature-major, as those of one batch, feature-major.
+
+    Args:
+        lengths: of the lists of each batch; the same J > 0.
+        values: the rows of each batch.
+    """
+    sums = [each.sum(dim=1).tolist() for each in lengths]
+    pieces = [each.split(sizes) for each, sizes in zip(values, sums, strict=True)]
+    ordered = [pieces[part][index] for index in range(lengths[0].shape[0]) for part in range(len(pieces))]
+    return JaggedRows(torch.cat(ordered), _offsets_of(torch.cat(list(lengths), dim=1).reshape(-1)))
+
+
+def _take_lists(jagged: JaggedRows, samples_S: Tensor, *, batch_size: int) -> JaggedRows:
+    num_features = (len(jagged.offsets) - 1) // batch_size if batch_size else 0
+    if num_features == 0:
+        return jagged
+    begins_J = torch.arange(0, num_features * batch_size, batch_size, device=samples_S.device)
+    lists = SequenceGroup(values={"rows": jagged.values}, offsets=jagged.offsets)
+    taken = lists.take((begins_J.unsqueeze(1) + samples_S).reshape(-1))
+    return JaggedRows(taken.values["rows"], taken.offsets)
+
+
+def _take_sequences(group: SequenceGroup, samples_S: Tensor) -> SequenceGroup:
+    if group.inverse is None:
+        return group.take(samples_S)
+    kept, inverse = torch.unique(group.inverse[samples_S], return_inverse=True)
+    return replace(group.take(kept), inverse=inverse)
+
+
+def _join_sequences(groups: Sequence[SequenceGroup]) -> SequenceGroup:
+    """One after the other; sequences that are kept once in one of them are kept once in the result."""
+    values = {kind: torch.cat([group.values[kind] for group in groups]) for kind in groups[0].values}
+    offsets = _offsets_of(torch.cat([group.offsets.diff() for group in groups]))
+    if all(group.inverse is None for group in groups):
+        return SequenceGroup(values=values, offsets=offsets)
+    inverses, begin = [], 0
+    for group in groups:
+        num_sequences = len(group.offsets) - 1
+        own = torch.arange(num_sequences, device=offsets.device) if group.inverse is None else group.inverse
+        inverses.append(own + begin)
+        begin += num_sequences
+    return SequenceGroup(values=values, offsets=offsets, inverse=torch.cat(inverses))
+
+
+def _offsets_of(lengths: Tensor) -> Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def _same_parts(first: Batch, other: Batch) -> None:
+    """Refuse batches of different parts, which cannot be one batch."""
+    parts, others = _parts(first), _parts(other)
+    if parts != others:
+        raise DataError(
+            expected=f"batches with the same parts: {', '.join(sorted(parts))}",
+            found=f"{', '.join(sorted(parts ^ others))} in one of them only",
+            where="batches that are put together",
+            ways_out="let the source fill the same fields in every batch",
+        )
+
+
+def _parts(batch: Batch) -> set[str]:
+    return {name for name in batch.tensors() if not name.endswith(":inverse")}
