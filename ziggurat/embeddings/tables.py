@@ -28,11 +28,13 @@ from torch import Tensor, nn
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.repeated import RepeatedLookup, SplitLayouts, split_layouts
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
+from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import (
     FieldKind,
@@ -47,6 +49,7 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
+from ziggurat.ops.repeat import expand_lists
 
 
 class EmbeddingTables(nn.Module):
@@ -77,6 +80,7 @@ class EmbeddingTables(nn.Module):
         self.output_dim = sum(self.field_dims)
         self._layouts = _layouts(inputs, self.tables)
         self._single_layouts: dict[str, list[LookupLayout]] = {}
+        self._split: dict[tuple[FeatureGroup, ...], SplitLayouts] = {}
         self._chosen: ChosenKernel | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         if config.kernel is not KernelChoice.AUTO:
@@ -96,18 +100,25 @@ class EmbeddingTables(nn.Module):
         Raises:
             BoundsError: a row is outside its table.
         """
+        if batch.repeated and self.has_dense_gradients:
+            batch = batch.expanded()
         lookups = Lookups.of(batch)
         if self._chosen is None:
             num_lists = max(lookups.offsets.numel() - 1, 1)
             length = round(lookups.values.numel() / num_lists, 1)
             self.choose_kernel(BatchShape(batch_size=lookups.batch_size, list_length=length))
+        if batch.repeated:
+            groups = tuple(group.features for group in batch.repeated)
+            if groups not in self._split:
+                self._split[groups] = split_layouts(self._layouts, groups)
+            return RepeatedLookup.apply(self._anchor, self, batch, self._split[groups], dtype)
         if self.has_dense_gradients:
             names = list(self.tables.places)
             weights = [self.tables.parameter(name) for name in names]
             return _DenseLookup.apply(self, lookups, self._layouts, dtype, *weights)
         if torch.is_grad_enabled():
             return _RecordedLookup.apply(self._anchor, self, lookups, self._layouts, dtype)
-        return self._lookup(lookups, self._layouts, dtype)
+        return self.look_up(lookups, self._layouts, dtype)
 
     def unpooled(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
@@ -122,16 +133,25 @@ class EmbeddingTables(nn.Module):
         Returns:
             (N, D) vectors, sample after sample, and (B + 1,) offsets from 0 to N that cut them into lists.
         """
+        vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
+        return (vectors_ND, offsets_U1) if inverse_B is None else expand_lists(vectors_ND, offsets_U1, inverse_B)
+
+    def unpooled_slices(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
+        """`unpooled` for the slices of a deduplicated batch: vectors, offsets, and the slice of each sample.
+
+        The last is None where the feature is in no group: then there is one list a sample.
+        """
         position = [spec.name for spec in self.inputs.jagged].index(name)
-        slot = _slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
-        lookups = Lookups.of(batch)
-        offsets_B1 = batch.jagged.offsets[position * batch.batch_size : (position + 1) * batch.batch_size + 1]
+        table = self.inputs.jagged[position].table
+        lists, inverse_B = batch.lists(position)
         try:
-            vectors_ND = self.vectors(slot.table, lookups.rows(slot), dtype=dtype)
-        except BoundsError:
-            raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), lookups)  # name the list's sample
+            return self.vectors(table, lists.values, dtype=dtype), lists.offsets, inverse_B
+        except BoundsError:  # name the feature and the sample
+            slot = _slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
+            raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), Lookups.of(batch.expanded()))
             raise
-        return vectors_ND, offsets_B1 - offsets_B1[:1]
 
     def sequence(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
@@ -241,7 +261,8 @@ class EmbeddingTables(nn.Module):
             self.choose_kernel(BatchShape())
         return self
 
-    def _lookup(self, lookups: Lookups, layouts: Sequence[LookupLayout], dtype: torch.dtype) -> Float[Tensor, "B T"]:
+    def look_up(self, lookups: Lookups, layouts: Sequence[LookupLayout], dtype: torch.dtype) -> Float[Tensor, "B T"]:
+        """The columns of some layouts, one a storage; those that no layout writes are left as they come."""
         width = max((layout.width for layout in layouts), default=0)
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
         out_dtype = first.dtype if dtype == torch.float32 else dtype
@@ -253,6 +274,12 @@ class EmbeddingTables(nn.Module):
             if layout.slots:
                 self.tables.storage(index).lookup(kernel, layout=layout, lookups=lookups, out=out)
         return out
+
+    def record(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> None:
+        """Keep the gradient of what `look_up` gave, for the optimizer."""
+        for recorded, part in zip(self.recorded, self._parts(grad, lookups, layouts), strict=True):
+            if part is not None:
+                recorded.append(part)
 
     def _parts(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> list[GradientPart | None]:
         """The gradient of each storage; None for those that the lookup did not read."""
@@ -277,14 +304,12 @@ class _RecordedLookup(torch.autograd.Function):
     ) -> Tensor:
         del anchor  # a leaf that requires a gradient, so that autograd calls backward
         ctx.saved = (tables, lookups, layouts)
-        return tables._lookup(lookups, layouts, dtype)
+        return tables.look_up(lookups, layouts, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         tables, lookups, layouts = ctx.saved
-        for recorded, part in zip(tables.recorded, tables._parts(grad, lookups, layouts), strict=True):
-            if part is not None:
-                recorded.append(part)
+        tables.record(grad, lookups, layouts)
         return (None,) * 5
 
 
@@ -302,7 +327,7 @@ class _DenseLookup(torch.autograd.Function):
     ) -> Tensor:
         del weights  # views of the storages, which the kernel reads
         ctx.saved = (tables, lookups, layouts)
-        return tables._lookup(lookups, layouts, dtype)
+        return tables.look_up(lookups, layouts, dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

@@ -20,6 +20,10 @@ not pooled is in `Embedded.sequences`.
     item      [ 7 4 ]     [ 9 ]  = 0      inverse = [0, 1, 0]     (one entry a sample)
     action    [ 1 2 ]     [ 1 ]  = 0
 
+Features whose values repeat from sample to sample may be kept once too: `repeated` holds groups of them, each with its
+distinct combinations and one inverse (`jagged.py` draws it; `repeats.py` finds them). Their lists are then not in
+`jagged`; `single` has all its features all the same, a row a sample costs little. `expanded` writes everything out.
+
 A batch knows its tensors by name (`tensors`): whatever moves, stores or counts them asks for those, so that a new part
 of a batch reaches all of them. `map` makes the same batch of other tensors, `rows` one of fewer samples.
 Loaders of the package make valid batches. `validate_batch` checks those of a source of your own: nothing else does.
@@ -36,88 +40,9 @@ from torch import Tensor
 
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup
 
-
-@dataclass(frozen=True, slots=True)
-class JaggedRows:
-    """Lists of rows, feature-major.
-
-    Feature j of sample b is `values[offsets[j·B + b] : offsets[j·B + b + 1]]`.
-    """
-
-    values: Int64[Tensor, "N"]
-    offsets: Int64[Tensor, "J*B+1"]
-
-    @staticmethod
-    def empty() -> JaggedRows:
-        """No features at all."""
-        return JaggedRows(torch.empty(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-
-    def lengths(self, *, num_features: int) -> Int64[Tensor, "J B"]:
-        """Rows of every list."""
-        return self.offsets.diff().view(num_features, -1)
-
-    def rows(self, first: int, last: int, *, batch_size: int) -> JaggedRows:
-        """The lists of samples `first` to `last`; values are copied."""
-        num_features = (len(self.offsets) - 1) // batch_size if batch_size else 0
-        if num_features == 0:
-            return JaggedRows(self.values, self.offsets[:1])
-        lengths_JB = self.offsets.diff().view(num_features, batch_size)[:, first:last]
-        begins = self.offsets[first::batch_size][:num_features].tolist()
-        ends = self.offsets[last::batch_size][:num_features].tolist()
-        values = [self.values[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        return JaggedRows(torch.cat(values), _offsets_of(lengths_JB.reshape(-1)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceGroup:
-    """Sequences of events that share their lengths: ids, actions, times, side information.
-
-    Event t of sequence s is `values[name][offsets[s] + t]`. Without `inverse` sequence s is that of sample s.
-
-    Args:
-        values: one tensor for each kind of information; first axis N, all events one after the other.
-        offsets: (S + 1,) where each sequence begins; S = B without `inverse`.
-        inverse: (B,) the sequence of each sample, where equal sequences are kept once; None: one a sample.
-    """
-
-    values: dict[str, Tensor]
-    offsets: Int64[Tensor, "S+1"]
-    inverse: Int64[Tensor, "B"] | None = None
-
-    @property
-    def batch_size(self) -> int:
-        """Number of samples B."""
-        return len(self.offsets) - 1 if self.inverse is None else len(self.inverse)
-
-    def expanded(self) -> SequenceGroup:
-        """The same with one sequence a sample and no `inverse`: what it means, written out."""
-        if self.inverse is None:
-            return self
-        return self.take(self.inverse)
-
-    def rows(self, first: int, last: int) -> SequenceGroup:
-        """The sequences of samples `first` to `last`; those that only other samples have are left out."""
-        if self.inverse is None:
-            begin, end = int(self.offsets[first]), int(self.offsets[last])
-            values = {name: value[begin:end] for name, value in self.values.items()}
-            return SequenceGroup(values=values, offsets=self.offsets[first : last + 1] - begin)
-        kept, inverse = torch.unique(self.inverse[first:last], return_inverse=True)
-        return replace(self.take(kept), inverse=inverse)
-
-    def take(self, sequences_S: Int64[Tensor, "S"]) -> SequenceGroup:
-        """The sequences of these numbers, in this order, and no `inverse`."""
-        lengths_S = self.offsets.diff()[sequences_S]
-        offsets = _offsets_of(lengths_S)
-        shift_S = self.offsets[sequences_S] - offsets[:-1]
-        events_N = torch.arange(int(offsets[-1]), device=offsets.device) + shift_S.repeat_interleave(lengths_S)
-        return SequenceGroup(values={name: value[events_N] for name, value in self.values.items()}, offsets=offsets)
-
-
-def _offsets_of(lengths: Tensor) -> Tensor:
-    offsets = lengths.new_zeros(len(lengths) + 1)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    return offsets
+__all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_batch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +52,10 @@ class Batch:
     Args:
         dense: (B, N) numbers after their transforms.
         single: (S, B) rows, feature-major.
-        jagged: lists of rows for J features.
+        jagged: lists of rows for J features; those in `repeated` are not among them.
         vectors: one (B, dim) tensor for each vector feature, by name.
         sequences: groups of sequences that are not pooled, by name.
+        repeated: groups of features of which each distinct combination of values is kept once; see `expanded`.
         labels: (B, L); empty second axis when predicting.
         weights: (B,) sample weights, or None.
         groups: (B,) group of each sample for GAUC, or None.
@@ -142,6 +68,7 @@ class Batch:
     jagged: JaggedRows = field(default_factory=JaggedRows.empty)
     vectors: dict[str, Float32[Tensor, "B D"]] = field(default_factory=dict)
     sequences: dict[str, SequenceGroup] = field(default_factory=dict)
+    repeated: tuple[RepeatedRows, ...] = ()
     labels: Float32[Tensor, "B L"]
     weights: Float32[Tensor, "B"] | None = None
     groups: Int64[Tensor, "B"] | None = None
@@ -192,6 +119,15 @@ class Batch:
                 )
                 for name, group in self.sequences.items()
             },
+            repeated=tuple(
+                replace(
+                    group,
+                    single=change(group.single),
+                    jagged=JaggedRows(change(group.jagged.values), change(group.jagged.offsets)),
+                    inverse=change(group.inverse),
+                )
+                for group in self.repeated
+            ),
             labels=change(self.labels),
             weights=maybe(self.weights),
             groups=maybe(self.groups),
@@ -216,6 +152,10 @@ class Batch:
         for name, group in self.sequences.items():
             named |= {f"sequences.{name}.{kind}": value for kind, value in group.values.items()}
             named |= {f"sequences.{name}:offsets": group.offsets, f"sequences.{name}:inverse": group.inverse}
+        for number, group in enumerate(self.repeated):
+            named |= {f"repeated.{number}.single": group.single, f"repeated.{number}.inverse": group.inverse}
+            named |= {f"repeated.{number}.values": group.jagged.values}
+            named |= {f"repeated.{number}.offsets": group.jagged.offsets}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def rows(self, first: int, last: int) -> Batch:
@@ -227,12 +167,39 @@ class Batch:
             jagged=self.jagged.rows(first, last, batch_size=self.batch_size),
             vectors={name: vector[samples] for name, vector in self.vectors.items()},
             sequences={name: group.rows(first, last) for name, group in self.sequences.items()},
+            repeated=tuple(group.rows(first, last) for group in self.repeated),
             labels=self.labels[samples],
             weights=None if self.weights is None else self.weights[samples],
             groups=None if self.groups is None else self.groups[samples],
             row_ids=self.row_ids[samples],
             extras={name: value[samples] for name, value in self.extras.items()},
         )
+
+    def lists(self, position: int) -> tuple[JaggedRows, Int64[Tensor, "B"] | None]:
+        """The lists of the feature at this position of `InputSpec.jagged`, and which one each sample has.
+
+        The second is None where there is one list a sample.
+        """
+        gone = [(at, group) for group in self.repeated for at in group.features.jagged]
+        for at, group in gone:
+            if at == position:
+                return group.lists(position), group.inverse
+        return self.jagged.of(position - sum(at < position for at, _ in gone), batch_size=self.batch_size), None
+
+    def expanded(self) -> Batch:
+        """The same batch without `repeated`, every list where it belongs: what a deduplicated batch means."""
+        if not self.repeated:
+            return self
+        size = self.batch_size
+        found = {
+            position: group.lists(position).take(group.inverse, batch_size=group.num_slices)
+            for group in self.repeated
+            for position in group.features.jagged
+        }
+        num_plain = (len(self.jagged.offsets) - 1) // size if size else 0
+        plain = iter([self.jagged.of(index, batch_size=size) for index in range(num_plain)])
+        parts = [found[at] if at in found else next(plain) for at in range(num_plain + len(found))]
+        return replace(self, jagged=JaggedRows.joined(parts) if size else self.jagged, repeated=())
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device (no copy where it already is); `row_ids` stay, only the host reads them."""
@@ -255,17 +222,10 @@ def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:
     size = batch.batch_size
     _expect_shape("dense", batch.dense, (size, len(inputs.dense)))
     _expect_shape("single", batch.single, (len(inputs.single), size))
-    _expect_shape("jagged.offsets", batch.jagged.offsets, (len(inputs.jagged) * size + 1,))
+    num_plain = len(inputs.jagged) - sum(len(group.features.jagged) for group in batch.repeated)
+    _expect_shape("jagged.offsets", batch.jagged.offsets, (num_plain * size + 1,))
     _expect_shape("row_ids", batch.row_ids, (size,))
-    offsets = batch.jagged.offsets
-    if int(offsets[0]) != 0 or int(offsets[-1]) != batch.jagged.values.numel() or bool((offsets.diff() < 0).any()):
-        raise DataError(
-            expected=f"offsets that start at 0, never fall and end at {batch.jagged.values.numel()} (number of values)",
-            found=f"first {int(offsets[0])}, last {int(offsets[-1])}, smallest step "
-            f"{int(offsets.diff().min()) if offsets.numel() > 1 else 0}",
-            where="batch.jagged.offsets",
-            ways_out="build offsets with torch.cumsum over the lengths, feature-major",
-        )
+    _check_offsets(batch.jagged, where="batch.jagged.offsets")
     if not bool(torch.isfinite(batch.dense).all()):
         sample, column = (batch.dense.isfinite().logical_not().nonzero()[0]).tolist()
         raise DataError(
@@ -274,7 +234,8 @@ def validate_batch(batch: Batch, inputs: InputSpec) -> Batch:
             where=f"dense feature {inputs.dense[column]!r}, sample {sample} (row {int(batch.row_ids[sample])})",
             ways_out="clean the value, or give the feature a `missing` value in the schema",
         )
-    _check_bounds(batch, inputs)
+    _check_repeated(batch, inputs)
+    _check_bounds(batch.expanded(), inputs)
     for name, group in batch.sequences.items():
         _check_sequences(name, group, size)
     for name, value in batch.extras.items():
@@ -300,13 +261,60 @@ def _check_sequences(name: str, group: SequenceGroup, size: int) -> None:
             where=where,
             ways_out="give each sample a sequence, an empty one where it has none",
         )
-    inverse = group.inverse
-    if inverse is not None and inverse.numel() and not 0 <= int(inverse.min()) <= int(inverse.max()) < num_sequences:
+    if group.inverse is not None:
+        _check_inverse(group.inverse, num_sequences, where=where)
+
+
+def _check_repeated(batch: Batch, inputs: InputSpec) -> None:
+    """Shapes and positions of the groups; their rows are checked in the expanded batch."""
+    size = batch.batch_size
+    seen: list[int] = []
+    for number, group in enumerate(batch.repeated):
+        name, features = f"repeated[{number}]", group.features
+        num_slices = group.num_slices
+        _expect_shape(f"{name}.single", group.single, (len(features.single), num_slices))
+        _expect_shape(f"{name}.jagged.offsets", group.jagged.offsets, (len(features.jagged) * num_slices + 1,))
+        _expect_shape(f"{name}.inverse", group.inverse, (size,))
+        _check_offsets(group.jagged, where=f"batch.{name}.jagged.offsets")
+        _check_inverse(group.inverse, num_slices, where=f"batch.{name}")
+        seen += features.jagged
+        impossible = [at for at in features.jagged if at >= len(inputs.jagged)]
+        impossible += [at for at in features.single if at >= len(inputs.single)]
+        if impossible or len(set(seen)) != len(seen):
+            raise DataError(
+                expected="each list in one group at most, at a position of model.inputs",
+                found=f"lists {seen}, positions that do not exist: {impossible}",
+                where=f"batch.{name}.features",
+                ways_out="let ziggurat.features.repeats.deduplicate make the groups",
+            )
+        if not torch.equal(group.single[:, group.inverse], batch.single[list(features.single)]):
+            raise DataError(
+                expected="the rows of batch.single, each distinct combination once",
+                found="others",
+                where=f"batch.{name}.single",
+                ways_out="let ziggurat.features.repeats.deduplicate make the groups",
+            )
+
+
+def _check_inverse(inverse: Tensor, num: int, *, where: str) -> None:
+    if inverse.numel() and not 0 <= int(inverse.min()) <= int(inverse.max()) < num:
         raise BoundsError(
-            expected=f"positions 0 … {num_sequences - 1} of unique sequences",
+            expected=f"positions 0 … {num - 1} of unique sequences",
             found=f"{int(inverse.min())} … {int(inverse.max())}",
             where=f"{where}.inverse",
             ways_out="make it with torch.unique(…, return_inverse=True)",
+        )
+
+
+def _check_offsets(jagged: JaggedRows, *, where: str) -> None:
+    offsets = jagged.offsets
+    if int(offsets[0]) != 0 or int(offsets[-1]) != jagged.values.numel() or bool((offsets.diff() < 0).any()):
+        raise DataError(
+            expected=f"offsets that start at 0, never fall and end at {jagged.values.numel()} (number of values)",
+            found=f"first {int(offsets[0])}, last {int(offsets[-1])}, smallest step "
+            f"{int(offsets.diff().min()) if offsets.numel() > 1 else 0}",
+            where=where,
+            ways_out="build offsets with torch.cumsum over the lengths, feature-major",
         )
 
 

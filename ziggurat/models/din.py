@@ -250,7 +250,7 @@ class DIN(RankingModel):
         names = [spec.name for spec in self.inputs.fields]
         found = dict(zip(names, embedded.fields.split(self.field_dims, dim=1), strict=True))
         for (name, target), attention in zip(self.pairs, self.attentions, strict=True):
-            found[name] = attention(found[target], embedded.sequences[name])
+            found[name] = attention(found[target], embedded.sequences[name].expanded())
         return torch.cat([found[spec.name] for spec in self.inputs.lookups], dim=1)
 
     def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:

@@ -33,19 +33,32 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
 from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.ops.repeat import expand_lists
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unpooled:
     """The vectors of a list feature, one for each row, not pooled: those of sample b at offsets[b] … offsets[b + 1].
 
+    In a deduplicated batch a model that says so (`Model.reads_slices`) gets each distinct list once: that of sample b
+    is at offsets[u] … offsets[u + 1] with u = inverse[b], and `samples`, `mean` and `padded` speak of slices.
+
     Args:
-        values: (N, D) vectors, sample after sample.
-        offsets: (B + 1,) from 0 to N.
+        values: (N, D) vectors, sample after sample (slice after slice).
+        offsets: (B + 1,) from 0 to N; (U + 1,) with `inverse`.
+        inverse: (B,) the slice of each sample; None where there is one list a sample.
     """
 
     values: Float[Tensor, "N D"]
     offsets: Int64[Tensor, "B+1"]
+    inverse: Int64[Tensor, "B"] | None = None
+
+    def expanded(self) -> Unpooled:
+        """The same with one list a sample."""
+        if self.inverse is None:
+            return self
+        values_ND, offsets_B1 = expand_lists(self.values, self.offsets, self.inverse)
+        return Unpooled(values=values_ND, offsets=offsets_B1)
 
     @property
     def samples(self) -> Int64[Tensor, "N"]:
@@ -118,10 +131,16 @@ class Model(nn.Module, ABC):
         observes: True for a model that must see the training data once before it trains: see `observe`.
         finds_items: True for a model with `user_vectors` and `item_vectors`, which evaluations rank all items by. Its
             config says the same.
+        reads_slices: True for a model that takes un-pooled lists as slices, so that it computes once what depends on
+            the list alone; others get one list a sample. See `Unpooled`.
+        exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
+            () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
     """
 
     observes: ClassVar[bool] = False
     finds_items: ClassVar[bool] = False
+    reads_slices: ClassVar[bool] = False
+    exploits_repeats: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
         super().__init__()
@@ -181,8 +200,9 @@ class Model(nn.Module, ABC):
     def unpooled(self, batch: Batch, name: str) -> Unpooled:
         """The vectors of a list feature, one for each of its rows."""
         with torch.autocast(batch.dense.device.type, enabled=False):
-            values_ND, offsets_B1 = self.embeddings.unpooled(batch, name)
-        return Unpooled(values=values_ND, offsets=offsets_B1)
+            values_ND, offsets_U1, inverse_B = self.embeddings.unpooled_slices(batch, name)
+        found = Unpooled(values=values_ND, offsets=offsets_U1, inverse=inverse_B)
+        return found if self.reads_slices else found.expanded()
 
     @abstractmethod
     def forward_dense(self, embedded: Embedded) -> Outputs:

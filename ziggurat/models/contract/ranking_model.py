@@ -37,6 +37,7 @@ class RankingModel(Model):
     """
 
     reads_sequences: ClassVar[bool] = False
+    exploits_repeats: ClassVar[tuple[str, ...]] = ("lookups", "pooling")
 
     @check_arguments
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:

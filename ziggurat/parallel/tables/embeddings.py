@@ -28,6 +28,7 @@ from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.models.towers.layer import pooled_towers
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.ops.repeat import expand_lists
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
@@ -168,6 +169,13 @@ class ShardedEmbeddings(nn.Module):
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
         """The vectors of a list feature for this rank's samples, not pooled; collective. See `sequences.py`."""
+        vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
+        return (vectors_ND, offsets_U1) if inverse_B is None else expand_lists(vectors_ND, offsets_U1, inverse_B)
+
+    def unpooled_slices(
+        self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
+        """As `EmbeddingTables.unpooled_slices`: rows of slices go out, their vectors come back; collective."""
         return self._sequences(batch, name, dtype=dtype)
 
     def sequence(

@@ -114,6 +114,7 @@ class IdExchange:
         Raises:
             BoundsError: a row outside its table.
         """
+        batch = batch.expanded()
         self._check(batch)
         lists = _Lists(batch, self._single_index, self._jagged_index, self._shards)
         size = batch.batch_size

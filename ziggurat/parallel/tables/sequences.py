@@ -14,6 +14,8 @@ Nothing is summed on the way, so the vectors are those of one device, bit for bi
 vectors go the same way back and are recorded there like any other lookup's.
 
     bytes out ≈ 4·N for the rows, and N·D·e there and back, N rows of this rank, e bytes a number of the wire
+
+Of a deduplicated batch N counts the rows of slices: each distinct list travels once, there and back.
 """
 
 from __future__ import annotations
@@ -65,21 +67,20 @@ class SequenceExchange:
 
     def __call__(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
-    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
-        """The vectors of a list feature for this rank's samples; collective. See `EmbeddingTables.unpooled`.
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
+        """The vectors of a list feature for this rank's samples; collective. See `EmbeddingTables.unpooled_slices`.
 
         Raises:
             BoundsError: a row outside the table.
         """
-        inputs, size = self._tables.inputs, batch.batch_size
+        inputs = self._tables.inputs
         index = [spec.name for spec in inputs.jagged].index(name)
         table = inputs.jagged[index].table
-        offsets = batch.jagged.offsets[index * size : (index + 1) * size + 1]
-        rows_N = batch.jagged.values[int(offsets[0]) : int(offsets[-1])]
-        lengths = offsets.diff()
+        lists, inverse_B = batch.lists(index)
+        lengths = lists.offsets.diff()
         shards = self._tables.shards[table]
-        check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
-        return self._vectors(rows_N, shards, dtype=dtype), offsets - offsets[:1]
+        check_bounds(lists.values, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
+        return self._vectors(lists.values, shards, dtype=dtype), lists.offsets, inverse_B
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32

@@ -1,0 +1,95 @@
+"""Rows for slices become rows for samples, as late as possible; gradients of samples are summed for slices.
+
+    forward    out[b] = values[inverse[b]]                       a copy: the same bits as without slices
+    backward   g[u]   = Σ_{b: inverse[b] = u} dL/dout[b]         in the order of the samples, in float32
+
+Torch's own backward of indexing adds in an order that depends on the device (atomics), or row by row. Here samples are
+sorted by slice once and one bag of rows is summed for each slice: the same bits on every repeat, at the speed of a
+pooled lookup. Summing in this order differs from summing over samples and lists at once by float32 rounding alone
+(relative error below B · 2⁻²⁴ of Σ|g|).
+
+Lists of vectors expand in the same way (`expand_lists`): all samples of a slice have lists of its length, so positions
+in the slice's list correspond one to one, and no positions have to be sorted.
+
+Cost: forward one copy of the output; backward one read of its gradient, and sorting B numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def expand(values_UD: Float[Tensor, "U D"], inverse_B: Int64[Tensor, "B"]) -> Float[Tensor, "B D"]:
+    """`values_UD[inverse_B]`, with a deterministic gradient."""
+    return _Expand.apply(values_UD, inverse_B, None)
+
+
+def expand_lists(
+    values_ND: Float[Tensor, "N D"], offsets_U1: Int64[Tensor, "U+1"], inverse_B: Int64[Tensor, "B"]
+) -> tuple[Float[Tensor, "M D"], Int64[Tensor, "B+1"]]:
+    """The lists of samples from those of slices, with a deterministic gradient; vectors and offsets."""
+    lengths_B = offsets_U1.diff()[inverse_B]
+    offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1)
+    torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
+    at_M = torch.arange(int(offsets_B1[-1]), device=offsets_B1.device)
+    at_M += (offsets_U1[inverse_B] - offsets_B1[:-1]).repeat_interleave(lengths_B, output_size=len(at_M))
+    return _Expand.apply(values_ND, at_M, (offsets_U1, inverse_B, offsets_B1)), offsets_B1
+
+
+def sum_slices(
+    grad_BD: Float[Tensor, "B D"], inverse_B: Int64[Tensor, "B"], *, num_slices: int
+) -> Float[Tensor, "U D"]:
+    """Sums of the rows of each slice, in the order of the rows; zeros for a slice that has none."""
+    order_B, offsets_U = _by_slice(inverse_B, num_slices)
+    return _sum_bags(grad_BD, order_B, offsets_U)
+
+
+def _by_slice(inverse_B: Tensor, num_slices: int) -> tuple[Tensor, Tensor]:
+    """Samples sorted by slice, and where each slice begins."""
+    order_B = torch.argsort(inverse_B, stable=True)
+    counts_U = torch.bincount(inverse_B, minlength=num_slices)
+    return order_B, counts_U.cumsum(0) - counts_U
+
+
+def _sum_bags(rows: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
+    if not len(order) or not len(offsets) or not rows.shape[1]:
+        return rows.new_zeros(len(offsets), rows.shape[1])
+    summed = F.embedding_bag(order, rows.float().contiguous(), offsets, mode="sum")
+    return summed.to(rows.dtype)
+
+
+def _by_position(lists: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """For each position of the slices' lists the positions of the samples' lists that are copies of it, and offsets."""
+    offsets_U1, inverse_B, offsets_B1 = lists
+    order_B, first_U = _by_slice(inverse_B, len(offsets_U1) - 1)
+    lengths_U = offsets_U1.diff()
+    slices_N = torch.arange(len(lengths_U), device=lengths_U.device).repeat_interleave(lengths_U)
+    copies_N = torch.bincount(inverse_B, minlength=len(lengths_U))[slices_N]
+    offsets_N = copies_N.cumsum(0) - copies_N
+    positions_M = torch.arange(len(slices_N), device=slices_N.device).repeat_interleave(copies_N)
+    copy_M = torch.arange(len(positions_M), device=slices_N.device) - offsets_N[positions_M]
+    slice_M = slices_N[positions_M]
+    samples_M = order_B[first_U[slice_M] + copy_M]
+    return offsets_B1[samples_M] + positions_M - offsets_U1[slice_M], offsets_N
+
+
+class _Expand(torch.autograd.Function):
+    """Rows by index; the gradient is a sum over bags."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # torch declares *args
+        ctx: Any, values: Tensor, index: Tensor, lists: tuple[Tensor, Tensor, Tensor] | None
+    ) -> Tensor:
+        ctx.saved = (index, lists, len(values))
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        index, lists, num_rows = ctx.saved
+        bags = _by_slice(index, num_rows) if lists is None else _by_position(lists)
+        return _sum_bags(grad, *bags), None, None
