@@ -12,6 +12,7 @@ from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.batch import Batch, JaggedRows, validate_batch
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.repeats import deduplicate, distinct_lists, find_groups, joint_codes, measure_repeats
+from ziggurat.features.samples import concatenate_batches, take_samples
 from ziggurat.testing.batches import small_inputs
 
 INPUTS = small_inputs(num_dense=1, num_single=2, num_jagged=3)
@@ -56,6 +57,16 @@ def test_expanding_gives_the_batch_back(samples: list[tuple], cut: tuple[int, in
     assert_same(validate_batch(part, INPUTS).expanded(), plain.rows(first, last))
     assert all(group.num_slices <= max(group.batch_size, 0) for group in part.repeated)
     assert_same(short.map(torch.clone), short)
+    assert_same(
+        concatenate_batches([short.rows(0, last), part]).expanded(),
+        concatenate_batches([plain.rows(0, last), plain.rows(first, last)]),
+    )
+    assert_same(
+        concatenate_batches([plain.rows(0, last), part]).expanded(),
+        concatenate_batches([plain.rows(0, last), plain.rows(first, last)]),
+    )
+    order = torch.arange(len(samples)).flip(0)
+    assert_same(take_samples(short, order).expanded(), take_samples(plain, order))
     assert len(short.tensors()) == len(plain.tensors()) + 8
 
 

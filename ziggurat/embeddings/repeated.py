@@ -123,6 +123,7 @@ class RepeatedLookup(torch.autograd.Function):
     def forward(  # type: ignore[override]  # torch declares *args
         ctx: Any, anchor: Tensor, tables: EmbeddingTables, batch: Batch, split: SplitLayouts, dtype: torch.dtype
     ) -> Tensor:
+        """Look up plain features and slices, and expand."""
         del anchor  # a leaf that requires a gradient, so that autograd calls backward
         ctx.saved = (tables, batch, split)
         out = tables.look_up(Lookups.of(batch), split.plain, dtype)
@@ -140,6 +141,7 @@ class RepeatedLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
+        """Record the gradients of plain features, and of slices."""
         tables, batch, split = ctx.saved
         tables.record(grad, Lookups.of(batch), split.plain)
         for group, parts in zip(batch.repeated, split.groups, strict=True):

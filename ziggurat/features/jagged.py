@@ -175,7 +175,14 @@ class RepeatedRows:
 
     def rows(self, first: int, last: int) -> RepeatedRows:
         """Samples `first` to `last`; slices that only other samples have are left out."""
-        kept, inverse = torch.unique(self.inverse[first:last], return_inverse=True)
+        return self._of_samples(self.inverse[first:last])
+
+    def take(self, samples_S: Int64[Tensor, "S"]) -> RepeatedRows:
+        """These samples, in this order; slices that only other samples have are left out."""
+        return self._of_samples(self.inverse[samples_S])
+
+    def _of_samples(self, inverse_S: Tensor) -> RepeatedRows:
+        kept, inverse = torch.unique(inverse_S, return_inverse=True)
         return replace(
             self,
             single=self.single[:, kept],

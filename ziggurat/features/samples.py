@@ -3,9 +3,9 @@
     take_samples(batch, [2, 0])          samples 2 and 0, in this order
     concatenate_batches([a, b])          the samples of a, then those of b
 
-Both keep every part of a batch: numbers, rows, lists, vectors, sequences (those kept once stay so), labels, weights,
-groups, row ids and extras. `concatenate_batches([take_samples(b, first), take_samples(b, rest)])` has the samples of
-`b` in another order, and nothing else differs.
+Both keep every part of a batch: numbers, rows, lists, vectors, sequences and repeated features (those kept once stay
+so), labels, weights, groups, row ids and extras. `concatenate_batches([take_samples(b, first), take_samples(b, rest)])`
+has the samples of `b` in another order, and nothing else differs.
 
 Lists lie feature-major, so joining them interleaves: all lists of feature 0 of all batches, then those of feature 1.
 """
@@ -20,7 +20,8 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ziggurat.errors import DataError
-from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup
+from ziggurat.features.batch import Batch
+from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup, offsets_of
 
 
 def take_samples(batch: Batch, samples_S: Int64[Tensor, "S"]) -> Batch:
@@ -43,6 +44,7 @@ def take_samples(batch: Batch, samples_S: Int64[Tensor, "S"]) -> Batch:
         jagged=_take_lists(batch.jagged, samples_S, batch_size=batch.batch_size),
         vectors=each(batch.vectors),
         sequences={name: _take_sequences(group, samples_S) for name, group in batch.sequences.items()},
+        repeated=tuple(group.take(samples_S) for group in batch.repeated),
         labels=batch.labels[samples_S],
         weights=maybe(batch.weights),
         groups=maybe(batch.groups),
@@ -65,6 +67,8 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
     filled = [batch for batch in batches if batch.batch_size] or list(batches[:1])
     if len(filled) == 1:
         return filled[0]
+    if len({tuple(group.features for group in batch.repeated) for batch in filled}) > 1:
+        filled = [batch.expanded() for batch in filled]  # deduplicated in other groups
     first = filled[0]
     for batch in filled[1:]:
         _same_parts(first, batch)
@@ -80,6 +84,9 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         jagged=join_lists(lengths, [batch.jagged.values for batch in filled]) if num_lists else JaggedRows.empty(),
         vectors={name: joined(lambda batch, name=name: batch.vectors[name]) for name in first.vectors},
         sequences={name: _join_sequences([batch.sequences[name] for batch in filled]) for name in first.sequences},
+        repeated=tuple(
+            _join_repeated([batch.repeated[number] for batch in filled]) for number in range(len(first.repeated))
+        ),
         labels=joined(lambda batch: batch.labels),
         weights=None if first.weights is None else torch.cat([b.weights for b in filled if b.weights is not None]),
         groups=None if first.groups is None else torch.cat([b.groups for b in filled if b.groups is not None]),
@@ -98,7 +105,7 @@ def join_lists(lengths: Sequence[Int64[Tensor, "J B"]], values: Sequence[Int64[T
     sums = [each.sum(dim=1).tolist() for each in lengths]
     pieces = [each.split(sizes) for each, sizes in zip(values, sums, strict=True)]
     ordered = [pieces[part][index] for index in range(lengths[0].shape[0]) for part in range(len(pieces))]
-    return JaggedRows(torch.cat(ordered), _offsets_of(torch.cat(list(lengths), dim=1).reshape(-1)))
+    return JaggedRows(torch.cat(ordered), offsets_of(torch.cat(list(lengths), dim=1).reshape(-1)))
 
 
 def _take_lists(jagged: JaggedRows, samples_S: Tensor, *, batch_size: int) -> JaggedRows:
@@ -121,7 +128,7 @@ def _take_sequences(group: SequenceGroup, samples_S: Tensor) -> SequenceGroup:
 def _join_sequences(groups: Sequence[SequenceGroup]) -> SequenceGroup:
     """One after the other; sequences that are kept once in one of them are kept once in the result."""
     values = {kind: torch.cat([group.values[kind] for group in groups]) for kind in groups[0].values}
-    offsets = _offsets_of(torch.cat([group.offsets.diff() for group in groups]))
+    offsets = offsets_of(torch.cat([group.offsets.diff() for group in groups]))
     if all(group.inverse is None for group in groups):
         return SequenceGroup(values=values, offsets=offsets)
     inverses, begin = [], 0
@@ -133,8 +140,20 @@ def _join_sequences(groups: Sequence[SequenceGroup]) -> SequenceGroup:
     return SequenceGroup(values=values, offsets=offsets, inverse=torch.cat(inverses))
 
 
-def _offsets_of(lengths: Tensor) -> Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+def _join_repeated(groups: Sequence[RepeatedRows]) -> RepeatedRows:
+    """Slices of one batch after those of another; equal ones of several batches stay apart."""
+    begins = [sum(group.num_slices for group in groups[:index]) for index in range(len(groups))]
+    num_lists = len(groups[0].features.jagged)
+    jagged = JaggedRows.empty()
+    if num_lists:
+        lengths = [group.jagged.lengths(num_features=num_lists) for group in groups]
+        jagged = join_lists(lengths, [group.jagged.values for group in groups])
+    return RepeatedRows(
+        features=groups[0].features,
+        single=torch.cat([group.single for group in groups], dim=1),
+        jagged=jagged,
+        inverse=torch.cat([group.inverse + begin for group, begin in zip(groups, begins, strict=True)]),
+    )
 
 
 def _same_parts(first: Batch, other: Batch) -> None:
