@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import types
+import typing
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -17,10 +21,12 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import CheckpointError, ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig
+from ziggurat.models.contract.model import Model
 from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.cluster.catalogue import named_cluster
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.position import Position
+from ziggurat.typed import Count, Fraction, Kinds, PositiveFloat, Reader, fits
 
 
 @pytest.mark.parametrize(
@@ -99,3 +105,47 @@ def test_plans_of_impossible_worlds_are_refused_at_once(ranks: int, tmp_path: Pa
 def test_ranks_of_tables_are_whole_numbers() -> None:
     with pytest.raises(PlanError, match="ranks"):
         TablePlacement(table="u", ranks=("0",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        int,
+        float,
+        bool,
+        str,
+        Count,
+        Fraction,
+        PositiveFloat,
+        SplitBy,
+        LoaderConfig,
+        Any,
+        int | None,
+        str | int | None,
+        tuple[int, ...],
+        tuple[Any, ...],
+        tuple[int, str],
+        list[int],
+        dict[str, Any],
+        Literal["a", 1],
+        Annotated[Model, Kinds((DLRMConfig,))],
+    ],
+)
+def test_what_fits_at_a_glance_is_read_as_it_is(hint: Any) -> None:
+    class Text(str):
+        pass
+
+    values = [0, 1, -1, 2**63, -(2**63), 2**64, 0.5, 1.0, 2.0, math.nan, math.inf, True, None, "a", "time", Text("a")]
+    values += [np.int64(3), np.float64(0.5), SplitBy.TIME, LoaderConfig(), DLRMConfig(), (), (1, 2), (1, "a"), (True,)]
+    values += [[1], [], {"a": 1}, {}, (None,), object(), pl.DataFrame()]
+    reader, glance = Reader(where="here"), fits(hint)
+    num_fitting = 0
+    for value in values:
+        if glance(value):
+            num_fitting += 1
+            assert reader.read(hint, value) is value
+    assert (
+        num_fitting
+        or typing.get_origin(hint) in (list, dict, Literal, Annotated, types.UnionType)
+        or hint == tuple[int, str]
+    )

@@ -293,18 +293,48 @@ def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T
     own = getattr(cls, "__post_init__", None)
 
     def check_and_go_on(self: Any) -> None:
-        reader, hints = Reader(where=type(self).__name__, error=error), hints_of(type(self))
-        for entry in dataclasses.fields(self):
-            if entry.init:
-                value = getattr(self, entry.name)
-                read = reader.read(hints[entry.name], value, entry.name)
+        for name, hint, fits in _fields_of(type(self)):
+            value = getattr(self, name)
+            if not fits(value):  # most values are what they should be, and reading one costs microseconds
+                read = Reader(where=type(self).__name__, error=error).read(hint, value, name)
                 if read is not value:
-                    object.__setattr__(self, entry.name, read)
+                    object.__setattr__(self, name, read)
         if own is not None:
             own(self)
 
     cls.__post_init__ = check_and_go_on  # type: ignore[attr-defined]
     return cls
+
+
+@functools.cache
+def _fields_of(cls: Any) -> tuple[tuple[str, Any, typing.Callable[[Any], bool]], ...]:
+    hints = hints_of(cls)
+    return tuple((each.name, hints[each.name], fits(hints[each.name])) for each in dataclasses.fields(cls) if each.init)
+
+
+def fits(hint: Any) -> typing.Callable[[Any], bool]:
+    """What says quickly whether `Reader.read` would return a value as it is: True is certain, False means ask it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated and not any(isinstance(each, Kinds) for each in arguments):
+        plain, bounds = fits(arguments[0]), [each for each in arguments[1:] if isinstance(each, Range)]
+        return lambda value: plain(value) and all(each.holds(value) for each in bounds)
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        one = fits(arguments[0] if arguments[1] is type(None) else arguments[1])
+        return lambda value: value is None or one(value)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        if arguments[0] is Any:
+            return lambda value: type(value) is tuple
+        each_fits = fits(arguments[0])
+        return lambda value: type(value) is tuple and all(map(each_fits, value))
+    if hint is int:
+        return lambda value: type(value) is int and _64_BITS.least <= value <= _64_BITS.most
+    if hint is float:
+        return lambda value: type(value) is float and value == value
+    if hint in (bool, str):
+        return lambda value: type(value) is hint
+    if isinstance(hint, type) and (issubclass(hint, enum.Enum) or dataclasses.is_dataclass(hint)):
+        return lambda value: isinstance(value, hint)
+    return lambda value: hint is Any
 
 
 @functools.cache

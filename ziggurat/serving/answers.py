@@ -93,7 +93,7 @@ class RankRequest:
                 ways_out=("name at least one item",) if not self.items else ("ask several times",),
             )
         for position, item in enumerate(self.items):
-            if not isinstance(item, str | dict):
+            if not isinstance(item, (str, dict)):  # a union of types costs a microsecond an item
                 raise RequestError(
                     expected="the id of an item as text, or an object with its columns",
                     found=f"{item!r:.80} ({type(item).__name__})",

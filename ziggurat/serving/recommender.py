@@ -216,7 +216,7 @@ class Recommender:
         """Ids of the items that a user had in the data, the latest first."""
         if self._users is None or self.chain.catalogue is None:
             return []
-        return self.chain.catalogue.ids.gather(self._users.seen(user)[:limit].numpy()).to_list()
+        return self.chain.catalogue.ids_at(self._users.seen(user)[:limit])
 
     def explain_item(self, request: RecommendRequest, id: str) -> str:
         """Why an item may be in the answer to a request, or may not."""
@@ -275,7 +275,7 @@ class Recommender:
         return index.notes(index.parse(filter) if isinstance(filter, str) else filter)
 
     def _items(self, found: Candidates) -> tuple[ScoredItem, ...]:
-        ids = self._catalogue().ids.gather(found.items.numpy()).to_list()
+        ids = self._catalogue().ids_at(found.items)
         labels, tasks = self.chain.labels, found.tasks.tolist()
         products = [None] * len(ids) if found.retrieval is None else found.retrieval.tolist()
         return tuple(

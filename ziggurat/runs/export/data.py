@@ -180,10 +180,10 @@ def _events(
     is_date: bool | None = None
     order = data.config.split.date_order
     for chunk in data.source().frames(columns=wanted):
-        item = known_items.numbers(_keys(chunk, column, schema).to_list())
+        item = known_items.looked_up(_keys(chunk, column, schema).to_list())
         user = np.zeros_like(item)
         if users is not None:
-            user = users.numbers(_keys(chunk, schema.group, schema).to_list())
+            user = users.looked_up(_keys(chunk, schema.group, schema).to_list())
         times = np.zeros(chunk.num_rows)
         if schema.time:
             if is_date is None:

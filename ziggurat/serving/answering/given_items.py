@@ -37,6 +37,8 @@ class GivenItems:
 
     def in_order(self, known: Tensor, new: Tensor) -> Tensor:
         """What was computed of both kinds, in the order of the request."""
+        if not self.rows:
+            return known
         found = torch.empty(self.size, *new.shape[1:], dtype=new.dtype)
         found[[place for place in range(self.size) if place not in self.rows]] = known
         found[list(self.rows)] = new
@@ -84,6 +86,9 @@ def _scores(
     chain: Chain, given: GivenItems, *, tasks: tuple[Tensor, Tensor], products: tuple[Tensor, Tensor] | None
 ) -> GivenScores:
     known, new = tasks
+    if not given.rows:
+        of_known = None if products is None else products[0]
+        return GivenScores(tasks=known, values=chain.values(given.numbers, known, of_known), retrieval=of_known)
     values = given.in_order(
         chain.values(given.numbers, known, None if products is None else products[0]),
         _values_of_rows(chain, list(given.rows.values()), new, None if products is None else products[1]),

@@ -11,7 +11,7 @@ batch to batch), so that a noisy machine refuses earlier instead of answering la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _KEPT = 0.97
 _CALM = 0.98  # by how much an excess over the prediction counts less with each later batch
@@ -33,6 +33,7 @@ class CostLine:
     xx: float = 0.0
     xy: float = 0.0
     excess: float = 1.0
+    _fitted: tuple[float, float] | None = field(default=None, repr=False, compare=False)
 
     def observe(self, candidates: float, seconds: float) -> None:
         """Take in a batch that was measured."""
@@ -47,9 +48,16 @@ class CostLine:
             ("xy", candidates * seconds),
         ):
             setattr(self, name, getattr(self, name) * _KEPT + value)
+        self._fitted = None
 
     def line(self) -> tuple[float, float]:
         """Fixed seconds of a batch, and seconds of one more candidate; both 0 before the first batch."""
+        fitted = self._fitted
+        if fitted is None:  # asked several times for each request, fitted once for each batch
+            fitted = self._fitted = self._fit()
+        return fitted
+
+    def _fit(self) -> tuple[float, float]:
         if not self.weight:
             return 0.0, 0.0
         mean_x, mean_y = self.x / self.weight, self.y / self.weight
