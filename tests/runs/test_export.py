@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
 from ziggurat.cli.main import main
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.vocabulary import Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
@@ -25,10 +27,13 @@ from ziggurat.embeddings.storage import TablePrecision
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.runs.export import make
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
+from ziggurat.runs.export.known_ids import KnownShare, known_shares, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import Parity, plain_rows, refuse_difference, unseen
 from ziggurat.runs.export.vector_parity import VectorParity, refuse_other_vectors
+from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers
 from ziggurat.serving.export.export_folder import open_export
 
+STRANGER = KnownShare(what="items", column="item", known=1, of=40, least=0.5)
 QUICK = zg.ExportConfig(program=False, golden=2)
 
 
@@ -165,6 +170,44 @@ def test_what_cannot_be_exported_is_said(shop: Shop, tmp_path: Path, arguments: 
     folders = {name: shop.place / value for name, value in arguments.items()}
     with pytest.raises(zg.ZigguratError, match=said):
         zg.export_run(folders.pop("run"), out=tmp_path / "out", config=config, **folders)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_ranker_of_other_data_is_refused(shop: Shop, tmp_path: Path) -> None:
+    known = open_export(shop.export).manifest.facts["known_by_ranker"]
+    assert known["items"] == {"column": "item", "known": 40, "of": 40}
+    assert known["users"]["known"] == known["users"]["of"] == 60
+    encoder, ranker = zg.load_run(shop.two_tower).preprocessing, zg.load_run(shop.ranker).preprocessing
+    frame = pl.DataFrame({"item": [f"i{n}" for n in range(50)], "tags": [["t1"]] * 50, "price": [1.0] * 50})
+    catalogue = ItemCatalogue(frame, columns=ItemColumns(id="item", features=("item", "tags", "price")))
+    users = KnownUsers(
+        pl.DataFrame({"user_id": [*range(60), 777]}),
+        id_column="user_id",
+        offsets=torch.zeros(62, dtype=torch.int64),
+        items=torch.empty(0, dtype=torch.int32),
+    )
+    strange = dict(ranker.vocabularies)
+    items = strange["item"].ids
+    strange["item"] = Vocabulary(pl.concat([items.head(19), "x" + items]), pl.repeat(1, 59, eager=True))
+    other = Preprocessing(ranker.schema, vocabularies=strange, numbers=ranker.numbers)
+    for fitted, shown in ((ranker, (40, 60)), (other, (19, 60))):
+        shares = known_shares(fitted, encoder=encoder, catalogue=catalogue, users=users)
+        assert [(each.known, each.of) for each in shares] == list(zip(shown, (40, 60), strict=True))
+    with pytest.raises(ExportError, match=r"knows 19 of 40 items \(47.5%"):
+        refuse_stranger(shares, ranker="r", allow=False)
+    refuse_stranger(shares, ranker="r", allow=True)
+    alone = dataclasses.replace(ranker.schema, features=ranker.schema.features[:2], items=None, tables=())
+    blind = Preprocessing(alone, vocabularies={"user_id": strange["user_id"]}, numbers=ranker.numbers)
+    with pytest.raises(ExportError, match="all items of a user alike"):
+        refuse_blind(blind, catalogue=catalogue, folder="r")
+
+
+def test_a_foreign_ranker_stops_an_export(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(make, "known_shares", lambda *given, **named: told.append(given) or [STRANGER])
+    with pytest.raises(ExportError, match="--allow"):
+        zg.export_run(shop.two_tower, ranker=shop.ranker, out=tmp_path / "out", config=QUICK)
+    assert told
     assert not list(tmp_path.iterdir())
 
 

@@ -26,6 +26,7 @@ from ziggurat.runs.load import load_run
 from ziggurat.runs.scoring import FileReading
 from ziggurat.studies.compare_finished import compare_finished
 from ziggurat.training.records.run_folder import STARTUP, RunFolder
+from ziggurat.training.report.progress import NoProgress
 
 SCHEMA = ziggurat.Schema(
     features=(
@@ -367,3 +368,24 @@ def test_without_a_label_inspect_asks_for_one(trained: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "ziggurat data inspect bare.csv --label COLUMN --write-schema bare.toml" in shown
     assert "ziggurat train" not in shown
+
+
+def test_train_rows_without_all_their_negatives_are_said(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told(NoProgress):
+        def say(self, text: str) -> None:
+            told.append(text)
+
+    told: list[str] = []
+    monkeypatch.chdir(trained)
+    run = load_run(trained / "runs" / "a")
+    run.evaluate_split("train", progress=Told())
+    inputs = run.preprocessing.inputs
+    monkeypatch.setattr(
+        run.preprocessing,
+        "inputs",
+        dataclasses.replace(inputs, labels=(dataclasses.replace(inputs.labels[0], negative_rate=0.1),)),
+    )
+    run.evaluate_split("test", progress=Told())
+    assert not [text for text in told if "negative_rate" in text]
+    run.evaluate_split("train", progress=Told())
+    assert [text for text in told if text.startswith("warning: the train rows hold 0.1 of their negatives")]

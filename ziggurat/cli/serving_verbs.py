@@ -89,7 +89,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         default=100_000,
         help="raw rows to compare with the run on (default: %(default)s)",
     )
-    parser.add_argument("--allow", action="store_true", help="publish although scores differ from the run's")
+    parser.add_argument(
+        "--allow",
+        action="store_true",
+        help="publish although scores differ from the run's, or the ranker knows few items",
+    )
     add_model_argument(parser)
 
 

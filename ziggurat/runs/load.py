@@ -132,11 +132,14 @@ class Run:
     ) -> Evaluation:
         """Exact metrics on the run's own train, valid or test rows; they are prepared again if they are not there.
 
+        Of a run with a `negative_rate`, train rows are those that it kept, which is said: valid and test hold all rows.
+
         Raises:
             ConfigError: the run has no such rows.
             DataError: the raw files are not those of the run any more.
         """
         dataset = self._split(split, progress)
+        self._warn_of_left_out(split, progress)
         settings, team = self.config.training, self.team
         batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
         batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
@@ -164,6 +167,7 @@ class Run:
         config = config or ImportanceConfig()
         if data is None:
             dataset = self._split(split, progress)
+            self._warn_of_left_out(split, progress)
             tables = (dataset.read_group(index) for index in range(len(dataset.group_sizes)))
             return importance_of(self, tables, rows=f"the run's {split} rows", config=config, progress=progress)
         check_data(data)
@@ -285,13 +289,27 @@ class Run:
         assert found is not None
         return found
 
+    def _warn_of_left_out(self, split: str, progress: Progress | None) -> None:
+        """Scores are those of all negatives, and the train rows hold a share of them."""
+        rate = min(label.negative_rate for label in self.preprocessing.inputs.labels)
+        if split == "train" and rate < 1:
+            self._warn(
+                f"the train rows hold {rate:.3g} of their negatives (negative_rate), and scores are corrected for all "
+                "of them: losses, calibration and whatever counts negatives are not those of all rows, AUC is; "
+                "the splits valid and test hold all rows",
+                progress,
+            )
+
     def _warn_of_known(self, data: Any, progress: Progress | None) -> None:
         if is_frame(data) or not self.team.is_first:
             return
         paths = RawSource(data, format=self.reading.format).paths
         for known in known_files(DataRecord.load(RunFolder(self.folder).data), paths):
-            say = _log.warning if progress is None else progress.say
-            say(f"warning: {known.warning(self.folder)}" if progress else known.warning(self.folder))
+            self._warn(known.warning(self.folder), progress)
+
+    def _warn(self, text: str, progress: Progress | None) -> None:
+        if self.team.is_first:
+            (_log.warning if progress is None else progress.say)(text if progress is None else f"warning: {text}")
 
 
 @contextlib.contextmanager

@@ -3,10 +3,16 @@
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
+import ziggurat as zg
+from ziggurat.data.preprocess.latest_items import LATEST_FILE
+from ziggurat.errors import DataError
 from ziggurat.features.inputs import LabelSpec
+from ziggurat.features.schema import NumericTransform
+from ziggurat.training.evaluation.full_ranking_pass import FullRanking
 from ziggurat.training.metrics import full_ranking
 from ziggurat.training.metrics.full_ranking import FullRankingSums, HadBefore, Questions, full_ranking_names, rank_all
 
@@ -67,3 +73,45 @@ def test_what_groups_had_is_found_and_nobody_had_nothing():
     questions, items = had.pairs_of(np.array([5, 0, 9, -3, 5]))
     assert list(zip(questions.tolist(), items.tolist(), strict=True)) == [(0, 1), (0, 2), (3, 7), (4, 1), (4, 2)]
     assert HadBefore([]).pairs_of(np.array([1]))[0].tolist() == []
+
+
+@pytest.mark.parametrize("kind", ["number", "date", "text", "none"])
+def test_items_are_as_they_were_last_in_time(kind, tmp_path):
+    """Files are in any order; of rows of one time the later one counts, and validation rows do not."""
+    rng = np.random.default_rng(3)
+    time = rng.permutation(np.repeat(np.arange(300), 2))
+    frame = pl.DataFrame({"user": rng.integers(0, 9, 600), "item": rng.integers(0, 40, 600), "size": np.arange(600)})
+    days = pl.Series(time).cast(pl.Int32).cast(pl.Date)
+    times = {"number": pl.Series(time), "date": days, "text": days.dt.strftime("%d.%m.%Y"), "none": pl.Series(time)}
+    frame = frame.with_columns(times[kind].alias("t"), like=pl.Series(rng.integers(0, 2, 600)), at=pl.Series(time))
+    frame.select(pl.exclude("at")).write_parquet(tmp_path / "events.parquet")
+    schema = zg.Schema(
+        features=(
+            zg.Categorical(name="user"),
+            zg.Categorical(name="item"),
+            zg.Dense(name="size", transform=NumericTransform.IDENTITY),
+        ),
+        labels=(zg.Label(name="like"),),
+        time="" if kind == "none" else "t",
+        items=zg.Items(id="item", features=("size",)),
+    )
+    config = zg.DataConfig(train=(str(tmp_path / "events.parquet"),), rows_per_group=100)
+    prepared = zg.prepare(config, schema=schema, folder=tmp_path / "cache")
+    items = FullRanking(prepared.train).items
+    ids = prepared.preprocessing.vocabularies["item"].ids
+    names = ids.gather(items.column("item").to_numpy() - 3).cast(pl.Int64)
+    found = dict(zip(names, items.column("size").to_pylist(), strict=True))
+    rows = np.concatenate(
+        [prepared.train.read_group(g)["row:"].to_numpy() for g in range(len(prepared.train.group_sizes))]
+    )
+    train = frame[rows.tolist()].sort("size")
+    last = (train if kind == "none" else train.sort("at", maintain_order=True)).unique(
+        "item", keep="last", maintain_order=True
+    )
+    assert found == dict(zip(last["item"], last["size"].cast(pl.Float64), strict=True))
+    if kind == "number":
+        by_file = train.unique("item", keep="last", maintain_order=True)
+        assert found != dict(zip(by_file["item"], by_file["size"].cast(pl.Float64), strict=True))
+        (prepared.train.folder / LATEST_FILE).write_bytes(b"PAR1")
+        with pytest.raises(DataError, match=LATEST_FILE):
+            FullRanking(prepared.train)

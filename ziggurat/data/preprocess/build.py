@@ -26,6 +26,7 @@ from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.draft import DraftWriter
 from ziggurat.data.preprocess.fitter import Fitted, Fitter
+from ziggurat.data.preprocess.latest_items import LATEST_FILE, LatestItems
 from ziggurat.data.preprocess.leaks import find_leaks
 from ziggurat.data.preprocess.negatives import kept_rows
 from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
@@ -90,6 +91,8 @@ def fingerprint_of(config: DataConfig, schema: Schema, sources: Sources) -> str:
     files = [[facts(path) for path in paths] for paths in sources.by_split]
     settings = {name: value for name, value in to_json(config).items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
+    if schema.items is not None and schema.time:
+        state["latest_items"] = 1  # prepared before they were kept: prepare again
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -122,6 +125,7 @@ class Build:
         aside = target.with_name(f"{target.name}_bad_rows")
         shutil.rmtree(aside, ignore_errors=True)
         self._bad_rows = _SharedBadRows(config.bad_rows, folder=aside, budget=config.bad_row_budget)
+        self._latest = LatestItems(schema, date_order=config.split.date_order)
         self._split_column = split_column(config.split, schema)
         self._columns = tuple(dict.fromkeys([*schema.columns, self._split_column]))
         if not self._split_column:
@@ -141,6 +145,7 @@ class Build:
                 Preprocessing(self._schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers) for _ in SPLITS
             ]
             self._encode(fitted, drafts, encoders)
+            self._latest.write(temporary / SPLITS[0].value)
             save_preprocessing(encoders[0], temporary / "preprocessing")
             quarantined = {reason.value: count for reason, count in self._bad_rows.counts.most_common()}
             train, valid = (EncodedDataset(temporary / split.value) for split in SPLITS[:2])
@@ -184,6 +189,8 @@ class Build:
                         if not part.num_rows:
                             continue
                         parsed = parse_chunk(self._schema, part, bad_rows=self._bad_rows)
+                    if split == 0:
+                        self._latest.add(part, parsed)
                     yield split, fitter.add(parsed) if split == 0 else parsed
 
         with ExitStack() as stack:
@@ -206,8 +213,9 @@ class Build:
             tables = (encoder.encode_parsed(parsed, row_of_number=fitted.row_of_number) for parsed in draft.read())
             folder = draft.path.with_name(split.value)
             with ExitStack() as stack:
+                extra = {"latest_items": LATEST_FILE} if self._latest.is_kept and split is SPLITS[0] else {}
                 writer = stack.enter_context(
-                    EncodedWriter(folder, encoder.inputs, rows_per_group=self._config.rows_per_group)
+                    EncodedWriter(folder, encoder.inputs, rows_per_group=self._config.rows_per_group, extra=extra)
                 )
                 encoded = in_background(tables, depth=2, name="ziggurat-encode")
                 stack.callback(encoded.close)

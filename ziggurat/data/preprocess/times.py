@@ -42,9 +42,7 @@ def time_keys(
             where=chunk.where(0, column=column),
             ways_out="convert the files to one type",
         )
-    dates = is_date and is_date_column(series) is not None
-    times = _dates(series, order).dt.timestamp("us").cast(pl.Float64) if dates else _numbers(series)
-    keys = times.fill_null(np.nan).to_numpy()
+    keys = _keys(series, is_date=is_date and is_date_column(series) is not None, order=order)
     bad = np.flatnonzero(~np.isfinite(keys))
     if len(bad):
         keys = keys.copy()
@@ -52,6 +50,28 @@ def time_keys(
         expected = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00" if is_date else "a number"
         report_unreadable(chunk, bad, column=column, expected=f"{expected} in the time column", bad_rows=bad_rows)
     return keys
+
+
+def readable_times(series: pl.Series, *, order: DateOrder) -> np.ndarray:
+    """Times as `time_keys` gives them, NaN where none can be read; nothing is reported, and nothing an error.
+
+    Args:
+        series: the column of the times.
+        order: of dates like 01/03/2024; AUTO: the day first.
+    """
+    try:
+        is_date = bool(is_date_column(series))
+    except SchemaError:
+        return np.full(len(series), np.nan)
+    if is_date and series.dtype == pl.String and order is DateOrder.AUTO:
+        order = DateOrder.DAY_FIRST
+    keys = _keys(series, is_date=is_date, order=order)
+    return np.where(np.isfinite(keys), keys, np.nan)
+
+
+def _keys(series: pl.Series, *, is_date: bool, order: DateOrder) -> np.ndarray:
+    times = _dates(series, order).dt.timestamp("us").cast(pl.Float64) if is_date else _numbers(series)
+    return times.fill_null(np.nan).to_numpy()
 
 
 def is_date_column(series: pl.Series) -> bool | None:

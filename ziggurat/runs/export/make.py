@@ -33,11 +33,18 @@ from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
+from ziggurat.runs.export.known_ids import known_shares, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
 from ziggurat.serving.answering.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric_names
-from ziggurat.serving.answering.item_catalogue import USERS_FILE, ItemCatalogue, read_parquet, sample_numbers
+from ziggurat.serving.answering.item_catalogue import (
+    USERS_FILE,
+    ItemCatalogue,
+    KnownUsers,
+    read_parquet,
+    sample_numbers,
+)
 from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
@@ -71,7 +78,7 @@ class ExportConfig:
         parity_rows: raw rows that the export is compared with its run on.
         golden: golden requests of each kind.
         program: whether the dense network is also written as a program of `torch.export`.
-        allow: publish although the scores differ from the run's.
+        allow: publish although the scores differ from the run's, or the ranker knows few of the items or users.
     """
 
     tables: TablePrecision = TablePrecision.FP32
@@ -148,7 +155,8 @@ def export_run(
         folder = stack.enter_context(replacing_export(out))
         facts: dict[str, Any] = {"tables": config.tables.value}
         _write_models(folder, runs, config, progress)
-        catalogue = _write_catalogue(folder, runs, data, config, progress)
+        catalogue, users = _write_catalogue(folder, runs, data, config, progress)
+        facts |= _check_ranker(runs, catalogue, users, config, progress)
         _check_formula(formula, runs, catalogue)
         user_id = runs.main.preprocessing.schema.group if (folder / "users").exists() else ""
         ChainSettings(formula=formula, num_candidates=config.num_candidates, user_id=user_id).write(folder / CHAIN_FILE)
@@ -227,7 +235,7 @@ def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Pro
 
 def _write_catalogue(
     folder: Path, runs: _Runs, data: dict[str, RunData], config: ExportConfig, progress: Progress
-) -> ItemCatalogue | None:
+) -> tuple[ItemCatalogue | None, KnownUsers | None]:
     with_items = [part for part, run in runs.parts.items() if run.preprocessing.schema.items is not None]
     if not with_items:
         if config.items or config.keep:
@@ -237,7 +245,7 @@ def _write_catalogue(
                 where=f"{runs.main.folder}, schema",
                 ways_out=('in the schema: [items], and below it id = "…", features = ["…"]; then train again',),
             )
-        return None
+        return None, None
     chosen = data[with_items[0]]
     progress.begin("catalogue", total=None)
     catalogue = make_catalogue(chosen, schemas=runs.schemas, keep=config.keep, items=config.items)
@@ -248,7 +256,28 @@ def _write_catalogue(
     progress.end()
     known = f", {users.frame.height:,} known users" if config.users and users is not None else ""
     progress.say(f"catalogue: {len(catalogue):,} items{known}")
-    return catalogue
+    return catalogue, users
+
+
+def _check_ranker(
+    runs: _Runs,
+    catalogue: ItemCatalogue | None,
+    users: KnownUsers | None,
+    config: ExportConfig,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Whether a ranker goes with the run that retrieves: what it knows of the items and users."""
+    if runs.encoder is None or runs.ranker is None or catalogue is None:
+        return {}
+    fitted, folder = runs.ranker.preprocessing, str(runs.ranker.folder)
+    refuse_blind(fitted, catalogue=catalogue, folder=folder)
+    shares = known_shares(fitted, encoder=runs.encoder.preprocessing, catalogue=catalogue, users=users)
+    refuse_stranger(shares, ranker=folder, allow=config.allow)
+    for share in shares:
+        progress.say(share.line())
+    if not shares:
+        progress.say("the ranker has no vocabulary of the items' ids, so nobody can count how many of them it knows")
+    return {"known_by_ranker": {share.what: share.to_json() for share in shares}}
 
 
 def _write_index(

@@ -4,7 +4,8 @@
     asked = ranking.begin(model)                          vectors of all items
     asked.update(batch); …; asked.compute()               metrics of `metrics/full_ranking.py`
 
-The items are those of the training samples, each with the features of the last row that names it. On many ranks each
+The items are those of the training samples, each with the features of the row that names it last: in time, where the
+prepared data has a time (`data/preprocess/latest_items.py`), else in the order of the rows. On many ranks each
 computes the vectors of all items, and asks the questions of its own rows.
 """
 
@@ -20,7 +21,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ziggurat.data.encoded.records import GROUP_COLUMN, table_to_batch
+from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, table_to_batch
+from ziggurat.data.preprocess.latest_items import read_latest_items
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -37,6 +39,7 @@ from ziggurat.training.metrics.full_ranking import (
 )
 
 _ROWS = 8_192
+_TIME = "time:"
 
 
 class FindsItems(Protocol):
@@ -156,15 +159,18 @@ class FullRanking:
 
     def _items_of(self, dataset: Any) -> pa.Table:
         """One row for each item, the last that names it, in the order of its table's rows."""
+        latest = None
+        if getattr(dataset, "extra", {}).get("latest_items"):
+            latest = read_latest_items(dataset.folder)
         found: pa.Table | None = None
         for number in range(len(dataset.group_sizes)):
-            table = dataset.read_group(number)
+            table = _with_times(dataset.read_group(number), latest)
             table = table if found is None else pa.concat_tables([found, _last_rows(table, self._item.name)])
             found = _last_rows(table, self._item.name)
         if found is None:
             return pa.table({self._item.name: pa.array([], type=pa.int32())})
         rows = found.column(self._item.name).to_numpy()
-        return found.filter(pa.array(rows >= NUM_RESERVED_ROWS))
+        return found.drop_columns([_TIME]).filter(pa.array(rows >= NUM_RESERVED_ROWS))
 
     def _pairs(self, dataset: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         if not dataset.inputs.has_groups:
@@ -224,7 +230,20 @@ class FullRankingPass:
         return labelled_weights(labels_BL, weights_B, inputs=self._model.inputs) * known_BL
 
 
+def _with_times(table: pa.Table, latest: tuple[NDArray[np.int64], NDArray[np.float64]] | None) -> pa.Table:
+    """The rows that may be the last of an item, with their times; all rows, at one time, where nobody knows these."""
+    if latest is None:
+        return table.append_column(_TIME, pa.array(np.zeros(table.num_rows)))
+    rows, times = latest
+    own = table.column(ROW_COLUMN).to_numpy()
+    places = np.searchsorted(rows, own).clip(max=max(len(rows) - 1, 0))
+    is_latest = rows[places] == own if len(rows) else np.zeros(len(own), dtype=bool)
+    return table.filter(pa.array(is_latest)).append_column(_TIME, pa.array(times[places[is_latest]]))
+
+
 def _last_rows(table: pa.Table, name: str) -> pa.Table:
-    rows = table.column(name).to_numpy()
-    _, from_the_end = np.unique(rows[::-1], return_index=True)
-    return table.take(pa.array(len(rows) - 1 - from_the_end))
+    """The last row of each item: by time, then by the order of the rows; ordered by item."""
+    items, times = table.column(name).to_numpy(), table.column(_TIME).to_numpy()
+    order = np.lexsort((np.arange(len(items)), times, items))
+    last = np.diff(items[order], append=-1) != 0
+    return table.take(pa.array(order[last]))
