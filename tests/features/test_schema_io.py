@@ -147,7 +147,6 @@ GOOD = '[[feature]]\nname = "u"\nkind = "categorical"\n'
         ('[feature]\nname = "u"', ["[feature], in single brackets", "write [[feature]]"]),
         ("feature = 3", ["feature = 3", "write [[feature]]"]),
         (GOOD + '[[features]]\nname = "v"', ["unknown block 'features'", 'did you mean "feature"?']),
-        (GOOD + '[roles]\nsession = "s"', ["my.toml, [roles]", "no session", "take the line out"]),
         ('missing = "NULL"\n' + GOOD, ["missing = 'NULL'", "a list of texts", 'missing = ["NULL", "?"]']),
         (GOOD + '[roles]\ntimes = "t"', ["my.toml, [roles]", "unknown role 'times'", 'did you mean "time"?']),
         (GOOD + '[[roles]]\ntime = "t"', ["[roles]", "in single brackets"]),

@@ -191,15 +191,17 @@ class Batch:
         if not self.repeated:
             return self
         size = self.batch_size
+        if not size:
+            return replace(self, repeated=())
         found = {
             position: group.lists(position).take(group.inverse, batch_size=group.num_slices)
             for group in self.repeated
             for position in group.features.jagged
         }
-        num_plain = (len(self.jagged.offsets) - 1) // size if size else 0
+        num_plain = (len(self.jagged.offsets) - 1) // size
         plain = iter([self.jagged.of(index, batch_size=size) for index in range(num_plain)])
         parts = [found[at] if at in found else next(plain) for at in range(num_plain + len(found))]
-        return replace(self, jagged=JaggedRows.joined(parts) if size else self.jagged, repeated=())
+        return replace(self, jagged=JaggedRows.joined(parts), repeated=())
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device (no copy where it already is); `row_ids` stay, only the host reads them."""

@@ -83,6 +83,7 @@ class InputSpec:
     labels: tuple[LabelSpec, ...] = ()
     has_weights: bool = False
     has_groups: bool = False
+    has_sessions: bool = False  # encoded data knows the session of each row; a batch does not
     items: Items | None = None  # which features describe the item
 
     def table(self, name: str) -> TableSpec:

@@ -277,13 +277,6 @@ def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
             ways_out='write [roles], in single brackets, and below it lines like time = "timestamp"',
         )
     _refuse_unknown(roles, ROLES, where=place, what="role")
-    if roles.get("session"):
-        raise SchemaError(
-            expected="no session under [roles]: no model and no sampler reads it yet",
-            found=f"session = {quoted(roles['session'])}",
-            where=place,
-            ways_out=("take the line out", "to rank within a session, name it as the group: group = ..."),
-        )
     return {
         role: Reader(where=place, noun="key", error=SchemaError).read(str, value, role) for role, value in roles.items()
     }

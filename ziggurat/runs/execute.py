@@ -210,7 +210,7 @@ def train_run(
                 trainer.config.early_stop, asked=config.training.early_stop, inputs=prepared.inputs, num_rows=num_valid
             )
             config = resolved(config, trainer=trainer)
-            data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+            data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines()) | trainer.repeats
             report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
             report.sections["Machine"]["ziggurat"] = ziggurat.__version__
             if sizes := sizes_text(config):

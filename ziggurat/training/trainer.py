@@ -39,6 +39,7 @@ from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.records.written import WrittenFiles
+from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
 from ziggurat.training.state import (
@@ -90,19 +91,18 @@ class Trainer:
         metrics: Mapping[str, MetricFunction] | None = None,
     ) -> None:
         self.folder = RunFolder(Path(folder))
-        self.team = Team(parallel)
-        self.progress = self.team.progress(progress)
+        self.team = team = Team(parallel)
+        self.progress = team.progress(progress)
         if config.threads:
             torch.set_num_threads(config.threads)
         self.loss, self.metrics = loss, dict(metrics or {})
         named = {"loss": loss_name(loss), "metrics": ", ".join(self.metrics)}
-        datasets = {"train": train, "valid": valid}
+        datasets, self.model = {"train": train, "valid": valid}, model
         self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
-        self.model = model
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
-        ranks = {"rank": self.team.rank, "world_size": self.team.world_size, "gather": self.team.gather}
-        self.feed = Feed(train, config=config, **ranks)
+        self.feed = Feed(train, config=config, rank=team.rank, world_size=team.world_size, gather=team.gather)
+        self.repeats = deduplicate_source(self.feed.source, model)
         self._rankings = first_look(model, train, valid=valid, loader=config.loader)
         if valid is not None:
             self.config = with_stop_metric(self.config, model.inputs, own=self.metrics, more=self._rankings.names)

@@ -93,7 +93,7 @@ EXPECTED: dict[str, tuple[Feature | str, str]] = {
     "item_id": (Categorical(name="item_id"), "the name says id"),
     "click": ("label", "the name says so"),
     "event_time": ("time", "seconds since 1970"),
-    "session_id": ("left out", "hardly come back"),
+    "session_id": ("session", "hardly come back"),
     "sample_weight": ("weight", "of the sample, by the name"),
     "price": (Dense(name="price", transform=NumericTransform.LOG1P_STANDARDISE), "the extremes are far out"),
     "temperature": (Dense(name="temperature", transform=NumericTransform.STANDARDISE), "numbers with fractions"),
@@ -135,7 +135,7 @@ def test_zoo(inspection: Inspection, column: str):
 def test_zoo_roles_warnings_and_table(inspection: Inspection, path: Path):
     schema = inspection.schema
     assert schema.labels == (Label(name="click"),)
-    assert (schema.group, schema.time, schema.session) == ("user_id", "event_time", "")
+    assert (schema.group, schema.time, schema.session) == ("user_id", "event_time", "session_id")
     assert schema.weight == "sample_weight"
     assert [warning for warning in inspection.warnings if warning.startswith("'will_buy_code' was left out")]
     table = inspection.table()
@@ -420,7 +420,7 @@ def test_criteo_without_header():
 def test_trivago_has_lists_in_text_a_session_and_a_time():
     found = inspect_file(shared_data("trivago_sessions") / "trivago_val_100k.parquet")
     schema = found.schema
-    assert (schema.group, schema.session, schema.time) == ("user_id", "", "timestamp")
+    assert (schema.group, schema.session, schema.time) == ("user_id", "session_id", "timestamp")
     assert schema.feature("impressions") == MultiHot(name="impressions", separator="|")
     assert schema.feature("city").kind == "categorical"  # "Marseille, France" is one city
     assert found.warnings[0].startswith("no label found")

@@ -78,11 +78,3 @@ def test_a_feature_of_the_label_s_own_column_is_refused(tmp_path: Path):
     )
     with pytest.raises(SchemaError, match="take feature 'stars' out"):
         prepare(DataConfig(train=("absent.csv",)), schema=schema, folder=tmp_path)
-
-
-def test_a_session_is_refused_as_nothing_reads_it(tmp_path: Path):
-    FRAME.write_parquet(tmp_path / "a.parquet")
-    schema = Schema(features=GOOD[:1], labels=(Label(name="click"),), session="unique")
-    split = SplitConfig(by=SplitBy.RANDOM)
-    with pytest.raises(SchemaError, match="no session"):
-        prepare(DataConfig(train=(str(tmp_path / "a.parquet"),), split=split), schema=schema, folder=tmp_path / "p")

@@ -30,22 +30,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.ledger import expected_sum
-from ziggurat.data.encoded.records import ROW_COLUMN, conform, encoded_schema, has_labels
+from ziggurat.data.encoded.manifest import MANIFEST, REDO
+from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, conform, encoded_schema, has_labels
+from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.files import Format, digest_of, publish, temporary_beside
+from ziggurat.files import publish, temporary_beside
 
 DEFAULT_ROWS_PER_GROUP = 65_536
 DEFAULT_ROWS_PER_FILE = 64 * DEFAULT_ROWS_PER_GROUP
 
 _MANIFEST = "manifest.json"
 _MAX_OPEN_FILES = 16
-_REDO = "delete the folder and prepare the data again"
 
 
 class EncodedWriter:
@@ -228,24 +230,6 @@ def _footer_sha256(path: Path) -> str:
         return hashlib.sha256(file.read(length)).hexdigest()
 
 
-def _first_version(manifest: Any) -> Any:
-    """Version 0: `format` was the number 1, and the checksum covered it."""
-    body = {name: value for name, value in manifest.items() if name != "sha256"}
-    if manifest["sha256"] != digest_of(body) or body.pop("format") != 1:
-        raise ValueError("its sha256 differs")
-    # What was prepared before there was a digest of the values has its manifest's: sizes and footers.
-    return {"content": f"manifest {manifest['sha256']}", **body}
-
-
-MANIFEST = Format(
-    name="ziggurat.encoded",
-    what="a data set's manifest",
-    migrations={0: _first_version},
-    ways_out=(_REDO, "restore the file from a copy", "use the version of ziggurat that wrote it"),
-    max_bytes=1 << 30,
-)
-
-
 class EncodedDataset:
     """An encoded data set on disk, checked on opening: the manifest, every file's size and every footer.
 
@@ -284,20 +268,31 @@ class EncodedDataset:
         Raises:
             DataError: the row group is damaged; names file and row group.
         """
+        table = self._read(index, None)
+        if table.num_rows != self.group_sizes[index] or not table.schema.equals(self._schema):
+            found = f"{table.num_rows} rows of {table.schema.names}"
+            raise _damaged(f"{self.group_sizes[index]} rows of {self._schema.names}", found, self._where(index))
+        return table
+
+    def sessions(self, index: int) -> np.ndarray:
+        """Lengths of the sessions of row group `index`, in their order; reads one column."""
+        return session_lengths(self._read(index, [SESSION_COLUMN]), where=str(self.folder))
+
+    def _read(self, index: int, columns: list[str] | None) -> pa.Table:
         path, group = self._places[index]
-        where = f"{path}, row group {group}"
         try:
             with self._lock:
                 # One thread: the loader overlaps reading with other work, and training wants the other cores.
-                table = self._file(path).read_row_group(group, use_threads=False)
+                return self._file(path).read_row_group(group, columns=columns, use_threads=False)
         except FileNotFoundError as error:
             raise _absent(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise _damaged("a row group whose pages match their checksums", str(error), where) from error
-        if table.num_rows != self.group_sizes[index] or not table.schema.equals(self._schema):
-            found = f"{table.num_rows} rows of {table.schema.names}"
-            raise _damaged(f"{self.group_sizes[index]} rows of {self._schema.names}", found, where)
-        return table
+            found = str(error)
+            raise _damaged("a row group whose pages match their checksums", found, self._where(index)) from error
+
+    def _where(self, index: int) -> str:
+        path, group = self._places[index]
+        return f"{path}, row group {group}"
 
     def _file(self, path: Path) -> pq.ParquetFile:
         if path not in self._open:
@@ -343,7 +338,7 @@ def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def _damaged(expected: str, found: str, where: str) -> DataError:
-    return DataError(expected=expected, found=found, where=where, ways_out=(_REDO, "restore the file from a copy"))
+    return DataError(expected=expected, found=found, where=where, ways_out=(REDO, "restore the file from a copy"))
 
 
 def _absent(path: Path) -> MissingFileError:
@@ -351,7 +346,7 @@ def _absent(path: Path) -> MissingFileError:
         expected="an encoded data set with all its files",
         found=f"{path.name} does not exist",
         where=str(path),
-        ways_out=(_REDO, "restore the file from a copy", "check the path"),
+        ways_out=(REDO, "restore the file from a copy", "check the path"),
     )
 
 
@@ -393,3 +388,7 @@ class MemoryDataset:
     def read_group(self, index: int) -> pa.Table:
         """The columns of row group `index`; no copy."""
         return self._table.slice(self._starts[index], self.group_sizes[index])
+
+    def sessions(self, index: int) -> np.ndarray:
+        """See `EncodedDataset.sessions`."""
+        return session_lengths(self.read_group(index), where="MemoryDataset")

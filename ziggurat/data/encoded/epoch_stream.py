@@ -14,13 +14,18 @@ The permutation sorts splitmix64 hashes of the positions. splitmix64 is a biject
 while numpy promises no fixed stream for `Generator.permutation`: an upgrade between two halves of an epoch would
 train some rows twice and others never. Cost: about 25 ns a row, once a window.
 
-The shuffle is as good as a full one if rows are in no order within the file, and otherwise mixes over
+`shuffle = sessions` permutes sessions in place of rows: neighbours of one session stay together, in their order, so
+that a batch sees them side by side and what repeats in them is handled once. Their lengths are read before the rows are
+(one column, which compresses to nothing where data is clustered by session), so the order stays a pure function of the
+data. A session ends where a row group does. Rows of a session that lie apart in the files stay apart.
+
+The shuffle of rows is as good as a full one if rows are in no order within the file, and otherwise mixes over
 `buffer_rows` rows taken from row groups all over the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,6 +40,7 @@ class Shuffle(StrEnum):
     """The order in which an epoch visits the rows."""
 
     BUFFER = "buffer"  # row groups permuted, rows permuted within a window of row groups
+    SESSIONS = "sessions"  # the same with sessions in place of rows: rows of a session that are adjacent stay so
     NONE = "none"  # as stored
 
 
@@ -69,16 +75,25 @@ class EpochStream:
         buffer_rows: a window has about this many rows, at most one row group more.
         seed: of the run.
         epoch: number of the epoch.
+        sessions: gives the lengths of the sessions of a row group, in their order; for `sessions`.
     """
 
     def __init__(
-        self, group_sizes: Sequence[int], *, shuffle: Shuffle, buffer_rows: int, seed: int, epoch: int
+        self,
+        group_sizes: Sequence[int],
+        *,
+        shuffle: Shuffle,
+        buffer_rows: int,
+        seed: int,
+        epoch: int,
+        sessions: Callable[[int], np.ndarray] | None = None,
     ) -> None:
         self._shuffle = shuffle
+        self._sessions = sessions
         self._seed = derive_seed(seed, epoch)
         sizes = np.asarray(group_sizes, dtype=np.int64)
         order = np.arange(len(sizes))
-        if shuffle is Shuffle.BUFFER:
+        if shuffle is not Shuffle.NONE:
             order = hashed_permutation(len(sizes), seed=derive_seed(self._seed, 0))
         else:
             buffer_rows = _SEQUENTIAL_WINDOW_ROWS
@@ -89,7 +104,12 @@ class EpochStream:
         """For each position in the window, which of its rows (in file order of its groups) stands there: (n,) int64."""
         if self._shuffle is Shuffle.NONE:
             return np.arange(window.num_rows)
-        return hashed_permutation(window.num_rows, seed=derive_seed(self._seed, 1 + window.index))
+        seed = derive_seed(self._seed, 1 + window.index)
+        if self._shuffle is Shuffle.BUFFER:
+            return hashed_permutation(window.num_rows, seed=seed)
+        assert self._sessions is not None, "the loader gives them"
+        lengths = np.concatenate([self._sessions(group) for group in window.groups])
+        return _in_blocks(lengths, hashed_permutation(len(lengths), seed=seed))
 
 
 def _windows(sizes: np.ndarray, order: np.ndarray, buffer_rows: int) -> list[Window]:
@@ -109,6 +129,14 @@ def _windows(sizes: np.ndarray, order: np.ndarray, buffer_rows: int) -> list[Win
             windows.append(Window(len(windows), tuple(members.tolist()), start, num_rows))
         start += num_rows
     return windows
+
+
+def _in_blocks(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The rows of blocks of these lengths, the blocks in this order."""
+    starts = np.cumsum(lengths) - lengths
+    lengths = lengths[order]
+    ends = np.cumsum(lengths)
+    return np.repeat(starts[order] - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
 
 
 def hashed_permutation(count: int, *, seed: int) -> np.ndarray:

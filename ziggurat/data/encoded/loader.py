@@ -29,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -46,9 +47,17 @@ from ziggurat.data.encoded.records import (
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import FeatureGroup
 from ziggurat.typed import Count, CountOrNone, checked
 
-__all__ = ["Dataset", "Loader", "LoaderConfig", "Shuffle"]
+__all__ = ["Dataset", "Deduplicate", "Loader", "LoaderConfig", "Shuffle"]
+
+
+class Deduplicate(StrEnum):
+    """Whether batches keep what repeats once (`Batch.repeated`)."""
+
+    AUTO = "auto"  # groups of features for which it pays, measured on a batch; needs shuffle = sessions or none
+    OFF = "off"  # never
 
 
 class Dataset(Protocol):
@@ -83,6 +92,10 @@ class Dataset(Protocol):
         """The encoded columns of one row group."""
         ...
 
+    def sessions(self, index: int) -> np.ndarray:
+        """Lengths of the sessions of one row group, in their order; asked for by `shuffle = sessions` alone."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 @checked
@@ -94,6 +107,7 @@ class LoaderConfig:
         shuffle: see `Shuffle`; evaluation and prediction use `none`.
         shuffle_buffer_rows: rows that are shuffled with each other; bounds the memory (2 · rows · record bytes).
         seed: of the order. The same seed and epoch give the same order.
+        deduplicate: whether training keeps equal lists of a batch once; see `Deduplicate`.
         prefetch: batches that are prepared ahead in the background; 0 does all work in the caller's thread.
     """
 
@@ -101,6 +115,7 @@ class LoaderConfig:
     shuffle: Shuffle = Shuffle.BUFFER
     shuffle_buffer_rows: Count = 1_000_000
     seed: int = 0
+    deduplicate: Deduplicate = Deduplicate.AUTO
     prefetch: CountOrNone = 4
 
 
@@ -112,6 +127,9 @@ class Loader:
         config: see `LoaderConfig`.
         rank: this process, 0 … world_size−1.
         world_size: number of processes that share the data.
+
+    Attributes:
+        groups: features of which a batch keeps each distinct combination once (`Batch.repeated`); () keeps all.
     """
 
     def __init__(
@@ -128,6 +146,7 @@ class Loader:
         self.config = config or LoaderConfig()
         self.rank = rank
         self.world_size = world_size
+        self.groups: tuple[FeatureGroup, ...] = ()
         self._storages: list[np.ndarray] = []
 
     @property
@@ -174,7 +193,7 @@ class Loader:
     def _produced(self, slices: RankSlices, epoch: int) -> Iterator[Batch]:
         # Fresh memory is paged in at up to 1 ms per 2 MiB on a virtual machine, so passes hand their storage on.
         storages, self._storages = self._storages, []
-        producer = _Producer(self.dataset, self.config, slices, epoch=epoch)
+        producer = _Producer(self.dataset, self.config, slices, epoch=epoch, groups=self.groups)
         producer.allocate(storages)
         tables = producer.tables()
         if self.config.prefetch:
@@ -257,21 +276,34 @@ class _WindowRecords:
         self._source_rows += table.num_rows
         target = self.records[self._filled : self._filled + num_kept]
         inputs = self._producer.dataset.inputs
-        self._add_values(write_records(target, table, inputs=inputs, keep=keep, start=self._num_values))
+        self._add_values(
+            write_records(target, table, inputs=inputs, keep=keep, start=self._num_values, shared=self._producer.shared)
+        )
         self._filled += num_kept
 
     def batch(self, index: int) -> Batch:
         """Batch `index` of the window; the one after the last whole one is what is left over."""
         size = self._producer.slices.batch_size
         records = self.records.take(self._order[index * size : (index + 1) * size], mode="clip")
-        return records_to_batch(records, self._values, inputs=self._producer.dataset.inputs)
+        producer = self._producer
+        return records_to_batch(records, self._values, inputs=producer.dataset.inputs, groups=producer.groups)
 
 
 class _Producer:
     """Makes the batches of one pass, in the thread that iterates."""
 
-    def __init__(self, dataset: Dataset, config: LoaderConfig, slices: RankSlices, *, epoch: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        config: LoaderConfig,
+        slices: RankSlices,
+        *,
+        epoch: int,
+        groups: tuple[FeatureGroup, ...],
+    ) -> None:
         self.dataset = dataset
+        self.groups = groups
+        self.shared = frozenset(at for group in groups for at in group.jagged)
         self.slices = slices
         self._stream = EpochStream(
             dataset.group_sizes,
@@ -279,6 +311,7 @@ class _Producer:
             buffer_rows=config.shuffle_buffer_rows,
             seed=config.seed,
             epoch=epoch,
+            sessions=dataset.sessions if config.shuffle is Shuffle.SESSIONS else None,
         )
         self.windows = [window for window in self._stream.windows if window.end > slices.first_row]
         self.storages: list[np.ndarray] = []

@@ -13,28 +13,32 @@ miss. Lists do not fit a fixed width: the record keeps where each list starts an
 values of a shuffle buffer lie in one array that is never moved; a batch copies the segments it needs.
 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
-feature list<int32>, a vector fixed_size_list<float32>, `label:NAME` float32, `weight:` float32, `group:` int64 and
-`row:` int64, the position in the raw data. None is null. Rows are int32 on disk and in records, which halves both,
+feature list<int32>, a vector fixed_size_list<float32>, `label:NAME` float32, `weight:` float32, `group:` int64,
+`session:` int64 and `row:` int64, the position in the raw data. None is null. The session decides what a shuffle keeps
+together and is not in records. Rows are int32 on disk and in records, which halves both,
 and int64 in a batch, which is what embedding kernels take.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from ziggurat.data.encoded.slices import gather_segments, repeated_rows, share_equal_lists
 from ziggurat.errors import DataError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import FeatureGroup
 
 ROW_COLUMN = "row:"
 GROUP_COLUMN = "group:"
 WEIGHT_COLUMN = "weight:"
+SESSION_COLUMN = "session:"
 
 
 def label_column(name: str) -> str:
@@ -47,7 +51,7 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
 
     Args:
         inputs: what the features are.
-        with_labels: False for data to predict, which has neither labels nor weights.
+        with_labels: False for data to predict, which has neither labels nor weights nor sessions.
     """
     item = pa.field("item", pa.int32(), nullable=False)
     columns: list[tuple[str, pa.DataType]] = [(name, pa.float32()) for name in inputs.dense]
@@ -58,6 +62,7 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     if with_labels:
         columns += [(label_column(spec.name), pa.float32()) for spec in inputs.labels]
         columns += [(WEIGHT_COLUMN, pa.float32())] if inputs.has_weights else []
+        columns += [(SESSION_COLUMN, pa.int64())] if inputs.has_sessions else []
     columns += [(GROUP_COLUMN, pa.int64())] if inputs.has_groups else []
     columns.append((ROW_COLUMN, pa.int64()))
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
@@ -140,7 +145,13 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
 
 
 def write_records(
-    target: np.ndarray, table: pa.Table, *, inputs: InputSpec, keep: np.ndarray | None = None, start: int = 0
+    target: np.ndarray,
+    table: pa.Table,
+    *,
+    inputs: InputSpec,
+    keep: np.ndarray | None = None,
+    start: int = 0,
+    shared: Collection[int] = (),
 ) -> list[np.ndarray]:
     """Transpose an encoded table (see `conform`) into records.
 
@@ -150,6 +161,7 @@ def write_records(
         inputs: what the columns are.
         keep: rows of the table to take, in this order; None takes all.
         start: where the first value returned will lie in the array of all list values.
+        shared: positions in `inputs.jagged` of lists that repeat: equal ones get one copy of their values.
 
     Returns:
         Arrays of list values (int32), to be laid one after the other from `start` on.
@@ -177,12 +189,6 @@ def write_records(
         vectors = _one_array(table.column(spec.name)).flatten().to_numpy(zero_copy_only=True).reshape(-1, spec.dim)
         target["vectors"][:, first : first + spec.dim] = vectors if keep is None else vectors[keep]
         first += spec.dim
-    return _write_lists(target, table, inputs=inputs, keep=keep, start=start)
-
-
-def _write_lists(
-    target: np.ndarray, table: pa.Table, *, inputs: InputSpec, keep: np.ndarray | None, start: int
-) -> list[np.ndarray]:
     chunks: list[np.ndarray] = []
     for index, spec in enumerate(inputs.jagged):
         array = _one_array(table.column(spec.name))
@@ -193,6 +199,8 @@ def _write_lists(
             starts, lengths = starts[keep], lengths[keep]
             values = gather_segments(values, starts, lengths)
             starts = np.cumsum(lengths) - lengths
+        if index in shared:
+            values, starts = share_equal_lists(values, lengths)
         target["starts"][:, index] = starts + start
         target["lengths"][:, index] = lengths
         chunks.append(values)
@@ -200,24 +208,20 @@ def _write_lists(
     return chunks
 
 
-def gather_segments(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Copy segments `values[starts[i] : starts[i] + lengths[i]]` one after the other. About 4 ns a value."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    index = np.repeat(starts - (ends - lengths), lengths)
-    index += np.arange(total)
-    return values.take(index)
-
-
-def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSpec) -> Batch:
+def records_to_batch(
+    records: np.ndarray, values: np.ndarray, *, inputs: InputSpec, groups: Sequence[FeatureGroup] = ()
+) -> Batch:
     """Build a batch from records; every tensor is a fresh copy, contiguous.
 
     Args:
         records: (B,) structured array.
         values: list values that the records' `starts` point into (int32).
         inputs: what the records hold.
+        groups: features of which each distinct combination is kept once; see `Batch.repeated`.
     """
     size = len(records)
+    gone = {at for group in groups for at in group.jagged}
+    plain = [at for at in range(len(inputs.jagged)) if at not in gone]
     single_SB = torch.empty((len(inputs.single), size), dtype=torch.int64)
     np.copyto(single_SB.numpy(), records["single"].T)
     vectors: dict[str, Tensor] = {}
@@ -228,8 +232,18 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     return Batch(
         dense=_copied(records["dense"]),
         single=single_SB,
-        jagged=_jagged_rows(records, values),
+        jagged=_jagged_rows(records, values, features=plain),
         vectors=vectors,
+        repeated=tuple(
+            repeated_rows(
+                group,
+                single=records["single"][:, list(group.single)],
+                starts=records["starts"][:, list(group.jagged)],
+                lengths=records["lengths"][:, list(group.jagged)],
+                values=values,
+            )
+            for group in groups
+        ),
         labels=_copied(records["labels"]),
         weights=_copied(records["weight"]).view(-1) if records["weight"].shape[1] else None,
         groups=_copied(records["group"]).view(-1) if records["group"].shape[1] else None,
@@ -237,14 +251,16 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     )
 
 
-def _jagged_rows(records: np.ndarray, values: np.ndarray) -> JaggedRows:
-    lengths_JB = records["lengths"].T
-    if lengths_JB.shape[0] == 0:
+def _jagged_rows(records: np.ndarray, values: np.ndarray, *, features: list[int]) -> JaggedRows:
+    if not features:
         return JaggedRows.empty()
+    starts_JB, lengths_JB = records["starts"].T, records["lengths"].T
+    if len(features) < len(lengths_JB):
+        starts_JB, lengths_JB = starts_JB[features], lengths_JB[features]
     lengths = lengths_JB.ravel().astype(np.int64)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    rows = gather_segments(values, records["starts"].T.ravel(), lengths)
+    rows = gather_segments(values, starts_JB.ravel(), lengths)
     return JaggedRows(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(offsets))
 
 

@@ -241,7 +241,9 @@ def find_session(columns: Sequence[ColumnFacts]) -> RoleGuess | None:
     for facts in columns:
         ids = facts.kind in (Values.WHOLE, Values.TEXT) and facts.distinct_share < 0.9
         if "session" in words(facts.name) and words(facts.name)[-1] in ("id", "session", "key") and ids:
-            return RoleGuess(facts.name, "sessions hardly come back, and nothing is made of them yet")
+            return RoleGuess(
+                facts.name, "sessions hardly come back: no feature; a shuffle can keep their rows together"
+            )
     return None
 
 

@@ -275,6 +275,7 @@ def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimate
         labels=tuple(guess.label for guess in labels if guess.label is not None),
         group=group.column if group else "",
         time=role_columns.get("time", ""),
+        session=role_columns.get("session", ""),
         weight=role_columns.get("weight", ""),
         missing_texts=_missing_texts(columns),
     )
@@ -313,7 +314,6 @@ def _line(
         becomes, reason = feature.feature.kind if feature.feature else "left out", feature.reason
     else:
         named = [*roles.items(), *(("label", label) for label in labels)]
-        named = [("left out" if role == "session" else role, guess) for role, guess in named]
         becomes, reason = next((role, guess.reason) for role, guess in named if guess.column == facts.name)
     if group is not None and group.column == facts.name:
         becomes, reason = f"{becomes}, group", f"{reason}; {group.reason}"

@@ -29,7 +29,7 @@ from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
 _KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
 _LISTS = "lists of "
 _FLOAT, _VECTOR, _LABEL = "float", "vector", "label"
-_WEIGHT, _GROUP, _ROW = "weight", "group", "row"
+_WEIGHT, _GROUP, _SESSION, _ROW = "weight", "group", "session", "row"
 
 
 class DraftWriter:
@@ -105,6 +105,8 @@ def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
         columns[f"{_WEIGHT}:"] = pa.array(parsed.weights)
     if parsed.groups is not None:
         columns[f"{_GROUP}:"] = pa.array(parsed.groups)
+    if parsed.sessions is not None:
+        columns[f"{_SESSION}:"] = pa.array(parsed.sessions)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
@@ -131,6 +133,8 @@ def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
             parsed.weights = column.to_numpy()
         elif kind == _GROUP:
             parsed.groups = column.to_numpy()
+        elif kind == _SESSION:
+            parsed.sessions = column.to_numpy()
         else:
             assert kind == _ROW
     return parsed

@@ -82,6 +82,7 @@ class ParsedChunk:
         labels: (N,) float32 by label name.
         weights: (N,) float32, or None.
         groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
+        sessions: the same of the session column; of training data alone.
         out_of_range: by feature, ids that were moved or sent to the unknown row.
         truncated: by feature, lists that were cut.
     """
@@ -95,6 +96,7 @@ class ParsedChunk:
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
+    sessions: np.ndarray | None = None
     out_of_range: dict[str, int] = field(default_factory=dict)
     truncated: dict[str, int] = field(default_factory=dict)
 
@@ -133,7 +135,7 @@ def parse_chunk(schema: Schema, chunk: RawChunk, *, bad_rows: BadRows, with_labe
 def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool) -> ParsedChunk:
     parsed = ParsedChunk(global_rows=chunk.global_rows)
     id_columns = [column_of(feature) for feature in schema.features if isinstance(feature, Categorical)]
-    texts = canonical_strings(chunk.frame, [*id_columns, schema.group])
+    texts = canonical_strings(chunk.frame, [*id_columns, schema.group, schema.session])
     for feature in schema.features:
         column = column_of(feature)
         if isinstance(feature, Categorical) and _is_hashed(schema, feature) and column in chunk.spans:
@@ -155,6 +157,8 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
             parsed.labels[label.name] = _parse_label(label, _column(chunk, column_of(label)), faults)
         if schema.weight:
             parsed.weights = _parse_weights(_column(chunk, schema.weight), faults)
+        if schema.session:
+            parsed.sessions = _parse_groups(schema.session, chunk, texts, faults, role="the session")
     if schema.group:
         if chunk.has_column(schema.group) or with_labels:
             parsed.groups = _parse_groups(schema.group, chunk, texts, faults)
@@ -327,11 +331,13 @@ def _parse_weights(series: pl.Series, faults: Faults) -> np.ndarray:
     return np.nan_to_num(values).astype(np.float32)
 
 
-def _parse_groups(name: str, chunk: RawChunk, texts: dict[str, pl.Series], faults: Faults) -> np.ndarray:
-    """Groups as hashes of their ids; missing ones are group 0."""
+def _parse_groups(
+    name: str, chunk: RawChunk, texts: dict[str, pl.Series], faults: Faults, *, role: str = "the group"
+) -> np.ndarray:
+    """Groups (or sessions) as hashes of their ids; missing ones are group 0."""
     if name in chunk.spans:
         ids = Ids.of(chunk.spans[name])
     else:
-        ids = Ids.of(read_ids(texts.get(name, _column(chunk, name)), faults=faults, role="the group"))
+        ids = Ids.of(read_ids(texts.get(name, _column(chunk, name)), faults=faults, role=role))
     groups = ids.keys.view(np.int64)
     return groups if ids.missing is None else np.where(ids.missing, 0, groups)

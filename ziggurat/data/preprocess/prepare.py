@@ -32,7 +32,7 @@ from ziggurat.data.preprocess.leaks import refuse_label_as_feature
 from ziggurat.data.preprocess.negatives import with_negative_rate
 from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
 from ziggurat.data.preprocess.splits import SplitBy
-from ziggurat.errors import CheckpointError, SchemaError, ZigguratError
+from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.schema import Schema
 
 _POLL_S = 0.2
@@ -76,7 +76,6 @@ def prepare(
                     shutil.rmtree(target)
             for leftover in target.parent.glob(f".{target.name}.*.tmp"):
                 shutil.rmtree(leftover)
-            _refuse_session(schema)
             Build(config, schema, sources=sources, target=target, progress=progress).run(fingerprint)
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)
     except OSError as error:
@@ -88,17 +87,6 @@ def prepare(
             where=str(target),
             ways_out=("free some space", "check the permissions of the folder", "choose another cache: ZIGGURAT_CACHE"),
         ) from error
-
-
-def _refuse_session(schema: Schema) -> None:
-    """What is prepared with a session does nothing with it; runs that were prepared with one before go on."""
-    if schema.session:
-        raise SchemaError(
-            expected="no session: no model and no sampler reads it yet",
-            found=f"session = {schema.session!r}",
-            where="schema",
-            ways_out=("leave session out", "to rank within a session, name it as the group"),
-        )
 
 
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:

@@ -33,6 +33,7 @@ from ziggurat.config import to_json
 from ziggurat.data.encoded.records import (
     GROUP_COLUMN,
     ROW_COLUMN,
+    SESSION_COLUMN,
     WEIGHT_COLUMN,
     encoded_schema,
     label_column,
@@ -96,8 +97,8 @@ def numeric_columns(schema: Schema, *, with_labels: bool = True) -> tuple[str, .
 
 def id_columns(schema: Schema) -> tuple[str, ...]:
     """Columns that the schema only hashes or looks up: what `RawSource.frames(ids=…)` wants."""
-    hashed: set[str] = {schema.group} - {""}
-    others: set[str] = {schema.weight, schema.session, schema.time} | {column_of(label) for label in schema.labels}
+    hashed: set[str] = {schema.group, schema.session} - {""}
+    others: set[str] = {schema.weight, schema.time} | {column_of(label) for label in schema.labels}
     for feature in schema.features:
         is_hashed = isinstance(feature, Categorical) and (
             schema.table(table_of(feature)).encoding is not Encoding.IDENTITY
@@ -193,6 +194,8 @@ class Preprocessing:
             columns[WEIGHT_COLUMN] = pa.array(parsed.weights)
         if parsed.groups is not None:
             columns[GROUP_COLUMN] = pa.array(parsed.groups)
+        if parsed.sessions is not None:
+            columns[SESSION_COLUMN] = pa.array(parsed.sessions)
         columns[ROW_COLUMN] = pa.array(parsed.global_rows)
         schema = encoded_schema(self.inputs, with_labels=with_labels)
         return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
@@ -331,6 +334,7 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
         ),
         has_weights=bool(schema.weight),
         has_groups=bool(schema.group),
+        has_sessions=bool(schema.session),
         items=schema.items,
     )
 

@@ -1,0 +1,94 @@
+"""Sessions stay together in a shuffle, and their batches keep what repeats once; nothing else changes."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.data.encoded.records import SESSION_COLUMN, encoded_schema, label_column
+from ziggurat.data.encoded.sessions import session_lengths
+from ziggurat.errors import DataError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import FeatureGroup
+from ziggurat.features.repeats import deduplicate
+from ziggurat.testing.batches import small_inputs
+
+INPUTS = dataclasses.replace(small_inputs(num_dense=1, num_single=2, num_jagged=3), has_sessions=True)
+GROUPS = (FeatureGroup(single=(1,), jagged=(0, 2)),)
+
+
+def session_table(num_rows: int, *, inputs: InputSpec = INPUTS, seed: int = 0) -> pa.Table:
+    """Encoded rows of sessions of 1 to 6 rows; lists and the second row repeat within a session."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 7, num_rows)
+    session = np.repeat(np.arange(1, num_rows + 1), lengths)[:num_rows]
+    of_session = [[rng.integers(0, 3, rng.integers(0, 4)).tolist() for _ in inputs.jagged] for _ in range(num_rows + 1)]
+    columns = {
+        inputs.dense[0]: rng.normal(size=num_rows).astype(np.float32),
+        inputs.single[0].name: rng.integers(0, 12, num_rows),
+        inputs.single[1].name: session % 5,
+        label_column("label0"): rng.integers(0, 2, num_rows).astype(np.float32),
+        SESSION_COLUMN: session,
+        "row:": np.arange(num_rows),
+    }
+    columns |= {spec.name: [of_session[each][at] for each in session] for at, spec in enumerate(inputs.jagged)}
+    schema = encoded_schema(inputs)
+    return pa.table({field.name: pa.array(columns[field.name], type=field.type) for field in schema}, schema=schema)
+
+
+def loaded(dataset, *, groups=(), rank: int = 0, world_size: int = 1, **settings) -> list:
+    config = LoaderConfig(batch_size=16, shuffle_buffer_rows=64, prefetch=0, **settings)
+    loader = Loader(dataset, config=config, rank=rank, world_size=world_size)
+    loader.groups = groups
+    return list(loader.batches(epoch=1))
+
+
+@pytest.mark.parametrize("shuffle", list(Shuffle))
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_deduplicated_batches_are_the_plain_ones(shuffle: Shuffle, world_size: int) -> None:
+    dataset = MemoryDataset(session_table(200), INPUTS, rows_per_group=23)
+    for rank in range(world_size):
+        ranks = {"rank": rank, "world_size": world_size, "shuffle": shuffle}
+        plain, short = loaded(dataset, **ranks), loaded(dataset, groups=GROUPS, **ranks)
+        assert len(plain) == len(short)
+        for wanted, found in zip(plain, short, strict=True):
+            sought = deduplicate(wanted, GROUPS) if wanted.batch_size else found
+            for one, other in ((found.expanded(), wanted), (found, sought)):
+                assert one.tensors().keys() == other.tensors().keys()
+                for name, tensor in other.tensors().items():
+                    assert torch.equal(one.tensors()[name], tensor), name
+
+
+def test_sessions_stay_together_and_every_row_comes_once(tmp_path: Path) -> None:
+    table = session_table(200)
+    with EncodedWriter(tmp_path / "data", INPUTS, rows_per_group=50) as writer:
+        writer.append(table)
+    session = table.column(SESSION_COLUMN).to_numpy()
+    orders = []
+    for dataset in (MemoryDataset(table, INPUTS, rows_per_group=50), EncodedDataset(tmp_path / "data")):
+        rows = torch.cat([batch.row_ids for batch in loaded(dataset, shuffle=Shuffle.SESSIONS)]).numpy()
+        assert sorted(rows) == list(range(200))
+        together = session[rows]
+        cut = sum(len(np.unique(session[start : start + 50])) for start in range(0, 200, 50))
+        assert np.count_nonzero(np.diff(together)) + 1 <= cut
+        assert not np.array_equal(rows, np.arange(200))
+        orders.append(rows)
+    assert np.array_equal(*orders)
+
+
+def test_rows_without_a_session_are_shuffled_each_by_itself() -> None:
+    ids = pa.table({SESSION_COLUMN: pa.array([0, 0, 5, 5, 0, 7, 5])})
+    assert session_lengths(ids, where="here").tolist() == [1, 1, 2, 1, 1, 1]
+    assert session_lengths(ids.slice(0, 0), where="here").tolist() == []
+
+
+def test_data_without_a_session_cannot_be_shuffled_by_it() -> None:
+    inputs = dataclasses.replace(INPUTS, has_sessions=False)
+    dataset = MemoryDataset(session_table(20).drop_columns([SESSION_COLUMN]), inputs)
+    with pytest.raises(DataError, match="shuffle = buffer"):
+        loaded(dataset, shuffle=Shuffle.SESSIONS)

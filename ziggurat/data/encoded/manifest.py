@@ -1,0 +1,27 @@
+"""The manifest of encoded data: its format on disk and what older versions of it become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ziggurat.files import Format, digest_of
+
+REDO = "delete the folder and prepare the data again"
+
+
+def _first_version(manifest: Any) -> Any:
+    """Version 0: `format` was the number 1, and the checksum covered it."""
+    body = {name: value for name, value in manifest.items() if name != "sha256"}
+    if manifest["sha256"] != digest_of(body) or body.pop("format") != 1:
+        raise ValueError("its sha256 differs")
+    # What was prepared before there was a digest of the values has its manifest's: sizes and footers.
+    return {"content": f"manifest {manifest['sha256']}", **body}
+
+
+MANIFEST = Format(
+    name="ziggurat.encoded",
+    what="a data set's manifest",
+    migrations={0: _first_version},
+    ways_out=(REDO, "restore the file from a copy", "use the version of ziggurat that wrote it"),
+    max_bytes=1 << 30,
+)

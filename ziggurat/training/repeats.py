@@ -1,0 +1,61 @@
+"""Which features of the training data are deduplicated: decided once, on a batch of the data, and written down.
+
+A batch with slices (`Batch.repeated`) saves lookups, pooling and exchange of what repeats, and costs a copy. So a group
+of features is deduplicated only if a batch has at least `MIN_FACTOR` samples for each slice, measured on as many rows
+as a batch has, as they lie in the files. A shuffle of rows takes sessions apart: with it batches stay plain.
+
+All ranks read the same rows for it and come to the same answer, and so does a run that is resumed.
+"""
+
+from __future__ import annotations
+
+from ziggurat.data.encoded.loader import Deduplicate, Shuffle
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.source import DataSource, LoaderSource
+from ziggurat.features.repeats import MIN_FACTOR, Repeats, find_groups, measure_repeats
+from ziggurat.models import Model
+
+
+def deduplicate_source(source: DataSource, model: Model) -> dict[str, str]:
+    """Let a source of encoded data deduplicate what pays; returns lines for the start-up report, none where unasked."""
+    if not isinstance(source, LoaderSource):
+        return {}
+    loader = source.loader
+    loader.groups = ()
+    if loader.config.deduplicate is Deduplicate.OFF:
+        return {"repeats": "kept: deduplicate = off"} if loader.config.shuffle is Shuffle.SESSIONS else {}
+    if loader.config.shuffle is Shuffle.BUFFER:
+        inputs = loader.dataset.inputs
+        told = "kept: a shuffle of rows takes sessions apart (shuffle = sessions keeps their rows together)"
+        return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}
+    if not model.exploits_repeats:
+        return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}
+    inputs, sizes = loader.dataset.inputs, loader.dataset.group_sizes
+    if not any(sizes):
+        return {}
+    table = loader.dataset.read_group(next(index for index, size in enumerate(sizes) if size))
+    batch = table_to_batch(table.slice(0, loader.config.batch_size), inputs)
+    groups = find_groups(batch, inputs)
+    loader.groups = tuple(group.features for group in groups)
+    if groups:
+        lines = {f"repeats {number + 1}": _line(group) for number, group in enumerate(groups)}
+        return lines | {"repeats are used by": ", ".join(model.exploits_repeats)}
+    best = max((each for each in measure_repeats(batch, inputs) if each.features.jagged), key=_factor, default=None)
+    if best is None:
+        return {"repeats": "kept: no lists"}
+    return {
+        "repeats": f"kept: {best.num_samples:,} rows have {best.num_slices:,} distinct values of {best.names[0]}, "
+        f"factor {best.factor:.2f}, and it pays from {MIN_FACTOR} on"
+    }
+
+
+def _factor(repeats: Repeats) -> float:
+    return repeats.factor
+
+
+def _line(group: Repeats) -> str:
+    names = ", ".join(group.names[:8]) + (f" and {len(group.names) - 8} more" if len(group.names) > 8 else "")
+    return (
+        f"{names}: {group.num_slices:,} distinct in {group.num_samples:,} rows (factor {group.factor:.2f}), "
+        f"{group.num_kept:,} of {group.num_values:,} list rows kept"
+    )
