@@ -218,6 +218,7 @@ class Info:
         value_model: the formula that orders answers.
         filter_example: a filter that works on this catalogue, or "".
         num_candidates: items that retrieval gives the ranker for an answer of few items.
+        user_id: column with the user's id, or "".
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
     """
 
@@ -234,6 +235,7 @@ class Info:
     value_model: str = ""
     filter_example: str = ""
     num_candidates: int = 0
+    user_id: str = ""
     examples: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
         filter_example="" if chain.index is None else chain.index.example(),
         value_model=chain.settings.formula,
         num_candidates=chain.settings.num_candidates if chain.index is not None else 0,
+        user_id="" if users is None else users.id_column,
         examples=read_requests(export),
     )
 

@@ -269,6 +269,9 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
 def test_what_the_page_reads() -> None:
     assert get("/users").json() == {"users": ["u1", "u2"]}
     assert get("/items/3").json() == {"id": "3", "columns": {"item_id": 3, "title": "Item 3"}}
+    several = post("/items", {"ids": ["3", "nobody"]}).json()["items"]
+    assert several == [{"id": "3", "columns": {"item_id": 3, "title": "Item 3"}}, {"id": "nobody", "columns": {}}]
+    assert post("/items", {"ids": ["3"] * 1001}).status_code == post("/items", {"ids": [3]}).status_code == 400
     unknown = get("/items/nobody")
     assert (unknown.status_code, unknown.json()["error"].keys()) == (404, PARTS)
     assert [item["id"] for item in post("/history", USER).json()["items"]] == ["3", "4"]

@@ -84,15 +84,18 @@ class ItemSearch:
         return tuple(self._filters().notes(wanted))
 
     def example(self) -> str:
-        """A filter that some item passes, for documentation; "" where none could be made."""
+        """A filter for documentation that some items pass and others do not, as many as can be; "" without one."""
+        found: dict[str, float] = {}
         for name, values in self._filters().values_of(0).items() if len(self._order) else ():
-            text = f"{name}:{_quoted(values[0])}" if values else ""
-            try:
-                if text and " " not in name and self._filters().selectivity(text) < 1:
-                    return text
-            except ZigguratError:
-                continue
-        return ""
+            for value in values[:3]:
+                text = f"{name}:{_quoted(value)}"
+                try:
+                    passing = self._filters().selectivity(text)
+                except ZigguratError:
+                    continue
+                if " " not in name and passing < 1:
+                    found[text] = passing
+        return max(found, key=lambda text: found[text], default="")
 
     def passing(
         self, *, filters: Sequence[Filter | None], exclude: Sequence[Tensor | None]

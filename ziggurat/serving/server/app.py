@@ -4,7 +4,7 @@
     POST /rank        {"user": {…}, "items": ["17", …]}      → the items with their scores
     GET  /livez       200 while the process runs             GET /readyz   200 while it takes requests, else 503
     GET  /metrics     for Prometheus                         GET /openapi.json   made from the export's columns
-    GET  /            the web page; /info /users /items/ID, POST /history /explain: what it reads
+    GET  /            the web page; /info /users /items/ID, POST /items /history /explain: what it reads
     POST /admin/swap  {"export": "exports/films-2"}: another version, from this machine alone
 
 An error is JSON, {"error": {"kind", "expected", "found", "where", "ways_out"}}, with a status of 4xx if the request is

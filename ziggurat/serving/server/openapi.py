@@ -18,6 +18,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     "vector": {"type": ["array", "null"], "items": {"type": "number"}},
 }
 
+_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+
 
 def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str, Any]:
     """The whole description as plain data.
@@ -38,6 +40,9 @@ def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str,
         "/metrics": {"get": _plain("Figures for Prometheus", kind="text/plain")},
         "/info": {"get": _plain("What the export is, and the limits of the server")},
         "/users": {"get": _plain("Users that the export knows, the most active first")},
+        "/items": {
+            "post": _plain("The columns of some items", body=_object({"ids": _TEXTS}, ["ids"])),
+        },
         "/items/{id}": {"get": _plain("The columns of an item", parameters=[_path_parameter("id")])},
         "/history": {"post": _plain("The items that a user had", body=_object({"user": _ref("User")}, ["user"]))},
         "/explain": {

@@ -7,7 +7,8 @@ key may use, if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
@@ -51,6 +52,7 @@ def page_routes(*, answerer: Answerer, config: ServerConfig) -> list[Route]:
         *(Route(path, _file(name, kind)) for path, (name, kind) in _FILES.items()),
         Route("/info", pages.info),
         Route("/users", pages.users),
+        Route("/items", pages.items, methods=["POST"]),
         Route("/items/{id:path}", pages.item),
         Route("/history", pages.history, methods=["POST"]),
         Route("/explain", pages.explain, methods=["POST"]),
@@ -86,6 +88,12 @@ class _Pages:
             raise refused_as(404, error) from None
         return json_response({"id": id, "columns": plain(columns)})
 
+    async def items(self, request: Request) -> Response:
+        ids = (await self._read(request, {"ids"}))["ids"]
+        if not isinstance(ids, list) or len(ids) > self.config.max_k or not all(isinstance(id, str) for id in ids):
+            raise _wrong(f'{{"ids": ["17", …]}}, at most {self.config.max_k:,}', ids)
+        return json_response({"items": await run_in_threadpool(self._columns_of, ids)})
+
     async def history(self, request: Request) -> Response:
         data = await self._read(request, {"user"})
         user = data["user"]
@@ -95,8 +103,17 @@ class _Pages:
         return json_response({"items": found})
 
     def _history(self, user: dict[str, Any]) -> list[dict[str, Any]]:
-        ids = self.answerer.history(user, limit=_MOST_HISTORY)
-        return [{"id": id, "columns": plain(self.answerer.item(id))} for id in ids]
+        return self._columns_of(self.answerer.history(user, limit=_MOST_HISTORY))
+
+    def _columns_of(self, ids: Sequence[str]) -> list[dict[str, Any]]:
+        """Items with their columns; without columns those that the catalogue has not."""
+        found = []
+        for id in ids:
+            with contextlib.suppress(RequestError):
+                found.append({"id": id, "columns": plain(self.answerer.item(id))})
+                continue
+            found.append({"id": id, "columns": {}})
+        return found
 
     async def explain(self, request: Request) -> Response:
         data = await self._read(request, {"request", "item"})

@@ -3,6 +3,8 @@
 
 const byId = (id) => document.getElementById(id);
 const numbers = new Intl.NumberFormat("en", { maximumFractionDigits: 4 });
+const scores = new Intl.NumberFormat("en", { minimumFractionDigits: 4, maximumFractionDigits: 4 });
+const MOST_WORDS = 12; // of a list that an item has
 let info = null;
 let lastRequest = null;
 
@@ -37,41 +39,28 @@ function shown(value) {
   return Array.isArray(value) ? value.map(shown).join(", ") : String(value);
 }
 
-function fill(table, columns, rows) {
-  while (table.tBodies.length) table.tBodies[0].remove();
-  table.tHead?.remove();
-  const head = table.createTHead().insertRow();
-  for (const column of columns) {
-    const cell = make("th", column.name, column.number ? "number" : "");
-    cell.scope = "col";
-    head.append(cell);
-  }
-  const body = table.createTBody();
-  for (const row of rows) {
-    const line = body.insertRow();
-    for (const column of columns) {
-      const value = column.of(row);
-      const cell = make("td", value instanceof Node ? undefined : shown(value), column.number ? "number" : "text");
-      if (value instanceof Node) cell.append(value);
-      line.append(cell);
-    }
-  }
-}
+// ---- errors
+
+const TITLES = { 401: "The server asks for a key", 503: "The server has no time", 500: "The server made a mistake" };
 
 function showError(problem) {
   const box = byId("error");
   box.replaceChildren();
   box.hidden = false;
   if (!(problem instanceof ServerError)) {
-    box.append(make("p", `The server did not answer: ${problem.message}`));
+    const text = problem instanceof SyntaxError ? "The columns are no JSON" : "The server did not answer";
+    box.append(make("h2", text), make("p", problem.message));
     return;
   }
+  box.append(make("h2", TITLES[problem.status] ?? "This cannot be answered"));
   const list = make("dl");
   for (const part of ["expected", "found", "where"]) {
-    list.append(make("dt", part), make("dd", problem.error[part]));
+    const text = problem.error[part];
+    list.append(make("dt", part), make("dd", text, text.includes("\n") ? "lines" : "")); // it points at a column
   }
-  list.append(make("dt", "ways out"));
-  for (const way of problem.error.ways_out) list.append(make("dd", way));
+  for (const [place, way] of problem.error.ways_out.entries()) {
+    list.append(make("dt", place ? "" : "ways out"), make("dd", way));
+  }
   box.append(list);
 }
 
@@ -85,112 +74,186 @@ async function guarded(work) {
   }
 }
 
-function userColumn() {
-  const names = info.user_columns.map((column) => column.name);
-  return info.user_id ?? names.find((name) => /user|customer|visitor|member/i.test(name)) ?? names[0];
-}
+// ---- what is asked
 
 function user() {
   const columns = byId("columns").value.trim() ? JSON.parse(byId("columns").value) : {};
   const id = byId("user").value.trim();
-  return id && info.user_columns.length ? { ...columns, [userColumn()]: id } : columns;
+  const names = info.user_columns.map((column) => column.name);
+  const column = info.user_id || names.find((name) => /user|customer|visitor|member/i.test(name)) || names[0];
+  return id && column ? { ...columns, [column]: id } : columns;
 }
 
-function columnsOfItems(rows) {
-  const names = [];
-  for (const row of rows) {
-    for (const name of Object.keys(row.columns ?? {})) if (!names.includes(name)) names.push(name);
-  }
-  return names.map((name) => ({ name, of: (row) => row.columns?.[name] }));
-}
-
-function whyButton(id) {
-  const button = make("button", "why?", "small");
-  button.type = "button";
-  button.setAttribute("aria-label", `why item ${id}?`);
-  button.addEventListener("click", () => {
-    byId("item").value = id;
-    guarded(explain);
-  });
-  return button;
-}
-
-async function recommend() {
-  const request = {
+function request() {
+  return {
     user: user(),
     k: Number(byId("k").value),
     filter: byId("filter").value.trim(),
     exclude_seen: byId("seen").checked,
     explain: byId("explain").checked,
   };
+}
+
+// ---- items
+
+function nameOf(item) {
+  const columns = item.columns ?? {};
+  const title = Object.keys(columns).find((name) => /^(title|name|label)$/i.test(name));
+  return title && columns[title] ? String(columns[title]) : item.id;
+}
+
+function aboutItem(item) {
+  const line = make("div", undefined, "about");
+  const name = nameOf(item);
+  if (name !== item.id) line.append(`${item.id} `);
+  for (const [column, value] of Object.entries(item.columns ?? {})) {
+    if (value === null || String(value) === name || String(value) === item.id) continue;
+    if (Array.isArray(value)) {
+      for (const word of value.slice(0, MOST_WORDS)) line.append(make("span", shown(word), "tag"));
+      if (value.length > MOST_WORDS) line.append(`and ${value.length - MOST_WORDS} more `);
+    } else {
+      const text = typeof value === "number" && Number.isInteger(value) ? String(value) : shown(value);
+      line.append(`${column} ${text} `);
+    }
+  }
+  return line;
+}
+
+function bar(share) {
+  const track = make("span", undefined, "bar");
+  track.append(make("span"));
+  track.firstChild.style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
+  return track;
+}
+
+// The scores of one item; a bar is as long as the score is large among the items shown, from 0 where none is below 0.
+function scoresOf(item, scales) {
+  const box = make("div", undefined, "scores");
+  for (const [name, { of, least, most }] of scales) {
+    const value = of(item);
+    if (value === undefined || value === null) continue;
+    box.append(make("span", name), bar((value - least) / (most - least || 1)), make("span", scores.format(value), "number"));
+  }
+  return box;
+}
+
+function scalesOf(items) {
+  const scales = new Map();
+  const add = (name, of) => {
+    const values = items.map(of).filter((value) => typeof value === "number");
+    if (values.length) scales.set(name, { of, least: Math.min(0, ...values), most: Math.max(...values, 0) });
+  };
+  const tasks = [...new Set(items.flatMap((item) => Object.keys(item.tasks)))];
+  const one = tasks.length === 1 && items.every((item) => item.tasks[tasks[0]] === item.score);
+  if (!one) add("score", (item) => item.score);
+  for (const task of tasks) add(task, (item) => item.tasks[task]);
+  if (items.some((item) => item.retrieval !== undefined && item.retrieval !== item.score)) {
+    add("retrieval", (item) => item.retrieval);
+  }
+  return scales;
+}
+
+function itemLine(item, place, scales) {
+  const line = make("li");
+  line.dataset.id = item.id;
+  const text = make("div");
+  text.append(make("div", nameOf(item), "name"), aboutItem(item));
+  const button = make("button", "why?", "second small");
+  button.type = "button";
+  button.setAttribute("aria-label", `why ${nameOf(item)}?`);
+  button.addEventListener("click", () => guarded(async () => {
+    line.querySelector(".reason")?.remove();
+    line.append(make("p", await reason(item.id), "reason"));
+  }));
+  line.append(make("span", place + 1, "rank"), text, scoresOf(item, scales), button);
+  return line;
+}
+
+async function recommend() {
+  const asked = request();
   byId("status").textContent = "Asking…";
   const began = performance.now();
-  const answer = await call("recommend", request);
+  const answer = await call("recommend", asked);
   const took = performance.now() - began;
-  lastRequest = request;
-  const details = await Promise.all(answer.items.map((item) => call(`items/${encodeURIComponent(item.id)}`).catch(() => ({}))));
-  const rows = answer.items.map((item, place) => ({ ...item, place: place + 1, columns: details[place].columns }));
-  const tasks = [...new Set(rows.flatMap((row) => Object.keys(row.tasks)))];
-  fill(byId("items"), [
-    { name: "#", number: true, of: (row) => row.place },
-    { name: "id", of: (row) => row.id },
-    ...columnsOfItems(rows),
-    { name: "score", number: true, of: (row) => row.score },
-    ...tasks.map((task) => ({ name: task, number: true, of: (row) => row.tasks[task] })),
-    ...(rows.some((row) => row.retrieval !== undefined)
-      ? [{ name: "retrieval", number: true, of: (row) => row.retrieval }]
-      : []),
-    { name: "", of: (row) => whyButton(row.id) },
-  ], rows);
-  const effort = answer.degraded.length ? `with less effort (${answer.degraded.join(", ")})` : "with full effort";
-  const notes = (answer.notes ?? []).map((note) => ` Filter: ${note}.`).join("");
-  byId("facts").textContent = `Version ${answer.version}, ${effort}.${notes}`;
+  lastRequest = asked;
+  const found = answer.items.length ? (await call("items", { ids: answer.items.map((item) => item.id) })).items : [];
+  const items = answer.items.map((item, place) => ({ ...item, columns: found[place].columns }));
+  const scales = scalesOf(items);
+  byId("items").replaceChildren(...items.map((item, place) => itemLine(item, place, scales)));
+  byId("no-items").hidden = items.length > 0;
+  byId("no-items").textContent = "No item passes. A wider filter, or an item's id below, says why.";
   byId("plan").hidden = !answer.plan;
   byId("plan").textContent = answer.plan ?? "";
-  byId("status").textContent = `${rows.length} items in ${took.toFixed(1)} ms.`;
-  await showHistory(request.user);
+  byId("version").textContent = answer.version;
+  const effort = answer.degraded.length ? `less effort (${answer.degraded.join(", ")})` : "full effort";
+  byId("status").textContent = `${items.length} items in ${took.toFixed(1)} ms, ${effort}`;
+  byId("explanation").hidden = true;
+  await showHistory(asked.user);
 }
 
 async function showHistory(of) {
   const { items } = await call("history", { user: of });
-  byId("no-history").textContent = items.length ? "" : "Nothing is known of this user's past.";
-  fill(byId("history"), [{ name: "id", of: (row) => row.id }, ...columnsOfItems(items)], items);
+  byId("no-history").hidden = items.length > 0;
+  byId("no-history").textContent = "Nothing is known of this user's past.";
+  byId("history-facts").textContent = items.length ? `the latest ${items.length}` : "";
+  byId("history").replaceChildren(...items.map((item) => {
+    const line = make("li");
+    line.append(make("div", nameOf(item), "name"), aboutItem(item));
+    return line;
+  }));
+}
+
+// ---- why
+
+async function reason(id) {
+  const answer = await call("explain", { request: lastRequest ?? request(), item: id });
+  return answer.explanation;
 }
 
 async function explain() {
-  if (lastRequest === null) lastRequest = { user: user(), filter: byId("filter").value.trim() };
-  const answer = await call("explain", { request: lastRequest, item: byId("item").value.trim() });
-  byId("explanation").textContent = answer.explanation;
+  byId("explanation").textContent = await reason(byId("item").value.trim());
+  byId("explanation").hidden = false;
 }
+
+// ---- the start
 
 async function begin() {
-  info = await call("info");
-  const filters = Object.entries(info.filters).map(([name, kind]) => `${name} (${kind})`);
-  byId("about").textContent =
-    `${info.name}, version ${info.version}: ${numbers.format(info.num_items)} items` +
-    (info.labels.length ? `, scores for ${info.labels.join(", ")}` : "") +
-    (info.value_model ? `, ordered by ${info.value_model}` : "") + ".";
+  const about = await call("info");
+  const filters = Object.entries(about.filters).map(([name, kind]) => `${name} (${kind})`);
+  byId("title").textContent = about.name || "Recommendations";
+  byId("version").textContent = about.version;
+  byId("about").textContent = [
+    `${about.num_items.toLocaleString("en")} items`,
+    about.labels.length ? `scores for ${about.labels.join(", ")}` : "",
+    about.value_model ? `ordered by ${about.value_model}` : "",
+  ].filter(Boolean).join(" · ");
   byId("filters").textContent = filters.length
-    ? `Attributes: ${filters.join(", ")}.` + (info.filter_example ? ` For example: ${info.filter_example}` : "")
+    ? `Attributes: ${filters.join(", ")}.` + (about.filter_example ? ` For example: ${about.filter_example}` : "")
     : "This export has no attributes to filter by.";
-  byId("k").max = info.limits.max_k;
+  byId("k").max = about.limits.max_k;
   const { users } = await call("users");
   byId("users").replaceChildren(...users.map((id) => Object.assign(make("option"), { value: id })));
-  if (users.length) byId("user").value = users[0];
+  if (users.length && !byId("user").value) byId("user").value = users[0];
+  if (!about.can_recommend) {
+    for (const id of ["ask", "columns-of-page"]) byId(id).hidden = true;
+    byId("about").textContent += " · it ranks items that a request names: POST /rank, see the OpenAPI description";
+  }
+  info = about;
 }
 
-byId("ask").addEventListener("submit", (event) => {
-  event.preventDefault();
-  guarded(async () => {
-    if (info === null) await begin();
-    await recommend();
+function onSubmit(form, work) {
+  byId(form).addEventListener("submit", (event) => {
+    event.preventDefault();
+    guarded(async () => {
+      if (info === null) await begin();
+      await work();
+    });
   });
+}
+
+onSubmit("ask", recommend);
+onSubmit("why", explain);
+guarded(async () => {
+  await begin();
+  if (info.can_recommend) await recommend();
 });
-byId("why").addEventListener("submit", (event) => {
-  event.preventDefault();
-  guarded(async () => {
-    if (info === null) await begin();
-    await explain();
-  });
-});
-guarded(begin);
