@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ziggurat.cache import cache_folder
+from ziggurat.ops.attention.cpp import attention_kernel
 from ziggurat.ops.bitmask import bitmask_kernel
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
@@ -35,7 +36,11 @@ def diagnose() -> StartupReport:
             "Versions": version_lines(),
             "Speed": speed,
             "Embedding kernels": kernel_diagnosis(),
-            "Dense kernels": {"pairwise dot products": dot_kernel(), "combinations of fields": fields_kernel()},
+            "Dense kernels": {
+                "pairwise dot products": dot_kernel(),
+                "combinations of fields": fields_kernel(),
+                "attention over sequences": attention_kernel(),
+            },
             "Retrieval kernels": {"masks of items": bitmask_kernel(), "filters": mask_program_kernel()},
             "Data kernels": text_kernel_lines(),
         }

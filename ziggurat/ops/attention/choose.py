@@ -1,0 +1,81 @@
+"""Attention over jagged sequences by the fastest implementation that serves the input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.errors import ConfigError
+from ziggurat.ops.attention.cpp import AttentionPath, attention_op, why_not
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, check_problem
+from ziggurat.ops.attention.reference import jagged_attention_reference
+
+
+def jagged_attention(
+    q: Float[Tensor, "M H d"],
+    k: Float[Tensor, "N H d"],
+    v: Float[Tensor, "N H dv"],
+    *,
+    layout: JaggedLayout,
+    form: AttentionForm,
+    scale: float,
+    divisor: float = 1.0,
+    bias: AttentionBias | None = None,
+    path: AttentionPath | None = None,
+) -> Float[Tensor, "M H dv"]:
+    """`jagged_attention_reference` by the fastest implementation: C++ on the CPU, else the reference.
+
+    Products are in the dtype of q, k and v (BF16 with sums in FP32). Under torch.compile and torch.export the kernel is
+    one operation, `ziggurat::jagged_attention`.
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        layout: where sequences begin, and what sees what.
+        form: how scores become weights.
+        scale: α.
+        divisor: n of the pointwise form, a constant of the model.
+        bias: of position and time.
+        path: instructions to use, for tests; the best that the processor has, if not given.
+
+    Raises:
+        ConfigError: the divisor is 0 or not finite, or softmax is given one.
+        DataError: shapes, offsets, targets or times do not belong together.
+    """
+    is_right = divisor == 1.0 if form is AttentionForm.SOFTMAX else divisor > 0 and math.isfinite(divisor)
+    if not is_right:
+        raise ConfigError(
+            expected="a finite divisor above 0 for silu, and 1 for softmax",
+            found=f"{divisor} for {form.value}",
+            where="jagged attention",
+            ways_out=("give the largest length that the model is made for", "leave it out for softmax"),
+        )
+    if why_not(q):
+        if not torch.compiler.is_compiling():
+            check_problem(q, k, v, layout=layout, bias=bias)
+        options = {"form": form, "scale": scale, "divisor": divisor, "bias": bias}
+        return jagged_attention_reference(q, k, v, layout=layout, **options)
+    given = bias or AttentionBias()
+    result, _ = attention_op(
+        q,
+        k,
+        v,
+        layout.offsets,
+        layout.query_offsets,
+        layout.num_targets,
+        given.w_pos,
+        given.w_time,
+        given.query_times if given.w_time is not None else None,
+        given.key_times if given.w_time is not None else None,
+        scale,
+        divisor,
+        form is AttentionForm.SOFTMAX,
+        layout.rule.context,
+        layout.rule.max_attention_length,
+        -1 if path is None else int(path),
+    )
+    return result

@@ -1,0 +1,235 @@
+"""What an attention over jagged sequences is asked: forms, masks, sequences, biases. Plain data.
+
+    position    0 … C−1        C … L−T−1          L−T … L−1
+                context        history            targets (candidates)
+
+    who sees     context   history   targets
+    context      all       all       itself            only C > 0
+    history      all *     causal *  none              * at most W events before itself
+    target       all *     all *     itself            * at most the last W events
+
+A target sees itself and no other target, so a score does not depend on the other candidates. All context positions
+count as one event, and all targets stand at one position: the first after the history. So with C context positions,
+p(i) = max(0, i − C + 1), not more than p(L − T), and i sees j if
+
+    i = j,   or   0 < p(i) − p(j) ≤ W,   or   i < C and j < L − T.
+
+Each row therefore sees one interval of columns, and itself: that is all that kernels need to know.
+
+Sources: HSTU, Zhai et al., "Actions Speak Louder than Words", ICML 2024, arXiv 2402.17152, section 3 (pointwise
+attention), Appendix H (M-FALCON's mask); the mask's options are those of DLRMv3 / DLRMv4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.errors import ConfigError, DataError
+
+
+class AttentionForm(StrEnum):
+    """How scores become weights."""
+
+    SILU = "silu"  # SiLU(s) / n: pointwise, HSTU
+    SOFTMAX = "softmax"  # exp(s) / Σ exp(s) over what is seen: SASRec, LiGR
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMask:
+    """Which events see which; see the file's drawing.
+
+    Args:
+        context: C, positions at the start of every sequence that see the whole history.
+        max_attention_length: W, events before itself that a row sees; 0: all.
+    """
+
+    context: int = 0
+    max_attention_length: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("context", "max_attention_length"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    expected=f"{name} of 0 or more",
+                    found=str(getattr(self, name)),
+                    where="attention mask",
+                    ways_out=f"{name} = 0 turns it off",
+                )
+
+
+CAUSAL = AttentionMask()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaggedLayout:
+    """Where sequences begin and end, and how many of their events are targets.
+
+    Keys and values of sequence b are rows `offsets[b]` to `offsets[b + 1]`. Queries are all of these events, or, where
+    `query_offsets` is given, the last `query_offsets[b + 1] − query_offsets[b]` of them: the keys and values of the
+    earlier ones are known from before.
+
+    Args:
+        offsets: (B + 1,) of keys and values.
+        query_offsets: (B + 1,) of queries and results; None: as `offsets`.
+        num_targets: (B,) events at the end of each sequence that are candidates; None: none.
+        mask: the same for all sequences; None: causal alone.
+    """
+
+    offsets: Int64[Tensor, "B+1"]
+    query_offsets: Int64[Tensor, "B+1"] | None = None
+    num_targets: Int64[Tensor, "B"] | None = None
+    mask: AttentionMask | None = None
+
+    @property
+    def rule(self) -> AttentionMask:
+        """The mask, written out where none is given."""
+        return CAUSAL if self.mask is None else self.mask
+
+    @property
+    def of_queries(self) -> Int64[Tensor, "B+1"]:
+        """Offsets of the queries."""
+        return self.offsets if self.query_offsets is None else self.query_offsets
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBias:
+    """Relative position and time, added to the scores: w_pos[j − i + R − 1] + w_time[bucket(|t_i − t_j|)].
+
+    Args:
+        w_pos: (2R − 1,) for distances below R; None: no bias by position.
+        w_time: one number a bucket, the last one for all that is longer; None: no bias by time.
+        query_times: when each query is asked (for the next item: the time of the next event).
+        key_times: when each event was.
+    """
+
+    w_pos: Float[Tensor, "2R-1"] | None = None
+    w_time: Float[Tensor, "K"] | None = None
+    query_times: Int64[Tensor, "M"] | None = None
+    key_times: Int64[Tensor, "N"] | None = None
+
+
+def attended_pairs(layout: JaggedLayout) -> int:
+    """How many pairs (query, key) the masks of all sequences leave: what the cost is linear in."""
+    total = 0
+    for b, (length, num_queries) in enumerate(zip(*_lengths(layout), strict=True)):
+        seen = visible(length, num_queries, num_targets=_targets(layout, b, length), mask=layout.rule)
+        low, high = interval(seen)
+        rows = torch.arange(length - num_queries, length)
+        total += int((high - low).sum() + ((rows < low) | (rows >= high)).sum())
+    return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visible:
+    """The interval [low, high) of columns that each query sees besides itself, and its position p for the bias."""
+
+    low: Int64[Tensor, "M"]
+    high: Int64[Tensor, "M"]
+    rows: Int64[Tensor, "M"]
+    position: Int64[Tensor, "M"]
+
+    def dense(self, length: int) -> Tensor:
+        """The same as (M, length) booleans."""
+        columns = torch.arange(length, device=self.low.device)
+        inside = (columns >= self.low[:, None]) & (columns < self.high[:, None])
+        return inside | (columns == self.rows[:, None])
+
+
+def interval(seen: Visible) -> tuple[Tensor, Tensor]:
+    """Low and high, an empty interval as low = high."""
+    return seen.low, torch.maximum(seen.low, seen.high)
+
+
+def visible(length: int, num_queries: int, *, num_targets: int, mask: AttentionMask) -> Visible:
+    """What the last `num_queries` of `length` events see."""
+    history = length - num_targets
+    context = min(mask.context, history)
+    rows = torch.arange(length - num_queries, length)
+    last = rows.clamp(max=history)
+    high = torch.where(rows < context, history, torch.where(rows < history, rows + 1, history))
+    low = torch.zeros_like(rows)
+    if mask.max_attention_length:
+        shift = max(context - 1, 0)  # p(i) = i − shift, where that is positive
+        first = last - mask.max_attention_length
+        low = torch.where((rows >= context) & (first > shift), first, low)
+    return Visible(low=low, high=high, rows=rows, position=last)
+
+
+def _lengths(layout: JaggedLayout) -> tuple[list[int], list[int]]:
+    return layout.offsets.diff().tolist(), layout.of_queries.diff().tolist()
+
+
+def _targets(layout: JaggedLayout, b: int, length: int) -> int:
+    return 0 if layout.num_targets is None else min(int(layout.num_targets[b]), length)
+
+
+def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias: AttentionBias | None) -> None:
+    """Refuse tensors that do not fit together, before a kernel reads memory that is not there.
+
+    Raises:
+        DataError: says which shape, length or offset is wrong.
+    """
+    if q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or q.shape[1:] != k.shape[1:] or k.shape[:2] != v.shape[:2]:
+        raise _wrong("q (M, H, d), k (N, H, d), v (N, H, d_v)", f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    if len({q.dtype, k.dtype, v.dtype}) > 1 or not q.dtype.is_floating_point:
+        raise _wrong("q, k and v of one floating-point dtype", f"{q.dtype}, {k.dtype}, {v.dtype}")
+    lengths = _checked_offsets(layout.offsets, len(k), "offsets")
+    if layout.query_offsets is not None:
+        asked = _checked_offsets(layout.query_offsets, len(q), "query_offsets")
+        if len(asked) != len(lengths) or bool((asked > lengths).any()):
+            raise _wrong("query_offsets with as many sequences as offsets, none longer", f"{asked}, {lengths}")
+    elif len(q) != len(k):
+        raise _wrong("as many queries as keys, or query_offsets", f"{len(q)} queries, {len(k)} keys")
+    targets = layout.num_targets
+    if targets is not None:
+        _integers(targets, "num_targets")
+        if targets.shape != lengths.shape or bool(((targets < 0) | (targets > lengths)).any()):
+            raise _wrong("num_targets between 0 and the length of each sequence", f"{targets}, lengths {lengths}")
+    if bias is not None:
+        _check_bias(bias, num_queries=len(q), num_keys=len(k), longest=int(lengths.max()) if len(lengths) else 0)
+
+
+def _check_bias(bias: AttentionBias, *, num_queries: int, num_keys: int, longest: int) -> None:
+    if bias.w_pos is not None and (bias.w_pos.dim() != 1 or len(bias.w_pos) % 2 == 0):
+        raise _wrong("w_pos of 2R − 1 numbers", str(tuple(bias.w_pos.shape)))
+    if bias.w_pos is not None and (len(bias.w_pos) + 1) // 2 < longest:
+        reach = (len(bias.w_pos) + 1) // 2
+        raise _wrong(f"sequences of at most R = {reach} events, for which w_pos has numbers", f"one of {longest}")
+    if bias.w_time is None:
+        return
+    for name, times, expected in (
+        ("query_times", bias.query_times, num_queries),
+        ("key_times", bias.key_times, num_keys),
+    ):
+        if times is None or len(times) != expected:
+            raise _wrong(f"{name} of {expected} numbers", "None" if times is None else f"{len(times)}")
+        _integers(times, name)
+
+
+def _checked_offsets(offsets: Tensor, total: int, name: str) -> Tensor:
+    _integers(offsets, name)
+    lengths = offsets.diff()
+    if offsets.dim() != 1 or not len(offsets) or bool((lengths < 0).any()):
+        raise _wrong(f"{name} that never fall", str(offsets))
+    if int(offsets[0]) != 0 or int(offsets[-1]) != total:
+        raise _wrong(f"{name} from 0 to {total}", f"from {int(offsets[0])} to {int(offsets[-1])}")
+    return lengths
+
+
+def _integers(values: Tensor, name: str) -> None:
+    if values.dtype is not torch.int64:
+        raise _wrong(f"{name} of int64 (a float of 32 bits rounds times of today to two minutes)", str(values.dtype))
+
+
+def _wrong(expected: str, found: str) -> DataError:
+    return DataError(
+        expected=expected,
+        found=found,
+        where="jagged attention",
+        ways_out=("see ziggurat/ops/attention/problem.py for what belongs together",),
+    )
