@@ -9,7 +9,8 @@ pairwise dot product of `dot.py`, which uses the symmetry of X Xᵀ, pays once.
 
 What runs once a batch and not once a sample (a gate of FinalMLP that reads nothing of the sample) drops out of the
 difference. Columns of zeros that only align memory (`mlp.py`) are no work asked for, and are left out on the meta
-device. Lookups, pooling, activations and norms are bound by memory and do not count. A list has one row.
+device. Lookups, pooling, activations and norms are bound by memory and do not count. A list has one row, unless
+`lengths` says otherwise.
 
 A model with an `embed` of its own looks three rows up, and one whose shapes depend on its data computes on its own
 device.
@@ -17,7 +18,7 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -79,11 +80,17 @@ def num_parameters(model: Model) -> ParameterCount:
     return ParameterCount(embedding=embedding, dense=sum(parameter.numel() for parameter in dense))
 
 
-def flops_per_sample(model: Model) -> Flops:
-    """FLOPs of the matrix products of the towers and of `model.forward_dense` for one sample."""
+def flops_per_sample(model: Model, *, lengths: Mapping[str, int] | None = None) -> Flops:
+    """FLOPs of the matrix products of the towers and of `model.forward_dense` for one sample.
+
+    Args:
+        model: on one device, or what `parallelize` made of it.
+        lengths: rows of its lists, by name; 1 where a list is not named.
+    """
+    network = type(model).forward_dense.__get__(model)  # ranks have put copies or parts in its place
 
     def dense(size: int, device: torch.device) -> Tensor:
-        return model.forward_dense(_embedded(model, size, device)).logits
+        return network(_embedded(model, size, device, lengths or {})).logits
 
     towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim)
     return towers + count_flops(model, dense)
@@ -143,7 +150,7 @@ class _Call(nn.Module):
         return self.run(size, device)
 
 
-def _embedded(model: Model, size: int, device: torch.device) -> Embedded:
+def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[str, int]) -> Embedded:
     """What the dense network reads of some samples; what was looked up requires a gradient."""
     inputs, places = model.inputs, model.embeddings.tables.places
     is_wrapped = isinstance(model, WrappedModel)
@@ -151,15 +158,14 @@ def _embedded(model: Model, size: int, device: torch.device) -> Embedded:
         if device == _META:
             raise NotImplementedError("the model has an `embed` of its own, which reads rows")
         with torch.no_grad():
-            embedded = model.embed(_row_zero(model, size).to(device))
+            embedded = model.embed(_row_zero(model, size, lengths).to(device))
         wanting = pytree.tree_map_only(torch.Tensor, _wants_gradient, embedded)
         return replace(wanting, dense=embedded.dense, vectors=embedded.vectors)
-    sequences = {
-        spec.name: Unpooled(
-            values=_leaf(size, places[spec.table].dim, device), offsets=torch.arange(size + 1, device=device)
-        )
-        for spec in inputs.sequences
-    }
+    sequences = {}
+    for spec in inputs.sequences:
+        length = lengths.get(spec.name, 1)
+        values = _leaf(size * length, places[spec.table].dim, device)
+        sequences[spec.name] = Unpooled(values=values, offsets=torch.arange(size + 1, device=device) * length)
     embedded = Embedded(
         dense=torch.zeros(size, len(inputs.dense), device=device),
         fields=_leaf(size, sum(model.field_dims), device),
@@ -168,17 +174,18 @@ def _embedded(model: Model, size: int, device: torch.device) -> Embedded:
     )
     if not is_wrapped:
         return embedded
-    return WrappedModel.batched(embedded, batch=_row_zero(model, size).to(device))
+    return WrappedModel.batched(embedded, batch=_row_zero(model, size, lengths).to(device))
 
 
-def _row_zero(model: Model, size: int) -> Batch:
-    """Samples of padding rows, a row in each list."""
+def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
+    """Samples of padding rows, a row in each list that `lengths` does not name."""
     inputs = model.inputs
-    num_rows = size * len(inputs.jagged)
+    rows = torch.tensor([lengths.get(spec.name, 1) for spec in inputs.jagged], dtype=torch.int64)
+    offsets = torch.cat([rows.new_zeros(1), rows.repeat_interleave(size).cumsum(0)])
     return Batch(
         dense=torch.zeros(size, len(inputs.dense)),
         single=torch.zeros(len(inputs.single), size, dtype=torch.int64),
-        jagged=JaggedRows(torch.zeros(num_rows, dtype=torch.int64), torch.arange(num_rows + 1)),
+        jagged=JaggedRows(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets),
         vectors={spec.name: torch.zeros(size, spec.dim) for spec in inputs.vectors},
         labels=torch.zeros(size, len(inputs.labels)),
         row_ids=torch.arange(size),

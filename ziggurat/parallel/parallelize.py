@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 
 from ziggurat.arguments import check_arguments
 from ziggurat.config import to_json
+from ziggurat.data.balance.cost import SampleCost
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
+from ziggurat.models.length_cost import length_cost
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
@@ -62,12 +64,16 @@ class Parallel:
         topology: the ranks.
         config: settings.
         traffic: what this rank has sent.
+        cost: what a sample costs by its lengths, counted before the model was spread (`models/length_cost.py`).
+        cost_source: how that was found.
     """
 
     plan: Plan
     topology: Topology
     config: ParallelConfig
     traffic: Traffic
+    cost: SampleCost = field(default_factory=SampleCost)
+    cost_source: str = ""
 
     def table_optimizer(self, model: Model) -> ShardedTableOptimizer:
         """The exact optimizer of a parallel model's tables."""
@@ -107,6 +113,7 @@ def parallelize(
     check_plan(plan, model.inputs, topology)
     _check_towers(model, plan)
     check_dense(model)
+    cost, cost_source = length_cost(model)
     traffic, flow = Traffic(topology), Flow()
     whole = model.embeddings
     is_open = whole.tables.is_open
@@ -150,7 +157,7 @@ def parallelize(
         DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
     )
     object.__setattr__(model, "forward_dense", network)  # not as a submodule: names of weights stay as they are
-    return Parallel(plan, topology, config, traffic)
+    return Parallel(plan, topology, config, traffic, cost, cost_source)
 
 
 def check_plan(plan: Plan, inputs: InputSpec, topology: Topology) -> None:
