@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.features.test_batch import INPUTS, full_batch, samples_of
 from ziggurat.errors import DataError
 from ziggurat.features.batch import validate_batch
-from ziggurat.features.samples import concatenate_batches, take_samples
+from ziggurat.features.jagged import FeatureGroup
+from ziggurat.features.repeats import deduplicate
+from ziggurat.features.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
 
 SEQUENCES = st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=1, max_size=4))
 
@@ -45,3 +47,16 @@ def test_batches_of_other_parts_are_refused() -> None:
     whole = full_batch(2, seed=0)
     with pytest.raises(DataError, match=r"weights in one of them only"):
         concatenate_batches([whole, dataclasses.replace(whole, weights=None)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 6), st.integers(0, 100), SEQUENCES, st.booleans())
+def test_named_parts_are_the_batch(size: int, seed: int, sequences: list[int] | None, once: bool) -> None:
+    batch = full_batch(size, seed=seed, sequences=sequences)
+    if once:
+        batch = deduplicate(batch, (FeatureGroup(single=(1,), jagged=(0,)), FeatureGroup(jagged=(1,))))
+    parts = named_parts(batch)
+    found = named_parts(batch_of_parts(dict(reversed(parts.items()))))
+    assert found.keys() == parts.keys()
+    assert all(torch.equal(found[name], value) for name, value in parts.items())
+    assert batch_of_parts(parts).expanded().tensors().keys() == batch.expanded().tensors().keys()

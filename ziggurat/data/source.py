@@ -15,6 +15,7 @@ A state is plain data or holds tensors, arrays and bytes; `state_to_json` writes
 from __future__ import annotations
 
 import base64
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ziggurat.data.balance.cost import tokens_of
+from ziggurat.data.balance.packing import packed
 from ziggurat.data.encoded.loader import Loader
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
@@ -53,10 +56,18 @@ class LoaderSource:
 
     Args:
         loader: of this rank.
+        token_budget: events of all lists of a batch, at most; batches are then cut by it (`balance/packing.py`), and
+            nobody knows how many there will be. 0: batches of the loader.
+
+    Raises:
+        ConfigError: a budget on several ranks, or for data without lists.
     """
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader, *, token_budget: int = 0) -> None:
         self.loader = loader
+        self.token_budget = token_budget
+        if token_budget:
+            _check_budget(loader)
         self.epoch, self.row = 0, 0
         self.step_rows = 0  # rows, over all ranks, of the step that the last batch belongs to
 
@@ -66,15 +77,19 @@ class LoaderSource:
         return self.loader.num_rows
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank."""
-        return self.loader.steps_per_epoch
+        """Batches of a whole epoch, the same on every rank; 0 where a budget cuts them."""
+        return 0 if self.token_budget else self.loader.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of this rank, to the end of the epoch."""
         loaded = self.loader.batches(epoch=self.epoch, start_row=self.row)
         per_step = self.loader.config.batch_size * self.loader.world_size
+        if self.token_budget:
+            tokens = functools.partial(tokens_of, inputs=self.loader.dataset.inputs)
+            most = self.loader.config.batch_size
+            loaded = packed(loaded, budget=self.token_budget, most=most, cost_of=tokens)
         for batch in loaded:
-            self.step_rows = min(per_step, self.num_rows - self.row)
+            self.step_rows = batch.batch_size if self.token_budget else min(per_step, self.num_rows - self.row)
             self.row += self.step_rows
             if self.row == self.num_rows:
                 self.epoch, self.row = self.epoch + 1, 0
@@ -89,21 +104,40 @@ class LoaderSource:
         self.epoch, self.row = int(state_dict["epoch"]), int(state_dict["row"])
 
 
-def as_source(data: Any, **loader_settings: Any) -> DataSource:
+def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> DataSource:
     """A source as it is; a data set (encoded, or in memory) behind a `Loader` with these settings.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither, or a budget of tokens cannot take effect.
     """
     if isinstance(data, DataSource):
+        if token_budget:
+            raise ConfigError(
+                expected="a data set, whose batches are cut by the budget",
+                found=f"{type(data).__name__}, a source that makes its own batches",
+                where="training settings, token-budget",
+                ways_out=("cut them in the source: ziggurat.data.balance.packing.packed", "--training.token-budget 0"),
+            )
         return data
     if hasattr(data, "read_group"):
-        return LoaderSource(Loader(data, **loader_settings))
+        return LoaderSource(Loader(data, **loader_settings), token_budget=token_budget)
     raise ConfigError(
         expected="a data set (EncodedDataset, MemoryDataset), or a source: __iter__, state_dict and load_state_dict",
         found=type(data).__name__,
         where="training data",
         ways_out=("prepare(…).train", "a torchdata StatefulDataLoader that yields Batch", "see ziggurat.data.source"),
+    )
+
+
+def _check_budget(loader: Loader) -> None:
+    lists = loader.dataset.inputs.jagged
+    if loader.world_size == 1 and lists:
+        return
+    raise ConfigError(
+        expected="one device and data with lists" if lists else "data with lists, whose events are counted",
+        found=f"{loader.world_size} ranks" if lists else "no list feature",
+        where="training settings, token-budget",
+        ways_out=("--training.token-budget 0", "on ranks: --training.balance karmarkar_karp (or zigzag, variable)"),
     )
 
 

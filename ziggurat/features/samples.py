@@ -12,7 +12,7 @@ Lists lie feature-major, so joining them interleaves: all lists of feature 0 of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.features.batch import Batch
-from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup, offsets_of
+from ziggurat.features.jagged import FeatureGroup, JaggedRows, RepeatedRows, SequenceGroup, offsets_of
+
+_SEQUENCES, _REPEATED = "sequences.", "repeated."
 
 
 def take_samples(batch: Batch, samples_S: Int64[Tensor, "S"]) -> Batch:
@@ -92,6 +94,56 @@ def concatenate_batches(batches: Sequence[Batch]) -> Batch:
         groups=None if first.groups is None else torch.cat([b.groups for b in filled if b.groups is not None]),
         row_ids=joined(lambda batch: batch.row_ids),
         extras={name: joined(lambda batch, name=name: batch.extras[name]) for name in first.extras},
+    )
+
+
+def named_parts(batch: Batch) -> dict[str, Tensor]:
+    """Everything of a batch as tensors by name, for `batch_of_parts`: how a batch travels."""
+    named = batch.tensors()
+    for number, group in enumerate(batch.repeated):
+        named[f"{_REPEATED}{number}:single"] = torch.tensor(group.features.single, dtype=torch.int64)
+        named[f"{_REPEATED}{number}:jagged"] = torch.tensor(group.features.jagged, dtype=torch.int64)
+    return named
+
+
+def batch_of_parts(named: Mapping[str, Tensor]) -> Batch:
+    """The inverse of `named_parts`."""
+
+    def below(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+
+    events = below(_SEQUENCES)
+    names = [name.removesuffix(":offsets") for name in events if name.endswith(":offsets")]
+    sequences = {
+        name: SequenceGroup(
+            values={kind: value for kind, value in below(f"{_SEQUENCES}{name}.").items() if ":" not in kind},
+            offsets=events[f"{name}:offsets"],
+            inverse=events.get(f"{name}:inverse"),
+        )
+        for name in names
+    }
+    num_groups = sum(name.endswith(":single") for name in below(_REPEATED))
+    repeated = tuple(
+        RepeatedRows(
+            features=FeatureGroup(tuple(named[f"{at}:single"].tolist()), tuple(named[f"{at}:jagged"].tolist())),
+            single=named[f"{at}.single"],
+            jagged=JaggedRows(named[f"{at}.values"], named[f"{at}.offsets"]),
+            inverse=named[f"{at}.inverse"],
+        )
+        for at in (f"{_REPEATED}{number}" for number in range(num_groups))
+    )
+    return Batch(
+        dense=named["dense"],
+        single=named["single"],
+        jagged=JaggedRows(named["jagged.values"], named["jagged.offsets"]),
+        vectors=below("vectors."),
+        sequences=sequences,
+        repeated=repeated,
+        labels=named["labels"],
+        weights=named.get("weights"),
+        groups=named.get("groups"),
+        row_ids=named["row_ids"],
+        extras=below("extras."),
     )
 
 

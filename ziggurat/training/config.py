@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ziggurat.data.balance.cost import LengthCost
+from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, checked
@@ -139,6 +141,11 @@ class TrainingConfig:
         threads: CPU threads; 0: torch's own choice. Kept at resume, because sums depend on it.
         evaluation_batch_size: rows a step in evaluation; 0: four times the training batch.
         seed: of weights, shuffling and dropout.
+        balance: how the samples of a step are dealt to ranks, by the lengths of their lists; see `Balance`.
+        balance_cost: what lengths cost, one entry a list; none: FLOPs counted from the model.
+        balance_shares: how much of the work each rank gets, in any unit, for `balance` variable; none: all the same.
+        token_budget: a step on one device takes samples, in the order of the stream, until their lists have so many
+            events together, and `loader.batch_size` samples at most; 0: it takes `loader.batch_size` samples.
         damaged_records: see `DamagedRecords`.
     """
 
@@ -160,6 +167,10 @@ class TrainingConfig:
     threads: CountOrNone = 0
     evaluation_batch_size: CountOrNone = 0
     seed: int = 0
+    balance: Balance = Balance.NONE
+    balance_cost: tuple[LengthCost, ...] = ()
+    balance_shares: tuple[PositiveFloat, ...] = ()
+    token_budget: CountOrNone = 0
     damaged_records: DamagedRecords = DamagedRecords.STOP
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)

@@ -11,6 +11,9 @@ The state of the source is read *after a batch and before the next*: a checkpoin
 k + 1, although batch k + 1 has been taken already. After the last batch of an epoch it is read when the source has said
 that there is no other, so that its next `iter` begins the next epoch.
 
+Where ranks balance their work (`balancing.py`), a batch is dealt anew two steps early, and what is below sees the dealt
+one only. Positions are those of the batches as the source made them.
+
 Our own source makes the same number of steps on every rank. Others may not: there, ranks tell each other every step
 whether they have a batch, and one that has none left joins with an empty batch until all are done.
 """
@@ -18,7 +21,7 @@ whether they have a batch, and one that has none left joins with an empty batch 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ import torch
 from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
+from ziggurat.training.balancing import Balancer
 from ziggurat.training.config import Decay, TrainingConfig
 from ziggurat.training.position import Position
 
@@ -45,6 +49,16 @@ class Fed:
     num_rows: int
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """What a source gave: a batch (None: no rank has one), rows over all ranks, its state, whether it is done here."""
+
+    batch: Batch | None
+    num_rows: int
+    state: dict[str, Any]
+    is_done: bool
+
+
 class Feed:
     """The training data of one rank, and where it stands.
 
@@ -53,15 +67,25 @@ class Feed:
         config: epochs, steps, schedule, loader.
         rank: of this process.
         gather: what all ranks say (plain data), in rank order; collective. On one device what this one says.
+        balancer: deals samples to ranks; None: they stay where they are.
 
     Raises:
         ConfigError: a schedule towards an end that the source does not know.
     """
 
     def __init__(
-        self, train: Any, *, config: TrainingConfig, rank: int, world_size: int, gather: Callable[[Any], list[Any]]
+        self,
+        train: Any,
+        *,
+        config: TrainingConfig,
+        rank: int,
+        world_size: int,
+        gather: Callable[[Any], list[Any]],
+        balancer: Balancer | None = None,
     ) -> None:
-        self.source = as_source(train, config=config.loader, rank=rank, world_size=world_size)
+        loader = {"config": config.loader, "rank": rank, "world_size": world_size}
+        self.source = as_source(train, token_budget=config.token_budget, **loader)
+        self.balancer = balancer
         self._config, self._rank, self._world_size, self._gather = config, rank, world_size, gather
         self._state: dict[str, Any] = {}
         self._waits = False  # this rank's epoch is over, that of another one is not
@@ -94,6 +118,8 @@ class Feed:
         epochs, limit = self._config.epochs, self._config.max_steps
         steps = epochs * self.steps_per_epoch or limit
         if isinstance(self.source, LoaderSource):  # batches may have had another size, on another number of ranks
+            if self.source.token_budget:
+                return limit
             steps = position.step
             if position.epoch < epochs:
                 steps += self.source.loader.num_steps(start_row=self.row_in_epoch(position))
@@ -108,15 +134,46 @@ class Feed:
             empty: a batch of no samples.
         """
         waits, self._waits = self._waits, False
-        iterator = iter(()) if waits else iter(self.source)
-        batch, num_rows, state, _ = self._following(iterator, empty)
-        while batch is not None:
-            current = batch.to(device)
-            batch, next_rows, next_state, is_done = self._following(iterator, empty)
-            batch = None if batch is None else batch.to(device)
-            self._state = {"source": next_state if is_done else state, "is_done": is_done}
-            yield Fed(current, batch, num_rows)
-            num_rows, state = next_rows, next_state
+        taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty))
+        current = next(taken)
+        while current.batch is not None:
+            batch = current.batch.to(device)
+            following = next(taken)
+            upcoming = None if following.batch is None else following.batch.to(device)
+            is_done = following.is_done
+            self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
+            yield Fed(batch, upcoming, current.num_rows)
+            current = following if upcoming is None else replace(following, batch=upcoming)
+
+    def drain(self) -> None:
+        """Wait for what is on its way for steps that will not come."""
+        if self.balancer is not None:
+            self.balancer.drain()
+
+    def _taken(self, iterator: Iterator[Batch], empty: Batch) -> Iterator[_Taken]:
+        """The batches of the epoch as the source makes them; the last one is None."""
+        while True:
+            taken = _Taken(*self._following(iterator, empty))
+            yield taken
+            if taken.batch is None:
+                return
+
+    def _dealt(self, taken: Iterator[_Taken]) -> Iterator[_Taken]:
+        """The same with the samples that this rank trains, each begun when the one before it is taken away."""
+        if self.balancer is None:
+            yield from taken
+            return
+        current: _Taken | None = None
+        for following in taken:
+            if current is not None:
+                dealt = replace(current, batch=self.balancer.finish())
+            if following.batch is not None:
+                self.balancer.start(following.batch)
+            if current is not None:
+                yield dealt
+            current = following
+        assert current is not None
+        yield current
 
     def _following(self, iterator: Iterator[Batch], empty: Batch) -> tuple[Batch | None, int, dict[str, Any], bool]:
         """The next batch (empty where only other ranks have one), its rows, the state; whether this rank is done."""

@@ -90,13 +90,17 @@ class SampleCost:
 
 def lengths_of(batch: Batch, inputs: InputSpec) -> dict[str, np.ndarray]:
     """How many events each list of each sample has: (B,) int64 by feature, and by group of sequences."""
+    kept_once = {at: group for group in batch.repeated for at in group.features.jagged}
+    num_plain = len(inputs.jagged) - len(kept_once)
     size = batch.batch_size
+    plain = iter(batch.jagged.lengths(num_features=num_plain) if num_plain and size else [])
     found: dict[str, np.ndarray] = {}
-    if size and inputs.jagged:
-        lengths_JB = batch.jagged.lengths(num_features=len(inputs.jagged)).cpu().numpy()
-        found = {spec.name: lengths_JB[index] for index, spec in enumerate(inputs.jagged)}
-    else:
-        found = {spec.name: np.empty(0, dtype=np.int64) for spec in inputs.jagged}
+    for at, spec in enumerate(inputs.jagged):
+        if at in kept_once:
+            lengths = kept_once[at].lists(at).offsets.diff()[kept_once[at].inverse]
+        else:
+            lengths = next(plain) if size else batch.jagged.offsets[:0]
+        found[spec.name] = lengths.cpu().numpy()
     for name, group in batch.sequences.items():
         lengths = group.offsets.diff()
         found[name] = (lengths if group.inverse is None else lengths[group.inverse]).cpu().numpy()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ from ziggurat.training.config import Compile, DenseOptimizer, Precision, Trainin
 from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.precision_choice import resolve_precision
 from ziggurat.training.step.weight_average import WeightAverage
-from ziggurat.training.step.world_sums import WorldSums, local
+from ziggurat.training.step.world_sums import Totals, WorldSums, local
 
 OVERFLOW = "norm of all gradients (overflow)"
 
@@ -54,11 +55,14 @@ class StepResult:
         loss: mean loss of the (global) batch, before the update.
         finite: False if loss or a gradient was NaN or infinite; then nothing was updated.
         first_bad: the first tensor that was not finite, "" if none.
+        busy_s: seconds of processor time that each rank took for forward and backward pass, by rank; zeros where a
+            device computes, whose clock is another.
     """
 
     loss: float
     finite: bool
     first_bad: str = ""
+    busy_s: tuple[float, ...] = ()
 
 
 class TrainStep:
@@ -134,18 +138,21 @@ class TrainStep:
     def _step(self, batch: Batch, *, factor: float, upcoming: Batch | None) -> StepResult:
         if self._buffers:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
-        loss = self._forward_backward(batch, upcoming)
-        value, scale, finite = self._guard(float(loss.detach()))
+        begin_s = time.thread_time()  # of this thread: it stands still while the thread waits for other ranks
+        loss = float(self._forward_backward(batch, upcoming).detach())
+        busy_s = time.thread_time() - begin_s if self.device.type == "cpu" else 0.0
+        totals, scale = self._guard(loss, busy_s=busy_s)
+        value, busy = totals.loss, totals.busy_s
         if self.parallel is not None:
             self.parallel.traffic.num_steps += 1
-        if not finite:
-            result = StepResult(loss=value, finite=False, first_bad=self._first_bad(value))
+        if not totals.finite:
+            result = StepResult(loss=value, finite=False, first_bad=self._first_bad(value), busy_s=busy)
             if self._buffers:
                 torch._foreach_copy_(self._buffers, self._saved_buffers)
             self.zero_grad()
             return result
         self._update(factor=factor, scale=scale)
-        return StepResult(loss=value, finite=True)
+        return StepResult(loss=value, finite=True, busy_s=busy)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -211,18 +218,18 @@ class TrainStep:
             )
         self._is_weight_checked = bool(expected.any())  # a batch without samples proves nothing
 
-    def _guard(self, loss: float) -> tuple[float, float, bool]:
-        """The loss of all ranks, the factor that clips the gradients, and whether everything is finite."""
+    def _guard(self, loss: float, *, busy_s: float) -> tuple[Totals, float]:
+        """What all ranks have found, and the factor that clips the gradients."""
         squared = float(self._world.squared_norm())
         tables, finite = self.table_optimizer, True
         if tables is not None and self.config.clip_norm:
             squared += float(tables.grad_norm_squared())  # not finite if any gradient is not
         elif tables is not None:
             finite = tables.all_finite()
-        loss, squared, finite = self._world.totals(loss=loss, squared=squared, finite=finite)
-        if finite and self.config.clip_norm:
-            return loss, min(1.0, self.config.clip_norm / (squared**0.5 + 1e-6)), finite
-        return loss, 1.0, finite
+        totals = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s)
+        if totals.finite and self.config.clip_norm:
+            return totals, min(1.0, self.config.clip_norm / (totals.squared**0.5 + 1e-6))
+        return totals, 1.0
 
     def _update(self, *, factor: float, scale: float) -> None:
         for parameter in self._dense:  # a weight that nothing used: zero, as on many ranks, so that its state exists

@@ -1,11 +1,11 @@
 """WorldSums: the few numbers that a step adds up over all ranks, in two small all-reduces.
 
     before the forward pass, waited for when the loss needs it     Σ labelled weight of each label       (L numbers)
-    after the backward pass                                        loss · Σ g² · anything not finite     (3 numbers)
+    after the backward pass                            loss · Σ g² · anything not finite · busy seconds  (3 + R numbers)
 
 Each rank divides its loss by the *global* weight, so gradients add up to those of the global batch, with uneven and
 empty batches too. The second sum makes all ranks report one loss, clip by one norm, and skip or stop together: a NaN
-on one rank is a NaN everywhere.
+on one rank is a NaN everywhere. With it travels how long each rank was busy, so that all know who waited for whom.
 
 The global norm counts every weight once, wherever its gradient lies:
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -30,6 +31,23 @@ from torch.distributed.tensor import DTensor
 from ziggurat.parallel.exchange.collectives import Pending, start_sum
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.topology import communication_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What all ranks have found in one step.
+
+    Args:
+        loss: of the global batch.
+        squared: Σ g² over all weights.
+        finite: neither these, nor any gradient, is NaN or infinite.
+        busy_s: seconds that each rank computed for, by rank.
+    """
+
+    loss: float
+    squared: float
+    finite: bool
+    busy_s: tuple[float, ...]
 
 
 class WorldSums:
@@ -59,14 +77,17 @@ class WorldSums:
         gradients = [local(value.grad) for value in self._counted if value.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)).square().sum() if gradients else torch.zeros(())
 
-    def totals(self, *, loss: float, squared: float, finite: bool) -> tuple[float, float, bool]:
-        """Loss, Σ g² and verdict of all ranks, the same on each."""
+    def totals(self, *, loss: float, squared: float, finite: bool, busy_s: float) -> Totals:
+        """Loss, Σ g², verdict and busy seconds of all ranks, the same on each."""
+        busy = [busy_s]
         if self._world is not None and self._world.process_group is not None:
             device = communication_device(self._world.process_group)
-            sums = torch.tensor([loss, squared, 0.0 if finite else 1.0], dtype=torch.float64, device=device)
-            loss, squared, bad = self._start(sums, purpose="loss and guard").wait().tolist()
+            busy = [busy_s if rank == self._world.position else 0.0 for rank in range(self._world.size)]
+            sums = torch.tensor([loss, squared, 0.0 if finite else 1.0, *busy], dtype=torch.float64, device=device)
+            loss, squared, bad, *busy = self._start(sums, purpose="loss and guard").wait().tolist()
             finite = bad == 0.0
-        return loss, squared, finite and math.isfinite(loss) and math.isfinite(squared)
+        finite = finite and math.isfinite(loss) and math.isfinite(squared)
+        return Totals(loss=loss, squared=squared, finite=finite, busy_s=tuple(busy))
 
     def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
         """Start to add up a few numbers over all ranks, in place."""

@@ -1,0 +1,177 @@
+"""SampleExchange: the samples of a global batch are dealt anew, so that every rank has as much to do as the others.
+
+    rank 0  [a b c]         costs of all samples, to all      rank 0  [a d]
+    rank 1  [d e f]    ─►   the same plan on every rank  ─►   rank 1  [b e f]
+                            whole samples travel              (in the order of the stream)
+
+Costs follow from lengths, so they are known before anything is computed. Four small steps, each an all-to-all:
+
+    1. number of samples      2. their costs      3. bytes of each message      4. the samples, with all they have
+
+A rank then has its samples in the order in which they were in the global batch (rank after rank), whoever sent them:
+nothing depends on time. The loss is divided by the global weight of its labels, so each sample has the weight that it
+would have had anywhere: the step is the step that was not balanced, up to the order of sums (samples of a rank are
+added up on that rank, then ranks in their order).
+
+All of it lies on the host, in a process group of its own, so that it may run in a thread beside a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ziggurat.data.balance.cost import SampleCost, lengths_of
+from ziggurat.data.balance.partition import Balance, loads_of, partition
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
+from ziggurat.parallel.exchange.collectives import all_to_all
+from ziggurat.parallel.exchange.host_memory import open_host_memory
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.lost_ranks import communicating
+from ziggurat.parallel.topology import RankGroup, Topology
+
+_PURPOSE = "balance: {}"
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What a rank got.
+
+    Args:
+        batch: its samples.
+        loads: (R,) the cost of what each rank got.
+        loads_before: (R,) the cost of what each rank brought.
+    """
+
+    batch: Batch
+    loads: np.ndarray
+    loads_before: np.ndarray
+
+
+class SampleExchange:
+    """Deals the samples of a global batch to ranks by their cost. Constructing and calling are collective.
+
+    Args:
+        topology: the ranks.
+        traffic: counts the messages.
+        inputs: names the lists.
+        balance: how to deal.
+        cost: of a sample, the same on every rank.
+        shares: of each rank; see `partition`.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        traffic: Traffic,
+        inputs: InputSpec,
+        balance: Balance,
+        cost: SampleCost,
+        shares: Sequence[float] = (),
+    ) -> None:
+        self._inputs, self._balance, self._cost = inputs, balance, cost
+        self._shares = tuple(shares) or None
+        self._traffic = traffic
+        self._group = _own_group(topology)
+
+    @property
+    def medium(self) -> str:
+        """What samples travel through, in words."""
+        if self._group.memory is not None:
+            return "memory that the ranks of the host share"
+        return f"gloo ({self._group.why_no_memory})" if self._group.why_no_memory else "gloo, between hosts"
+
+    def __call__(self, batch: Batch) -> Dealt:
+        """This rank's samples of the global batch, from all ranks.
+
+        Args:
+            batch: what this rank brings, in host memory; its size may differ from rank to rank, and be 0.
+        """
+        group = self._group
+        costs = self._cost.of(lengths_of(batch, self._inputs), num_samples=batch.batch_size)
+        sizes = [int(part) for part in self._tell(torch.tensor([batch.batch_size]), [1] * group.size, "sizes")]
+        all_costs = torch.cat(self._tell(torch.from_numpy(costs), sizes, "costs")).numpy()
+        ranks = partition(all_costs, balance=self._balance, num_ranks=group.size, shares=self._shares)
+        first = sum(sizes[: group.position])
+        mine = ranks[first : first + batch.batch_size]
+        parts = [take_samples(batch, torch.from_numpy(np.flatnonzero(mine == rank))) for rank in range(group.size)]
+        before = np.repeat(np.arange(group.size), sizes)
+        return Dealt(
+            batch=concatenate_batches(self._exchanged(parts)),
+            loads=loads_of(all_costs, ranks, num_ranks=group.size),
+            loads_before=loads_of(all_costs, before, num_ranks=group.size),
+        )
+
+    def _tell(self, numbers: Tensor, sizes: Sequence[int], what: str) -> list[Tensor]:
+        """Numbers of this rank to all; those of all ranks, in their order."""
+        size = self._group.size
+        came = all_to_all(
+            numbers.repeat(size),
+            sent=[numbers.numel()] * size,
+            received=sizes,
+            group=self._group,
+            traffic=self._traffic,
+            purpose=_PURPOSE.format(what),
+        )
+        return list(came.wait().split(list(sizes)))
+
+    def _exchanged(self, parts: list[Batch]) -> list[Batch]:
+        """The samples that each rank has for this one, in the order of ranks; what stays is not copied."""
+        group = self._group
+        own = parts[group.position]
+        letters = [
+            _letter(part) if part.batch_size and rank != group.position else torch.empty(0, dtype=torch.uint8)
+            for rank, part in enumerate(parts)
+        ]
+        sent = [letter.numel() for letter in letters]
+        told = all_to_all(
+            torch.tensor(sent),
+            sent=[1] * group.size,
+            received=[1] * group.size,
+            group=group,
+            traffic=self._traffic,
+            purpose=_PURPOSE.format("bytes"),
+        )
+        received = told.wait().tolist()
+        came = all_to_all(
+            torch.cat(letters),
+            sent=sent,
+            received=received,
+            group=group,
+            traffic=self._traffic,
+            purpose=_PURPOSE.format("samples"),
+        )
+        found: list[Batch] = []
+        for rank, text in enumerate(came.wait().split(received)):
+            if rank == group.position:
+                found.append(own)
+            elif len(text):
+                found.append(batch_of_parts(load(text.numpy().tobytes())))
+        return found
+
+
+def _letter(part: Batch) -> Tensor:
+    """A batch as bytes."""
+    named = {name: value.contiguous() for name, value in named_parts(part).items()}
+    return torch.frombuffer(bytearray(save(named)), dtype=torch.uint8)
+
+
+def _own_group(topology: Topology) -> RankGroup:
+    """All ranks in a gloo group that nothing else uses, in memory that they share where they lie on one host."""
+    with communicating("meeting of all ranks, to balance"):
+        group = dist.new_group(list(topology.order), backend="gloo", sort_ranks=False)
+        assert isinstance(group, dist.ProcessGroup)
+        mine = RankGroup(tuple(range(topology.world_size)), topology.rank, group)
+        if topology.num_hosts > 1:
+            return mine
+        memory, reason = open_host_memory(group)
+    return replace(mine, memory=memory, why_no_memory=reason)

@@ -1,0 +1,143 @@
+"""Balancing: the samples of the step after the next are dealt to ranks while this step computes.
+
+    main thread      step k              step k + 1          step k + 2
+    ids                  of k + 1 ──►        of k + 2 ──►
+    this thread      deal k + 2          deal k + 3
+
+A batch must be dealt before its ids leave, which they do a step early; so samples are dealt two steps early. The thread
+works on copies of its own and talks through a process group of its own (`parallel/exchange/samples.py`), and its result
+depends on lengths alone. So a run that is resumed deals as one that was not: batches are taken from the source again,
+and dealt again. The source's position, the ledger and the loss know nothing of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from ziggurat.data.balance.cost import SampleCost
+from ziggurat.data.balance.partition import Balance, straggler_share
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.models import Model
+from ziggurat.parallel.exchange.samples import Dealt, SampleExchange
+from ziggurat.parallel.parallelize import Parallel
+from ziggurat.training.config import Compile, TrainingConfig
+
+_OFF = "--training.balance none"
+
+
+class Balancer:
+    """Deals the samples of batches that are still to come, in a thread; one at a time, on all ranks alike.
+
+    Args:
+        deal: what deals a batch; collective.
+        lines: how, for the start-up report.
+    """
+
+    def __init__(self, deal: Callable[[Batch], Dealt], *, lines: dict[str, str] | None = None) -> None:
+        self._deal, self.lines = deal, lines or {}
+        self._thread: threading.Thread | None = None
+        self._result: Dealt | BaseException | None = None
+        self._loads = np.zeros(2)  # Σ mean / max over steps, before and after
+        self._steps = 0
+
+    def start(self, batch: Batch) -> None:
+        """Begin to deal a batch; the one before must have been finished."""
+        assert self._thread is None, "one at a time"
+        self._thread = threading.Thread(target=self._work, args=(batch,), name="ziggurat-balance", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Batch:
+        """This rank's samples of the batch that was started.
+
+        Raises:
+            TopologyError: another rank is gone.
+        """
+        assert self._thread is not None, "nothing was started"
+        self._thread.join()
+        self._thread, result = None, self._result
+        if isinstance(result, BaseException):
+            raise result
+        assert result is not None
+        self._steps += 1
+        self._loads += straggler_share(result.loads_before), straggler_share(result.loads)
+        return result.batch
+
+    def drain(self) -> None:
+        """Wait for what was started for a step that will not come; all ranks drain at the same step."""
+        if self._thread is not None:
+            self.finish()
+
+    def planned_shares(self) -> tuple[float, float]:
+        """Share of time lost to the slowest rank by planned cost, unbalanced and balanced: the mean over steps."""
+        before, after = (self._loads / max(self._steps, 1)).tolist()
+        return before, after
+
+    def _work(self, batch: Batch) -> None:
+        try:
+            self._result = self._deal(batch.map(lambda tensor: tensor.cpu()))
+        except BaseException as error:  # raised by `finish`, in the thread that trains
+            self._result = error
+
+
+def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> Balancer | None:
+    """What deals samples as the settings say; None where they are trained as they come. Collective.
+
+    Raises:
+        ConfigError: a setting of balance that can take no effect, or would change the result.
+    """
+    if config.balance is Balance.NONE:
+        _check_unused(config)
+        return None
+    if parallel is None or parallel.topology.world_size == 1:
+        raise _refused("several ranks, whose work is balanced", "one device", (_OFF, "--training.token-budget TOKENS"))
+    world_size, block = parallel.topology.world_size, model.coupled_samples
+    if block > 1:
+        raise _refused(
+            "a loss of single samples", f"one that looks at {block} consecutive samples together", (_OFF,), "balance"
+        )
+    if config.balance is Balance.VARIABLE and config.compile is not Compile.OFF:
+        ways = ("--training.balance karmarkar_karp (or zigzag)", "--training.compile off")
+        raise _refused("batches of one size, for a compiled network", f"variable, compile {config.compile.value}", ways)
+    shares = config.balance_shares
+    if shares and (config.balance is not Balance.VARIABLE or len(shares) != world_size):
+        ways = (f"--training.balance variable, with {world_size} shares", "leave balance-shares out")
+        raise _refused(
+            f"{world_size} shares, for variable", f"{len(shares)} for {config.balance.value}", ways, "balance-shares"
+        )
+    given = SampleCost(fixed=parallel.cost.fixed, lists=config.balance_cost)
+    cost = given if config.balance_cost else parallel.cost
+    source = "as given" if config.balance_cost else parallel.cost_source
+    if cost.is_constant:
+        ways = (_OFF, "--training.balance-cost '[{\"name\": LIST}]'")
+        raise _refused("samples of different cost", f"{cost.describe()} for every sample ({source})", ways)
+    exchange = SampleExchange(
+        parallel.topology,
+        traffic=parallel.traffic,
+        inputs=model.inputs,
+        balance=config.balance,
+        cost=cost,
+        shares=shares,
+    )
+    lines = {
+        "samples are dealt": f"{config.balance.value}, two steps early, beside the computation",
+        "cost of a sample": f"{cost.describe()} ({source})",
+        "samples travel through": exchange.medium,
+    }
+    return Balancer(exchange, lines=lines)
+
+
+def _check_unused(config: TrainingConfig) -> None:
+    """Refuse settings of balance without balance."""
+    for name in ("balance_cost", "balance_shares"):
+        if getattr(config, name):
+            flag = name.replace("_", "-")
+            ways = (f"leave --training.{flag} out", "--training.balance variable")
+            raise _refused("--training.balance to be one of zigzag, variable, karmarkar_karp", "none", ways, flag)
+
+
+def _refused(expected: str, found: str, ways_out: tuple[str, ...], setting: str = "balance") -> ConfigError:
+    return ConfigError(expected=expected, found=found, where=f"training settings, {setting}", ways_out=ways_out)
