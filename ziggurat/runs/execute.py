@@ -215,6 +215,8 @@ def train_run(
             report.sections["Machine"]["ziggurat"] = ziggurat.__version__
             if sizes := sizes_text(config):
                 report.sections["Training"]["sizes"] = sizes
+            if trainer.feed.balancer is not None:
+                report.sections["Balance"] = trainer.feed.balancer.lines
             if ranks.tower_size_reason:
                 report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))

@@ -89,6 +89,10 @@ def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | No
     Raises:
         ConfigError: a setting of balance that can take no effect, or would change the result.
     """
+    if config.token_budget and config.compile is not Compile.OFF:
+        ways = ("--training.token-budget 0", "--training.compile off")
+        found = f"token-budget {config.token_budget}, compile {config.compile.value}"
+        raise _refused("batches of one size, for a compiled network", found, ways, "token-budget")
     if config.balance is Balance.NONE:
         _check_unused(config)
         return None

@@ -47,7 +47,7 @@ class TellingRecords:
     def __init__(self, records: Any, *, callbacks: Sequence[Callback]) -> None:
         self._records, self._callbacks = records, callbacks
 
-    def append(self, record: dict[str, Any], *, timing: dict[str, float] | None = None) -> None:
+    def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write one record, and tell."""
         self._records.append(record, timing=timing)
         values = {

@@ -145,6 +145,13 @@ class Feed:
             yield Fed(batch, upcoming, current.num_rows)
             current = following if upcoming is None else replace(following, batch=upcoming)
 
+    def timing(self) -> dict[str, float]:
+        """Share of time lost to the slowest rank by planned cost, as samples came and as dealt; {} where none are."""
+        if self.balancer is None:
+            return {}
+        before, after = self.balancer.planned_shares()
+        return {"unbalanced_straggler_share": round(before, 6), "planned_straggler_share": round(after, 6)}
+
     def drain(self) -> None:
         """Wait for what is on its way for steps that will not come."""
         if self.balancer is not None:

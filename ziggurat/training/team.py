@@ -28,7 +28,9 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.training.balancing import balancer_of
 from ziggurat.training.config import Precision, TrainingConfig
+from ziggurat.training.feed import Feed
 from ziggurat.training.records.log import NoRecords, RunRecords
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.shared_ledger import SharedLedger
@@ -145,8 +147,15 @@ class Team:
         """What every rank says (plain data), in rank order."""
         return [value] if self._agreement is None else self._agreement.gather(value)
 
-    def drain(self, model: Model) -> None:
-        """Receive what was sent ahead for a step that will not come."""
+    def feed(self, train: Any, model: Model, config: TrainingConfig) -> Feed:
+        """The training data of this rank, its samples dealt as the settings say."""
+        balancer = balancer_of(config, model=model, parallel=self.parallel)
+        ranks = {"rank": self.rank, "world_size": self.world_size, "gather": self.gather}
+        return Feed(train, config=config, balancer=balancer, **ranks)
+
+    def drain(self, model: Model, *, feed: Feed) -> None:
+        """Receive what was sent ahead for steps that will not come."""
+        feed.drain()
         if isinstance(model.embeddings, ShardedEmbeddings):
             model.embeddings.drain()
 

@@ -34,7 +34,7 @@ from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.evaluation.first_look import first_look
-from ziggurat.training.feed import Fed, Feed
+from ziggurat.training.feed import Fed
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
@@ -101,7 +101,7 @@ class Trainer:
         self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
-        self.feed = Feed(train, config=config, rank=team.rank, world_size=team.world_size, gather=team.gather)
+        self.feed = team.feed(train, model, config)
         self.repeats = deduplicate_source(self.feed.source, model)
         self._rankings = first_look(model, train, valid=valid, loader=config.loader)
         if valid is not None:
@@ -213,16 +213,16 @@ class Trainer:
         for fed in self.feed.epoch(device=self.step.device, empty=empty):
             result = self._train(fed)
             elapsed = time.perf_counter() - begin
-            self._pace.count(elapsed, rows=fed.num_rows)
+            self._pace.count(elapsed, rows=fed.num_rows, busy_s=result.busy_s)
             self._log(result)
             if not self._showing:
                 self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.feed.num_rows)
                 self._showing = True
-            note = f"loss {result.loss:.4f} · {self._pace.samples_per_s:,.0f} samples/s"
+            note = f"loss {result.loss:.4f} · {self._pace.text()}"
             self.progress.update(position.rows - first_row, note=note)
             self._boundary(last=fed.upcoming is None)
             if position.finished or position.epoch != epoch:
-                self.team.drain(self.model)
+                self.team.drain(self.model, feed=self.feed)
                 return
             begin = time.perf_counter()
         # An epoch without a single batch left (an empty data set, or a resume at its very end).
@@ -263,7 +263,7 @@ class Trainer:
         loss = position.loss_sum / position.loss_rows
         record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
         record["lr"] = self.config.learning_rate * self._factor()
-        self.records.append(record, timing={"samples_per_s": self._pace.since_last()})
+        self.records.append(record, timing=self._pace.since_last() | self.feed.timing())
         position.loss_sum, position.loss_rows = 0.0, 0
 
     # ---------------------------------------------------------------------------------- evaluation and checkpoint

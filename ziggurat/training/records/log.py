@@ -36,7 +36,7 @@ class RunRecords:
         purge = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(str(tensorboard), purge_step=purge)
 
-    def append(self, record: dict[str, Any], *, timing: dict[str, float] | None = None) -> None:
+    def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write one record; it must hold `kind` and `step`. Numbers go to TensorBoard as `kind/name`."""
         line = record | ({"timing": timing} if timing else {})
         self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -60,7 +60,7 @@ class RunRecords:
 class NoRecords:
     """A log that writes nothing, for every rank but the first."""
 
-    def append(self, record: dict[str, Any], *, timing: dict[str, float] | None = None) -> None:
+    def append(self, record: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Write nothing."""
 
     def flush(self, *, durable: bool = False) -> None:

@@ -1,9 +1,23 @@
-"""Pace: how many samples a second a run trains, as a whole and since it was last asked.
+"""Pace: how many samples a second a run trains, and how much of its ranks' time is lost to the slowest of them.
 
 The first step is kept apart: it compiles, allocates and warms caches, and would make a short run look slow.
+
+A step takes as long as its slowest rank. With b_r the seconds that rank r was busy in a step, the others wait for it:
+
+    share lost = 1 − Σ_steps mean_r(b_r) / Σ_steps max_r(b_r)
+
+Busy is processor time of the forward and backward pass, so ranks that share cores do not count each other's work. What
+ranks wait for beside that (the wire, the data) is not in it. A device has another clock: nothing is shown then.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ziggurat.data.balance.partition import straggler_share
 
 
 class Pace:
@@ -17,24 +31,38 @@ class Pace:
         self.first_step_s = 0.0
         self._whole = (0.0, 0)
         self._last = (0.0, 0)
+        self._busy: list[Sequence[float]] = []
+        self._shown = ""
 
-    def count(self, seconds: float, *, rows: int) -> None:
-        """One step, of so many seconds and samples."""
+    def count(self, seconds: float, *, rows: int, busy_s: Sequence[float] = ()) -> None:
+        """One step, of so many seconds and samples, and the seconds that each rank was busy."""
         if not self.first_step_s:
             self.first_step_s = seconds
             return
         self._whole = (self._whole[0] + seconds, self._whole[1] + rows)
         self._last = (self._last[0] + seconds, self._last[1] + rows)
+        if len(busy_s) > 1 and any(busy_s):
+            self._busy.append(busy_s)
 
     @property
     def samples_per_s(self) -> float:
         """Samples a second of all steps but the first; 0 before the second."""
         return _rate(self._whole)
 
-    def since_last(self) -> float:
-        """The same since this was last called."""
+    def text(self) -> str:
+        """Rate, and what is lost to stragglers as of the last log line, in words."""
+        return f"{self.samples_per_s:,.0f} samples/s{self._shown}"
+
+    def since_last(self) -> dict[str, Any]:
+        """Since this was last called: samples_per_s; on ranks straggler_share, and busy_s a step by rank."""
         rate, self._last = _rate(self._last), (0.0, 0)
-        return rate
+        busy, self._busy = self._busy, []
+        if not busy:
+            return {"samples_per_s": rate}
+        share = straggler_share(np.array(busy))
+        self._shown = f" · {100 * share:.0f} % lost to stragglers"
+        mean_s = [round(value, 6) for value in np.mean(busy, axis=0).tolist()]
+        return {"samples_per_s": rate, "straggler_share": round(share, 6), "busy_s": mean_s}
 
 
 def _rate(counted: tuple[float, int]) -> float:

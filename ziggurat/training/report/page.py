@@ -31,6 +31,7 @@ from ziggurat.training.evaluation.evaluate import versus_baseline
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
 from ziggurat.training.report.plots import calibration_figure, training_figures
+from ziggurat.training.report.stragglers import straggler_section
 
 STYLE = """
 :root{color-scheme:light}
@@ -70,6 +71,7 @@ def write_report(folder: str | Path) -> Path:
         *(_svg(figure) for figure in training_figures(records, best_step=best)),
         "</div>",
         _calibration_section(evaluations),
+        straggler_section(records),
         _traffic_section(traffic),
         _startup_section(startup),
         _config_section(config),

@@ -130,7 +130,7 @@ def startup_report(
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
         "torch.compile": _compile_line(step),
         "memory": step.memory,
-        "batch": f"{config.loader.batch_size:,} rows" + (" a rank" if step.parallel is not None else ""),
+        "batch": _batch_line(step),
     }
     if facts.has_dots:
         training["pairwise dot products"] = dot_kernel()
@@ -167,6 +167,12 @@ def tower_section(model: Model) -> dict[str, dict[str, str]]:
         "all towers": f"{numbers}, compression {layer.compression_ratio:.2f}",
     }
     return {"Towers": lines | {f"tower {each.tower}": each.text() for each in layer.report()}}
+
+
+def _batch_line(step: TrainStep) -> str:
+    config = step.config
+    rows = f"{config.loader.batch_size:,} rows" + (" a rank" if step.parallel is not None else "")
+    return f"{config.token_budget:,} events of all lists, at most {rows}" if config.token_budget else rows
 
 
 def _compile_line(step: TrainStep) -> str:
