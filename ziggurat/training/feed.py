@@ -170,16 +170,16 @@ class Feed:
         if self.balancer is None:
             yield from taken
             return
-        current: _Taken | None = None
-        for following in taken:
-            if current is not None:
-                dealt = replace(current, batch=self.balancer.finish())
+        current = next(taken)
+        if current.batch is not None:
+            self.balancer.start(current.batch)
+        while current.batch is not None:
+            following = next(taken)
+            ready = replace(current, batch=self.balancer.finish())
             if following.batch is not None:
                 self.balancer.start(following.batch)
-            if current is not None:
-                yield dealt
+            yield ready
             current = following
-        assert current is not None
         yield current
 
     def _following(self, iterator: Iterator[Batch], empty: Batch) -> tuple[Batch | None, int, dict[str, Any], bool]:
