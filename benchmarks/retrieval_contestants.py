@@ -49,8 +49,8 @@ class Ours:
         begin = time.process_time()
         self._index = VectorIndex.build(torch.from_numpy(vectors))
         self.build_s, self.num_bytes = time.process_time() - begin, self._index.num_bytes()
-        rows, row_bytes = self._index.codes.shape
-        self._planner = Planner(num_rows=rows, num_clusters=self._index.num_clusters, row_bytes=row_bytes)
+        own = self._index
+        self._planner = Planner(num_rows=len(own), num_clusters=own.num_clusters, row_bytes=own.row_bytes)
         self._order = self._index.order.numpy()
         self._masks: list[Any] = []
         self._passing: list[int] = []

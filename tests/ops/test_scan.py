@@ -17,6 +17,7 @@ from ziggurat.ops.scan import (
     ScanPath,
     ScanTables,
     dequantize_rows,
+    kernel,
     quantize_rows,
     scan_clusters,
     scan_clusters_reference,
@@ -63,12 +64,17 @@ def test_every_path_equals_the_reference(seed: int) -> None:
         masks = [None, *(masks if masks.dim() == 2 else [masks] * num_queries)][:num_queries]
     lists = [torch.randperm(num, generator=generator)[: draw.randint(0, num)] for _ in range(num_queries - 1)]
     rows = [None, *lists]
-    by_cluster = scan_clusters_reference(tables, queries, k=k, probes=probes, least=least, masks=masks)
-    by_row = scan_rows_reference(tables, queries, k=k, rows=rows)
+    candidates = draw.choice([0, 0, 1, k + 3, 2 * k])
+    by_cluster = scan_clusters_reference(
+        tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates
+    )
+    by_row = scan_rows_reference(tables, queries, k=k, rows=rows, candidates=candidates)
     for path in paths():
-        found = scan_clusters(tables, queries, k=k, probes=probes, least=least, masks=masks, path=path)
+        found = scan_clusters(
+            tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates, path=path
+        )
         assert same(found, by_cluster), path
-        assert same(scan_rows(tables, queries, k=k, rows=rows, path=path), by_row), path
+        assert same(scan_rows(tables, queries, k=k, rows=rows, candidates=candidates, path=path), by_row), path
 
 
 def test_more_clusters_are_read_until_enough_rows_pass() -> None:
@@ -94,7 +100,7 @@ def test_rounding_is_within_half_a_step_and_zeros_stay() -> None:
     vectors = torch.randn(50, 33) * torch.logspace(-3, 3, 50).unsqueeze(1)
     vectors[7] = 0
     rows = quantize_rows(vectors)
-    assert rows.codes.shape == (50, 48)
+    assert rows.upper.shape == rows.lower.shape == (50, 24)
     error = (dequantize_rows(rows, dim=33) - vectors).abs()
     assert bool((error <= 0.501 * rows.scales.unsqueeze(1)).all())
     assert not dequantize_rows(rows, dim=33)[7].any()
@@ -106,8 +112,8 @@ def test_a_query_that_is_not_finite_is_refused(bad: float, monkeypatch: pytest.M
     queries = torch.randn(3, 4)
     queries[1, 2] = bad
     one = torch.ones(3, dtype=torch.int64)
-    for library in (scan._library_or_reason(), (None, "no compiler")):
-        monkeypatch.setattr(scan, "_library_or_reason", lambda library=library: library)
+    for library in (kernel._library_or_reason(), (None, "no compiler")):
+        monkeypatch.setattr(kernel, "_library_or_reason", lambda library=library: library)
         with pytest.raises(DataError, match="column 2"):
             scan_clusters(tables, queries, k=1, probes=one, least=one)
         with pytest.raises(DataError, match="query 1"):
@@ -118,7 +124,7 @@ def test_without_a_compiler_the_reference_answers(monkeypatch: pytest.MonkeyPatc
     tables = tables_of(torch.randn(30, 4), num_clusters=3, generator=torch.Generator())
     queries, two = torch.randn(2, 4), torch.full((2,), 2)
     expected = scan_clusters(tables, queries, k=4, probes=two, least=two)
-    monkeypatch.setattr(scan, "_library_or_reason", lambda: (None, "no compiler"))
+    monkeypatch.setattr(kernel, "_library_or_reason", lambda: (None, "no compiler"))
     assert same(scan_clusters(tables, queries, k=4, probes=two, least=two), expected)
     assert "no compiler" in scan.scan_kernel()
 

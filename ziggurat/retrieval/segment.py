@@ -43,8 +43,8 @@ class Segment:
     @functools.cached_property
     def planner(self) -> Planner:
         """What chooses how a query of these items is answered."""
-        rows, clusters = self.vectors.codes.shape, self.vectors.num_clusters
-        return Planner(num_rows=rows[0], num_clusters=clusters, row_bytes=rows[1])
+        own = self.vectors
+        return Planner(num_rows=len(own), num_clusters=own.num_clusters, row_bytes=own.row_bytes)
 
     def num_alive(self) -> int:
         """Items that are not deleted."""

@@ -1,37 +1,36 @@
-// Scores of INT8 rows against queries, and the best k of them. See ziggurat/ops/scan.py for what and why.
+// Scores of INT8 rows against queries, and the best k of them. See ziggurat/ops/scan/kernel.py for what and why.
 //
-// A row is `row_bytes` numbers (a multiple of 16), each stored with 128 added. Dot products are exact in 32 bits; a
-// score is (float)dot * scale + add, rounded after each operation (-ffp-contract=off), so every path gives the same bits.
+// A row is 2 * plane_bytes numbers, each stored with 128 added: its upper four bits in one plane, its lower four in
+// another. Byte j of a plane has number j in its lower half, number j + plane_bytes in its upper half. Dot products are
+// exact in 32 bits; a score is (float)dot * scale + add, rounded after each operation (-ffp-contract=off), so every path
+// gives the same bits.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define ZIGGURAT_X86
-#endif
+#include "best.h"
 
 namespace {
 
-constexpr int kRows = 16;         // that are scored together
-constexpr int64_t kFar = 8192;    // bytes that neighbouring rows are fetched ahead
+constexpr int64_t kFar = 4096;    // bytes of a plane that neighbouring rows are fetched ahead
 constexpr int64_t kList = 256;    // rows that are listed before they are scored
 constexpr float kLeastLargest = 1e-30f;
 alignas(64) const float kZeros[kRows] = {};
 
 struct Query {
-    std::vector<int8_t> codes;    // row_bytes + 64, zeros behind `dim`
-    std::vector<int16_t> wide;    // the same, for AVX2
-    int32_t offset = 0;           // 128 times their sum: what the stored numbers have too much
+    std::vector<int8_t> halves[2];  // numbers 0 ... plane_bytes - 1, and the rest; zeros up to plane_bytes + 64
+    std::vector<int8_t> paired;     // 16 numbers of one half, 16 of the other, and so on: for AVX2
+    int32_t sum = 0;
     float scale = 0, norm = 0;
-    int64_t row_bytes = 0;
+    int64_t plane_bytes = 0;
 };
 
 // False if a number is not finite.
-bool quantize(const float* from, int64_t dim, int64_t row_bytes, Query& query) {
+bool quantize(const float* from, int64_t dim, int64_t plane_bytes, Query& query) {
     float largest = kLeastLargest;
     bool finite = true;
     for (int64_t d = 0; d < dim; ++d) {
@@ -40,35 +39,49 @@ bool quantize(const float* from, int64_t dim, int64_t row_bytes, Query& query) {
         largest = size > largest ? size : largest;
     }
     if (!finite) return false;
-    query.codes.assign(row_bytes + 64, 0);
-    query.wide.assign(row_bytes + 64, 0);
+    for (auto& half : query.halves) half.assign(plane_bytes + 64, 0);
+    query.paired.assign(2 * plane_bytes + 64, 0);
     const float inverse = 127.0f / largest;
-    int32_t sum = 0;
     int64_t squares = 0;
+    query.sum = 0;
     for (int64_t d = 0; d < dim; ++d) {
         const int32_t code = static_cast<int32_t>(std::nearbyintf(from[d] * inverse));
-        query.codes[d] = static_cast<int8_t>(code);
-        query.wide[d] = static_cast<int16_t>(code);
-        sum += code;
+        const int64_t half = d >= plane_bytes, at = d - half * plane_bytes;
+        query.halves[half][at] = static_cast<int8_t>(code);
+        query.paired[at / 16 * 32 + half * 16 + at % 16] = static_cast<int8_t>(code);
+        query.sum += code;
         squares += code * code;
     }
-    query.offset = 128 * sum;
     query.scale = largest / 127.0f;
     query.norm = std::sqrt(static_cast<float>(squares));
-    query.row_bytes = row_bytes;
+    query.plane_bytes = plane_bytes;
     return true;
 }
 
-// Writes 16 scores; returns which of them are at least `least`, as bits.
-using Score = uint32_t (*)(const Query&, const uint8_t* const*, const float*, const float*, float, float*);
+// Which bits of the rows are read. Of the upper four alone, scores are twice as large: 15 / 2 stands for the lower four.
+enum Bits { kUpper, kAll };
 
-uint32_t score_plain(const Query& query, const uint8_t* const* rows, const float* scales, const float* add,
-                     float least, float* out) {
+// Writes 16 scores; returns which of them are at least `least`, as bits. `lower` leads from a row's upper bits to its
+// lower ones.
+using Score = uint32_t (*)(const Query&, const uint8_t* const* rows, ptrdiff_t lower, const float* scales,
+                           const float* add, float least, float* out);
+
+inline int32_t dot_plain(const Query& query, const uint8_t* row) {
+    int32_t dot = 0;
+    for (int64_t j = 0; j < query.plane_bytes; ++j)
+        dot += (row[j] & 15) * query.halves[0][j] + (row[j] >> 4) * query.halves[1][j];
+    return dot;
+}
+
+template <Bits bits>
+uint32_t score_plain(const Query& query, const uint8_t* const* rows, ptrdiff_t lower, const float* scales,
+                     const float* add, float least, float* out) {
     uint32_t found = 0;
     for (int r = 0; r < kRows; ++r) {
-        int32_t dot = 0;
-        for (int64_t d = 0; d < query.row_bytes; ++d) dot += rows[r][d] * query.codes[d];
-        const float scaled = static_cast<float>(dot - query.offset) * scales[r];
+        const int32_t dot = dot_plain(query, rows[r]);
+        const int32_t exact = bits == kUpper ? 32 * dot - 241 * query.sum
+                                             : 16 * dot + dot_plain(query, rows[r] + lower) - 128 * query.sum;
+        const float scaled = static_cast<float>(exact) * scales[r];
         out[r] = scaled + add[r];
         found |= static_cast<uint32_t>(out[r] >= least) << r;
     }
@@ -76,21 +89,28 @@ uint32_t score_plain(const Query& query, const uint8_t* const* rows, const float
 }
 
 #if defined(ZIGGURAT_X86)
-#define ZIGGURAT_AVX2 __attribute__((target("avx2")))
-#define ZIGGURAT_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+// vpmaddubsw saturates, but two products of a number below 16 and one below 128 fit.
+ZIGGURAT_AVX2 inline __m256i dots_of_16(__m128i codes, const int8_t* paired) {
+    const __m128i low = _mm_set1_epi8(15);
+    const __m256i both = _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(codes, 4), low), _mm_and_si128(codes, low));
+    const __m256i query = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(paired));
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(both, query), _mm256_set1_epi16(1));
+}
 
-// Sums of pairs of 16-bit numbers are exact, unlike those of vpmaddubsw, which saturate.
-ZIGGURAT_AVX2 uint32_t score_avx2(const Query& query, const uint8_t* const* rows, const float* scales,
-                                  const float* add, float least, float* out) {
-    alignas(32) int32_t dots[kRows];
+ZIGGURAT_AVX2 inline void dots_avx2(const Query& query, const uint8_t* const* rows, ptrdiff_t plane, int32_t* dots) {
     for (int r = 0; r < kRows; r += 4) {
         __m256i sums[4];
-        for (int i = 0; i < 4; ++i) sums[i] = _mm256_setzero_si256();
-        for (int64_t d = 0; d < query.row_bytes; d += 16) {
-            const __m256i wide = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(query.wide.data() + d));
-            for (int i = 0; i < 4; ++i) {
-                const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r + i] + d));
-                sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_cvtepu8_epi16(codes), wide));
+        for (int i = 0; i < 4; ++i) {
+            const uint8_t* row = rows[r + i] + plane;
+            int64_t j = 0;
+            sums[i] = _mm256_setzero_si256();
+            for (; j + 16 <= query.plane_bytes; j += 16) {
+                const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + j));
+                sums[i] = _mm256_add_epi32(sums[i], dots_of_16(codes, query.paired.data() + 2 * j));
+            }
+            if (j < query.plane_bytes) {  // eight bytes more
+                const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + j));
+                sums[i] = _mm256_add_epi32(sums[i], dots_of_16(codes, query.paired.data() + 2 * j));
             }
         }
         const __m256i pairs = _mm256_hadd_epi32(
@@ -99,11 +119,20 @@ ZIGGURAT_AVX2 uint32_t score_avx2(const Query& query, const uint8_t* const* rows
         const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
         _mm_store_si128(reinterpret_cast<__m128i*>(dots + r), four);
     }
+}
+
+template <Bits bits>
+ZIGGURAT_AVX2 uint32_t score_avx2(const Query& query, const uint8_t* const* rows, ptrdiff_t lower, const float* scales,
+                                  const float* add, float least, float* out) {
+    alignas(32) int32_t dots[kRows], lower_dots[kRows];
+    dots_avx2(query, rows, 0, dots);
+    if (bits == kAll) dots_avx2(query, rows, lower, lower_dots);
     uint32_t found = 0;
     for (int r = 0; r < kRows; r += 8) {
-        const __m256i exact = _mm256_sub_epi32(
-            _mm256_load_si256(reinterpret_cast<const __m256i*>(dots + r)), _mm256_set1_epi32(query.offset)
-        );
+        __m256i exact = _mm256_slli_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(dots + r)), bits == kAll ? 4 : 5);
+        if (bits == kAll)
+            exact = _mm256_add_epi32(exact, _mm256_load_si256(reinterpret_cast<const __m256i*>(lower_dots + r)));
+        exact = _mm256_sub_epi32(exact, _mm256_set1_epi32((bits == kAll ? 128 : 241) * query.sum));
         const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(exact), _mm256_loadu_ps(scales + r));
         const __m256 scores = _mm256_add_ps(scaled, _mm256_loadu_ps(add + r));
         _mm256_storeu_ps(out + r, scores);
@@ -113,38 +142,81 @@ ZIGGURAT_AVX2 uint32_t score_avx2(const Query& query, const uint8_t* const* rows
     return found;
 }
 
-// Sixteen vectors of sixteen numbers to the vector of their sums: pairs, fours, then lanes of 128 bits.
-ZIGGURAT_VNNI inline __m512i sum_each(__m512i* v) {
-    for (int i = 0; i < 8; ++i)
+// Vectors in pairs to half as many: lanes of 128 bits with sums of one vector and of the other.
+ZIGGURAT_VNNI inline void add_pairs(__m512i* v, int num) {
+    for (int i = 0; i < num / 2; ++i)
         v[i] = _mm512_add_epi32(_mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]),
                                 _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]));
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < num / 4; ++i)
         v[i] = _mm512_add_epi32(_mm512_unpacklo_epi64(v[2 * i], v[2 * i + 1]),
                                 _mm512_unpackhi_epi64(v[2 * i], v[2 * i + 1]));
-    for (int i = 0; i < 2; ++i)
-        v[i] = _mm512_add_epi32(_mm512_shuffle_i32x4(v[2 * i], v[2 * i + 1], 0x44),
-                                _mm512_shuffle_i32x4(v[2 * i], v[2 * i + 1], 0xee));
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(v[0], v[1], 0x88), _mm512_shuffle_i32x4(v[0], v[1], 0xdd));
 }
 
-template <int chunks>  // of 64 numbers; 0: any number, and a last one that is not full
-ZIGGURAT_VNNI uint32_t score_vnni(const Query& query, const uint8_t* const* rows, const float* scales,
-                                  const float* add, float least, float* out) {
+ZIGGURAT_VNNI inline __m512i add_lanes(__m512i first, __m512i second, bool is_last) {
+    if (is_last)
+        return _mm512_add_epi32(_mm512_shuffle_i32x4(first, second, 0x88), _mm512_shuffle_i32x4(first, second, 0xdd));
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(first, second, 0x44), _mm512_shuffle_i32x4(first, second, 0xee));
+}
+
+ZIGGURAT_VNNI inline __m512i add_dots(__m512i sums, __m512i codes, __m512i first, __m512i second) {
+    const __m512i low = _mm512_set1_epi8(15);
+    sums = _mm512_dpbusd_epi32(sums, _mm512_and_si512(codes, low), first);
+    return _mm512_dpbusd_epi32(sums, _mm512_and_si512(_mm512_srli_epi16(codes, 4), low), second);
+}
+
+// Two rows of 32 bytes in a register: rows 0 to 3 with 4 to 7, and 8 to 11 with 12 to 15, so that sums come in order.
+ZIGGURAT_VNNI inline __m512i dots_of_32_bytes(const Query& query, const uint8_t* const* rows, ptrdiff_t plane) {
+    const auto load = [](const void* from) __attribute__((always_inline, target("avx512f"))) {
+        return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+    };
+    const __m512i first = _mm512_broadcast_i64x4(load(query.halves[0].data()));
+    const __m512i second = _mm512_broadcast_i64x4(load(query.halves[1].data()));
+    __m512i sums[8];
+    for (int i = 0; i < 8; ++i) {
+        const int r = i < 4 ? i : i + 4;
+        const __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(load(rows[r] + plane)), load(rows[r + 4] + plane), 1);
+        sums[i] = add_dots(_mm512_setzero_si512(), codes, first, second);
+    }
+    add_pairs(sums, 8);
+    return add_lanes(sums[0], sums[1], true);
+}
+
+template <int chunks>  // of 64 bytes; 0: any number, and a last one that is not full
+ZIGGURAT_VNNI inline __m512i dots_of_chunks(const Query& query, const uint8_t* const* rows, ptrdiff_t plane) {
     __m512i sums[kRows];
-    const int64_t full = chunks ? chunks : query.row_bytes / 64;
+    const int64_t full = chunks ? chunks : query.plane_bytes / 64;
     for (int r = 0; r < kRows; ++r) sums[r] = _mm512_setzero_si512();
     for (int64_t c = 0; c < full; ++c) {
-        const __m512i codes = _mm512_loadu_si512(query.codes.data() + 64 * c);
+        const __m512i first = _mm512_loadu_si512(query.halves[0].data() + 64 * c);
+        const __m512i second = _mm512_loadu_si512(query.halves[1].data() + 64 * c);
         for (int r = 0; r < kRows; ++r)
-            sums[r] = _mm512_dpbusd_epi32(sums[r], _mm512_loadu_si512(rows[r] + 64 * c), codes);
+            sums[r] = add_dots(sums[r], _mm512_loadu_si512(rows[r] + plane + 64 * c), first, second);
     }
-    if (!chunks && query.row_bytes % 64) {
-        const __mmask64 rest = (1ull << query.row_bytes % 64) - 1;
-        const __m512i codes = _mm512_loadu_si512(query.codes.data() + 64 * full);
+    if (!chunks && query.plane_bytes % 64) {
+        const __mmask64 rest = (1ull << query.plane_bytes % 64) - 1;
+        const __m512i first = _mm512_loadu_si512(query.halves[0].data() + 64 * full);
+        const __m512i second = _mm512_loadu_si512(query.halves[1].data() + 64 * full);
         for (int r = 0; r < kRows; ++r)
-            sums[r] = _mm512_dpbusd_epi32(sums[r], _mm512_maskz_loadu_epi8(rest, rows[r] + 64 * full), codes);
+            sums[r] = add_dots(sums[r], _mm512_maskz_loadu_epi8(rest, rows[r] + plane + 64 * full), first, second);
     }
-    const __m512i exact = _mm512_sub_epi32(sum_each(sums), _mm512_set1_epi32(query.offset));
+    add_pairs(sums, 16);
+    return add_lanes(add_lanes(sums[0], sums[1], false), add_lanes(sums[2], sums[3], false), true);
+}
+
+enum Shape { kAny = 0, k64Bytes = 1, k32Bytes = 2 };
+
+template <Shape shape>
+ZIGGURAT_VNNI inline __m512i dots_vnni(const Query& query, const uint8_t* const* rows, ptrdiff_t plane) {
+    if (shape == k32Bytes) return dots_of_32_bytes(query, rows, plane);
+    return dots_of_chunks<shape == k64Bytes ? 1 : 0>(query, rows, plane);
+}
+
+template <Shape shape, Bits bits>
+ZIGGURAT_VNNI uint32_t score_vnni(const Query& query, const uint8_t* const* rows, ptrdiff_t lower, const float* scales,
+                                  const float* add, float least, float* out) {
+    __m512i exact = _mm512_slli_epi32(dots_vnni<shape>(query, rows, 0), bits == kAll ? 4 : 5);
+    if (bits == kAll) exact = _mm512_add_epi32(exact, dots_vnni<shape>(query, rows, lower));
+    exact = _mm512_sub_epi32(exact, _mm512_set1_epi32((bits == kAll ? 128 : 241) * query.sum));
     const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_loadu_ps(scales));
     const __m512 scores = _mm512_add_ps(scaled, _mm512_loadu_ps(add));
     _mm512_storeu_ps(out, scores);
@@ -154,126 +226,97 @@ ZIGGURAT_VNNI uint32_t score_vnni(const Query& query, const uint8_t* const* rows
 
 enum Path : int64_t { kPlain = 0, kAvx2 = 1, kVnni = 2 };
 
-Score score_of(int64_t path, int64_t row_bytes) {
+template <Bits bits>
+Score score_of(int64_t path, int64_t plane_bytes) {
 #if defined(ZIGGURAT_X86)
     if (path == kVnni) {
-        if (row_bytes == 64) return score_vnni<1>;
-        if (row_bytes == 128) return score_vnni<2>;
-        return score_vnni<0>;
+        if (plane_bytes == 32) return score_vnni<k32Bytes, bits>;
+        if (plane_bytes == 64) return score_vnni<k64Bytes, bits>;
+        return score_vnni<kAny, bits>;
     }
-    if (path == kAvx2) return score_avx2;
+    if (path == kAvx2) return score_avx2<bits>;
 #endif
-    return score_plain;
+    return score_plain<bits>;
 }
 
-// Score and position as one number: a larger one is the better score, or the same and the smaller position.
-inline uint64_t key_of(float score, uint32_t position) {
-    uint32_t bits;
-    std::memcpy(&bits, &score, 4);
-    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-    return static_cast<uint64_t>(bits) << 32 | static_cast<uint32_t>(~position);
-}
-
-inline float score_of_key(uint64_t key) {
-    uint32_t bits = static_cast<uint32_t>(key >> 32);
-    bits = bits & 0x80000000u ? bits & 0x7fffffffu : ~bits;
-    float score;
-    std::memcpy(&score, &bits, 4);
-    return score;
-}
-
-// The k largest keys: everything above the smallest of them is kept in a buffer, which is cut to k when it is full.
-class Best {
-   public:
-    void start(int64_t k) {
-        k_ = k;
-        room_ = std::max<int64_t>(k + 64, 3 * k);
-        if (static_cast<int64_t>(keys_.size()) < room_) keys_.resize(room_);
-        count_ = 0;
-        least_key_ = 0;
-        least = -std::numeric_limits<float>::infinity();
-    }
-    inline void offer(float score, uint32_t position) {
-        const uint64_t key = key_of(score, position);
-        if (key <= least_key_) return;
-        keys_[count_++] = key;
-        if (count_ == room_) cut();
-    }
-    int64_t finish() {
-        if (count_ > k_) cut();
-        std::sort(keys_.begin(), keys_.begin() + count_, std::greater<uint64_t>());
-        return count_;
-    }
-    uint64_t key(int64_t i) const { return keys_[i]; }
-    float least;  // a score below it cannot be among the best
-
-   private:
-    void cut() {
-        std::nth_element(keys_.begin(), keys_.begin() + k_ - 1, keys_.begin() + count_, std::greater<uint64_t>());
-        count_ = k_;
-        least_key_ = keys_[k_ - 1];
-        least = score_of_key(least_key_);
-    }
-    std::vector<uint64_t> keys_;
-    int64_t k_ = 0, room_ = 0, count_ = 0;
-    uint64_t least_key_ = 0;
+struct StoredRows {  // as Rows in rows.py
+    const uint8_t* upper;
+    const uint8_t* lower;
+    const float* scales;
 };
 
-struct Rows {
-    const uint8_t* codes;
-    const float* scales;
-    int64_t bytes;
+struct Rows : StoredRows {
+    int64_t plane_bytes;
+
+    ptrdiff_t to_lower() const { return lower - upper; }
+    template <Bits bits>
+    inline void fetch(int64_t first, int64_t num) const {  // into the second-level cache
+        for (int64_t at = 0; at < num * plane_bytes; at += 64) {
+            __builtin_prefetch(upper + first * plane_bytes + at, 0, 2);
+            if (bits == kAll) __builtin_prefetch(lower + first * plane_bytes + at, 0, 2);
+        }
+        __builtin_prefetch(scales + first, 0, 2);
+    }
+};
+
+struct Tables {  // as _Tables in rows.py
+    StoredRows stored_rows, stored_centroids;
+    const int64_t* offsets;
+    const float* centroid_reach;
+    int64_t num_rows, plane_bytes, dim, num_clusters;
+
+    Rows rows() const { return {stored_rows, plane_bytes}; }
+    Rows centroids() const { return {stored_centroids, plane_bytes}; }
 };
 
 struct Scratch {
     Query query;
-    Best best, clusters;
-    std::vector<float> bias;
+    Best best, candidates, clusters;
+    std::vector<float> reach;
     std::vector<uint64_t> order;
 };
 
-inline void offer_found(uint32_t found, const float* scores, const uint32_t* positions, uint32_t first, Best& best) {
-    while (found) {
-        const int r = __builtin_ctz(found);
-        found &= found - 1;
-        best.offer(scores[r], positions ? positions[r] : first + r);
-    }
-}
+// How rows of one table are scored for one query, and where the best of them go.
+template <Bits bits>
+struct Scan {
+    Score score;
+    const Query& query;
+    Rows table;
+    Best& best;
 
-// Neighbouring rows.
-void score_range(Score score, const Query& query, const Rows& table, const float* add, int64_t begin, int64_t end,
-                 Best& best, int64_t next) {
-    const uint8_t* rows[kRows];
-    alignas(64) float scores[kRows], scales[kRows], adds[kRows] = {};
-    for (int64_t at = begin; at < end; at += kRows) {
-        const int64_t num = std::min<int64_t>(kRows, end - at);
-        const uint8_t* first = table.codes + at * table.bytes;
-        for (int64_t r = 0; r < kRows; ++r) rows[r] = first + std::min(r, num - 1) * table.bytes;
-        const int64_t far = at + kFar / table.bytes < end ? at + kFar / table.bytes : next + at + kFar / table.bytes - end;
-        const uint8_t* ahead = table.codes + far * table.bytes;
-        for (int64_t i = 0; i < kRows * table.bytes; i += 64) __builtin_prefetch(ahead + i, 0, 2);
-        __builtin_prefetch(table.scales + far, 0, 2);
-        const float *scale = table.scales + at, *plus = add ? add + at : kZeros;
-        if (num < kRows) {
-            for (int64_t r = 0; r < num; ++r) scales[r] = scale[r], adds[r] = plus[r];
-            for (int64_t r = num; r < kRows; ++r) scales[r] = 0;
-            scale = scales, plus = adds;
+    // Neighbouring rows; those behind them that come next are fetched meanwhile.
+    void range(const float* add, int64_t begin, int64_t end, int64_t next) {
+        const uint8_t* rows[kRows];
+        uint32_t positions[kRows];
+        alignas(64) float scores[kRows], scales[kRows], adds[kRows] = {};
+        const int64_t bytes = table.plane_bytes, ahead = kFar / bytes;
+        for (int64_t at = begin; at < end; at += kRows) {
+            const int64_t num = std::min<int64_t>(kRows, end - at);
+            const uint8_t* first = table.upper + at * bytes;
+            for (int64_t r = 0; r < kRows; ++r) rows[r] = first + std::min(r, num - 1) * bytes;
+            table.fetch<bits>(at + ahead < end ? at + ahead : next + at + ahead - end, kRows);
+            const float *scale = table.scales + at, *plus = add ? add + at : kZeros;
+            if (num < kRows) {
+                for (int64_t r = 0; r < num; ++r) scales[r] = scale[r], adds[r] = plus[r];
+                for (int64_t r = num; r < kRows; ++r) scales[r] = 0;
+                scale = scales, plus = adds;
+            }
+            uint32_t found = score(query, rows, table.to_lower(), scale, plus, best.least, scores);
+            found &= (num < kRows ? 1u << num : 1u << kRows) - 1;
+            if (!found) continue;
+            for (int r = 0; r < kRows; ++r) positions[r] = static_cast<uint32_t>(at) + r;
+            best.offer(found, scores, positions);
         }
-        uint32_t found = score(query, rows, scale, plus, best.least, scores);
-        found &= (num < kRows ? 1u << num : 1u << kRows) - 1;
-        if (found) offer_found(found, scores, nullptr, static_cast<uint32_t>(at), best);
     }
-}
+};
 
 // Rows of a list. They are fetched when they are listed and scored when half a list more has been fetched.
+template <Bits bits>
 class Listed {
    public:
-    Listed(Score score, const Query& query, const Rows& table, Best& best)
-        : score_(score), query_(query), table_(table), best_(best) {}
+    explicit Listed(const Scan<bits>& scan) : scan_(scan) {}
     inline void add(uint32_t position) {
-        const uint8_t* row = table_.codes + position * table_.bytes;
-        for (int64_t at = 0; at < table_.bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-        __builtin_prefetch(table_.scales + position, 0, 2);
+        scan_.table.template fetch<bits>(position, 1);
         list_[count_++] = position;
         if (count_ == kList) {
             score(kList / 2);
@@ -281,99 +324,117 @@ class Listed {
             count_ = kList / 2;
         }
     }
+    // List those of the rows begin ... end that pass the mask; returns how many.
+    int64_t add_passing(const uint64_t* mask, int64_t begin, int64_t end) {
+        int64_t passed = 0;
+        for (int64_t word = begin / 64; word * 64 < end; ++word) {
+            uint64_t bits_of_word = mask[word];
+            if (word == begin / 64) bits_of_word &= ~0ull << begin % 64;
+            if (end - word * 64 < 64) bits_of_word &= (1ull << (end - word * 64)) - 1;
+            passed += __builtin_popcountll(bits_of_word);
+            for (; bits_of_word; bits_of_word &= bits_of_word - 1)
+                add(static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits_of_word)));
+        }
+        return passed;
+    }
     void finish() { score(count_), count_ = 0; }
 
    private:
     void score(int64_t count) {
         const uint8_t* rows[kRows];
         alignas(64) float scores[kRows], scales[kRows];
+        const Rows& table = scan_.table;
         for (int64_t at = 0; at < count; at += kRows) {
             const int64_t num = std::min<int64_t>(kRows, count - at);
             for (int64_t r = 0; r < kRows; ++r) {
                 const int64_t position = list_[at + std::min(r, num - 1)];
-                rows[r] = table_.codes + position * table_.bytes;
-                scales[r] = table_.scales[position];
+                rows[r] = table.upper + position * table.plane_bytes;
+                scales[r] = table.scales[position];
             }
-            uint32_t found = score_(query_, rows, scales, kZeros, best_.least, scores);
+            uint32_t found = scan_.score(scan_.query, rows, table.to_lower(), scales, kZeros, scan_.best.least, scores);
             found &= (1u << num) - 1;
-            if (found) offer_found(found, scores, list_ + at, 0, best_);
+            if (found) scan_.best.offer(found, scores, list_ + at);
         }
     }
-    Score score_;
-    const Query& query_;
-    const Rows& table_;
-    Best& best_;
+    Scan<bits> scan_;
     uint32_t list_[kList];
     int64_t count_ = 0;
 };
 
-// List those of the rows begin ... end that pass the mask; returns how many.
-int64_t list_passing(const uint64_t* mask, int64_t begin, int64_t end, Listed& listed) {
-    int64_t passed = 0;
-    for (int64_t word = begin / 64; word * 64 < end; ++word) {
-        uint64_t bits = mask[word];
-        if (word == begin / 64) bits &= ~0ull << begin % 64;
-        if (end - word * 64 < 64) bits &= (1ull << (end - word * 64)) - 1;
-        passed += __builtin_popcountll(bits);
-        for (; bits; bits &= bits - 1) listed.add(static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits)));
-    }
-    return passed;
-}
-
-struct Tables {  // as _Tables in scan.py
-    const uint8_t* codes;
-    const float* scales;
-    const int64_t* offsets;
-    const uint8_t* centroid_codes;
-    const float* centroid_scales;
-    const float* centroid_bias;
-    int64_t num_rows, row_bytes, dim, num_clusters;
-};
-
-void best_clusters(const Tables& tables, Score score, int64_t num, Scratch& scratch) {
-    scratch.clusters.start(num);
-    const Rows centroids = {tables.centroid_codes, tables.centroid_scales, tables.row_bytes};
-    score_range(score, scratch.query, centroids, scratch.bias.data(), 0, tables.num_clusters, scratch.clusters,
-                0);
+template <Bits bits>
+void best_clusters(const Tables& tables, Score score, int64_t path, int64_t num, Scratch& scratch) {
+    scratch.clusters.start(num, path == kVnni);
+    Scan<bits> scan{score, scratch.query, tables.centroids(), scratch.clusters};
+    scan.range(scratch.reach.data(), 0, tables.num_clusters, 0);
     const int64_t found = scratch.clusters.finish();
     scratch.order.resize(found);
     for (int64_t i = 0; i < found; ++i) scratch.order[i] = static_cast<uint32_t>(~scratch.clusters.key(i));
 }
 
-void search_clusters(const Tables& tables, Score score, const uint64_t* mask, int64_t probes, int64_t least,
-                     Scratch& scratch) {
-    const Rows rows = {tables.codes, tables.scales, tables.row_bytes};
-    Listed listed(score, scratch.query, rows, scratch.best);
-    probes = std::max<int64_t>(probes, 1);
-    if (probes >= tables.num_clusters) {  // all rows: the order of clusters does not matter
-        const int64_t begin = tables.offsets[0], end = tables.offsets[tables.num_clusters];
-        if (mask)
-            list_passing(mask, begin, end, listed);
-        else
-            score_range(score, scratch.query, rows, nullptr, begin, end, scratch.best, begin);
-        listed.finish();
-        return;
-    }
-    scratch.bias.resize(tables.num_clusters);
-    for (int64_t c = 0; c < tables.num_clusters; ++c)
-        scratch.bias[c] = scratch.query.norm * tables.centroid_bias[c];
-    int64_t passed = 0;
-    best_clusters(tables, score, probes, scratch);
-    for (int64_t i = 0; i < tables.num_clusters && (i < probes || passed < least); ++i) {
-        if (i == probes) best_clusters(tables, score, tables.num_clusters, scratch);
-        const int64_t cluster = scratch.order[i], begin = tables.offsets[cluster], end = tables.offsets[cluster + 1];
-        const bool is_last = i + 1 == static_cast<int64_t>(scratch.order.size());
-        const int64_t next = is_last ? end : tables.offsets[scratch.order[i + 1]];
-        if (mask) __builtin_prefetch(mask + next / 64);
-        if (mask) {
-            passed += list_passing(mask, begin, end, listed);
-        } else {
-            score_range(score, scratch.query, rows, nullptr, begin, end, scratch.best, next);
-            passed += end - begin;
+// What is searched for one query: the nearest clusters, or the rows of a list.
+struct Clusters {
+    const Tables& tables;
+    const uint64_t* mask;
+    int64_t probes, least, path;
+
+    template <Bits bits>
+    void search(Scan<bits> scan, Scratch& scratch) const {
+        Listed<bits> listed(scan);
+        if (probes >= tables.num_clusters) {  // all rows: the order of clusters does not matter
+            const int64_t begin = tables.offsets[0], end = tables.offsets[tables.num_clusters];
+            if (mask)
+                listed.add_passing(mask, begin, end);
+            else
+                scan.range(nullptr, begin, end, begin);
+            listed.finish();
+            return;
         }
+        scratch.reach.resize(tables.num_clusters);
+        const float norm = (bits == kUpper ? 2 : 1) * scratch.query.norm;
+        for (int64_t c = 0; c < tables.num_clusters; ++c)
+            scratch.reach[c] = norm * tables.centroid_reach[c];
+        int64_t passed = 0;
+        best_clusters<bits>(tables, scan.score, path, probes, scratch);
+        for (int64_t i = 0; i < tables.num_clusters && (i < probes || passed < least); ++i) {
+            if (i == probes) best_clusters<bits>(tables, scan.score, path, tables.num_clusters, scratch);
+            const int64_t cluster = scratch.order[i], begin = tables.offsets[cluster], end = tables.offsets[cluster + 1];
+            const bool is_last = i + 1 == static_cast<int64_t>(scratch.order.size());
+            const int64_t next = is_last ? end : tables.offsets[scratch.order[i + 1]];
+            if (mask) {
+                __builtin_prefetch(mask + next / 64);
+                passed += listed.add_passing(mask, begin, end);
+            } else {
+                scan.range(nullptr, begin, end, next);
+                passed += end - begin;
+            }
+        }
+        listed.finish();
     }
-    listed.finish();
-}
+};
+
+struct List {
+    const int64_t* rows;  // none: all
+    int64_t count;
+
+    template <Bits bits>
+    void search(Scan<bits> scan, Scratch&) const {
+        if (!rows) return scan.range(nullptr, 0, count, 0);
+        Listed<bits> listed(scan);
+        for (int64_t i = 0; i < count; ++i) listed.add(static_cast<uint32_t>(rows[i]));
+        listed.finish();
+    }
+};
+
+struct Asked {  // as _Asked in kernel.py
+    const float* queries;
+    int64_t num_queries, k, candidates;  // candidates of the upper bits; 0: all bits of all rows are read
+    float* scores;
+    int64_t* positions;
+    int64_t path, threads;
+    const int64_t *probes, *least;  // of each query; none: those of all
+    int64_t probes_of_all, least_of_all;
+    const uint64_t* const* masks;  // of each query; none: all rows may be found
+};
 
 void write_best(int64_t k, Scratch& scratch, float* scores, int64_t* positions) {
     const int64_t found = scratch.best.finish();
@@ -385,6 +446,39 @@ void write_best(int64_t k, Scratch& scratch, float* scores, int64_t* positions) 
         scores[i] = -std::numeric_limits<float>::infinity();
         positions[i] = -1;
     }
+}
+
+// Searches for every query what `of(q)` says; the number of the first query that is not finite, or -1.
+template <typename Of>
+int64_t search_each(const Tables& tables, const Asked& asked, Of of) {
+    const Score upper = score_of<kUpper>(asked.path, tables.plane_bytes);
+    const Score all = score_of<kAll>(asked.path, tables.plane_bytes);
+    int64_t bad = asked.num_queries;
+#pragma omp parallel num_threads(asked.threads) if (asked.threads > 1 && asked.num_queries > 1)
+    {
+        static thread_local Scratch scratch;
+#pragma omp for schedule(dynamic) reduction(min : bad)
+        for (int64_t q = 0; q < asked.num_queries; ++q) {
+            if (!quantize(asked.queries + q * tables.dim, tables.dim, tables.plane_bytes, scratch.query)) {
+                bad = std::min(bad, q);
+                continue;
+            }
+            scratch.best.start(asked.k, asked.path == kVnni);
+            const Scan<kAll> last{all, scratch.query, tables.rows(), scratch.best};
+            if (asked.candidates) {
+                scratch.candidates.start(std::max(asked.candidates, asked.k), asked.path == kVnni);
+                of(q).search(Scan<kUpper>{upper, scratch.query, tables.rows(), scratch.candidates}, scratch);
+                Listed<kAll> listed(last);
+                for (int64_t i = 0, num = scratch.candidates.keep(); i < num; ++i)
+                    listed.add(static_cast<uint32_t>(~scratch.candidates.key(i)));
+                listed.finish();
+            } else {
+                of(q).search(last, scratch);
+            }
+            write_best(asked.k, scratch, asked.scores + q * asked.k, asked.positions + q * asked.k);
+        }
+    }
+    return bad == asked.num_queries ? -1 : bad;
 }
 
 }  // namespace
@@ -403,54 +497,17 @@ int64_t ziggurat_scan_path() {
     return kPlain;
 }
 
-// Both return the number of the first query that is not finite, or -1.
-int64_t ziggurat_scan_clusters(const Tables* tables, const float* queries, int64_t num_queries, const uint64_t* const* masks,
-                               const int64_t* probes, int64_t probes_stride,
-                               const int64_t* least, int64_t least_stride, int64_t k, float* scores,
-                               int64_t* positions, int64_t path, int64_t threads) {
-    const Score score = score_of(path, tables->row_bytes);
-    int64_t bad = num_queries;
-#pragma omp parallel num_threads(threads) if (threads > 1 && num_queries > 1)
-    {
-        static thread_local Scratch scratch;
-#pragma omp for schedule(dynamic) reduction(min : bad)
-        for (int64_t q = 0; q < num_queries; ++q) {
-            if (!quantize(queries + q * tables->dim, tables->dim, tables->row_bytes, scratch.query)) {
-                bad = std::min(bad, q);
-                continue;
-            }
-            scratch.best.start(k);
-            const uint64_t* mask = masks ? masks[q] : nullptr;
-            search_clusters(*tables, score, mask, probes[q * probes_stride], least[q * least_stride], scratch);
-            write_best(k, scratch, scores + q * k, positions + q * k);
-        }
-    }
-    return bad == num_queries ? -1 : bad;
+int64_t ziggurat_scan_clusters(const Tables* tables, const Asked* asked) {
+    return search_each(*tables, *asked, [=](int64_t q) {
+        const int64_t probes = asked->probes ? asked->probes[q] : asked->probes_of_all;
+        const int64_t least = asked->least ? asked->least[q] : asked->least_of_all;
+        const uint64_t* mask = asked->masks ? asked->masks[q] : nullptr;
+        return Clusters{*tables, mask, std::max<int64_t>(probes, 1), least, asked->path};
+    });
 }
 
-int64_t ziggurat_scan_rows(const Tables* tables, const float* queries, int64_t num_queries, const int64_t* const* lists,
-                           const int64_t* counts, int64_t k, float* scores, int64_t* positions, int64_t path,
-                           int64_t threads) {
-    const Score score = score_of(path, tables->row_bytes);
-    const Rows rows = {tables->codes, tables->scales, tables->row_bytes};
-    int64_t bad = num_queries;
-#pragma omp parallel num_threads(threads) if (threads > 1 && num_queries > 1)
-    {
-        static thread_local Scratch scratch;
-#pragma omp for schedule(dynamic) reduction(min : bad)
-        for (int64_t q = 0; q < num_queries; ++q) {
-            if (!quantize(queries + q * tables->dim, tables->dim, tables->row_bytes, scratch.query)) {
-                bad = std::min(bad, q);
-                continue;
-            }
-            scratch.best.start(k);
-            if (!lists[q]) score_range(score, scratch.query, rows, nullptr, 0, counts[q], scratch.best, 0);
-            Listed listed(score, scratch.query, rows, scratch.best);
-            for (int64_t i = 0; lists[q] && i < counts[q]; ++i) listed.add(static_cast<uint32_t>(lists[q][i]));
-            listed.finish();
-            write_best(k, scratch, scores + q * k, positions + q * k);
-        }
-    }
-    return bad == num_queries ? -1 : bad;
+int64_t ziggurat_scan_rows(const Tables* tables, const Asked* asked, const int64_t* const* lists,
+                           const int64_t* counts) {
+    return search_each(*tables, *asked, [=](int64_t q) { return List{lists[q], counts[q]}; });
 }
 }

@@ -1,13 +1,17 @@
-"""What vectors must be before an index is built of them."""
+"""What vectors must be before an index is built of them, and questions before it answers."""
 
 from __future__ import annotations
 
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.ops.bitmask import num_words
+from ziggurat.ops.scan import Masks
 
 _MOST_VECTORS = 2**31 - 1  # positions are stored in 32 bits
+_MOST_COLUMNS = 2**14  # products of more are no 32-bit numbers
+_MOST_K = 2**20  # each query gets room for so many
 
 
 def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
@@ -16,9 +20,9 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
     Raises:
         DataError: says which row and column.
     """
-    if vectors.dim() != 2 or not vectors.shape[1] or len(vectors) > _MOST_VECTORS:
+    if vectors.dim() != 2 or not 1 <= vectors.shape[1] <= _MOST_COLUMNS or len(vectors) > _MOST_VECTORS:
         raise DataError(
-            expected=f"a matrix of item vectors: at most {_MOST_VECTORS:,} rows, at least one column",
+            expected=f"a matrix of item vectors: at most {_MOST_VECTORS:,} rows, one column to {_MOST_COLUMNS:,}",
             found=f"a tensor of shape {tuple(vectors.shape)}",
             where="building a vector index",
             ways_out=("give one row an item", "divide more items among several indices"),
@@ -56,3 +60,54 @@ def check_numbers(numbers: Int64[Tensor, "N"], num: int) -> None:
             where="numbers of the vectors of an index",
             ways_out="give each vector one number of its own",
         )
+
+
+def check_question(queries: Tensor, *, k: int, masks: Masks, dim: int, num: int) -> None:
+    """Refuse what an index cannot answer.
+
+    Args:
+        queries: a matrix (Q, dim).
+        k: positions wanted.
+        masks: None, one of `num` bits for all queries, or one each.
+        dim: numbers of a vector of the index.
+        num: vectors of the index.
+
+    Raises:
+        ConfigError: k is impossible, or masks are of another size.
+        DataError: queries are of another width.
+    """
+    if queries.dim() != 2 or queries.shape[1] != dim:
+        raise DataError(
+            expected=f"queries of {dim} numbers: a matrix (Q, {dim})",
+            found=f"a tensor of shape {tuple(queries.shape)}",
+            where="search of a vector index",
+            ways_out="use the encoder whose items the index holds",
+        )
+    if not 1 <= k <= _MOST_K:
+        raise ConfigError(
+            expected=f"k from 1 to {_MOST_K:,}",
+            found=f"{k:,}",
+            where="search of a vector index",
+            ways_out="ask for at least 1 item" if k < 1 else "ask for fewer items",
+        )
+    if masks is not None:
+        _check_masks(masks, len(queries), num_words(num))
+
+
+def _check_masks(masks: Masks, num: int, words: int) -> None:
+    if isinstance(masks, Tensor):
+        if masks.shape[-1] == words and (masks.dim() == 1 or (masks.dim() == 2 and len(masks) == num)):
+            return
+        found = f"a tensor of shape {tuple(masks.shape)}"
+    else:
+        masks = masks or ()
+        if len(masks) == num and all(each is None or (each.dim() == 1 and each.numel() == words) for each in masks):
+            return
+        shapes = sorted({tuple(each.shape) for each in masks if each is not None})
+        found = f"{len(masks)} masks of shapes {shapes}"
+    raise ConfigError(
+        expected=f"masks of {words} words, one for all or one for each of {num} queries",
+        found=found,
+        where="search of a vector index",
+        ways_out="make masks with `ops.bitmask.pack_mask` or `FilterIndex.masks` of the same items",
+    )

@@ -1,11 +1,17 @@
 """An index of item vectors that is a module: clusters of INT8 rows, searched by `ops.scan`.
 
     build     vectors N × D ──► k-means ──► rows sorted by cluster: *positions*; order[position] = number of the vector
-    search    query ──► best clusters ──► their rows that pass the mask ──► INT8 products ──► best k positions
+    search    query ──► best clusters ──► their rows that pass the mask ──► products with the upper four bits
+              ──► best *candidates* ──► INT8 products ──► best k positions
               with kept vectors: best `rerank` of INT8 ──► products with the kept vectors in FP32 ──► best k
 
 All state is in buffers, so the index goes through `state_dict` and safetensors, moves between devices and is shared
 between processes as any module is. It takes D + 8 bytes a vector, and 9/8 · D + 16 for each of 4·√N clusters.
+
+*How many candidates.* The upper four bits of rows are half of the memory that a search reads. `build` measures how many
+candidates they must keep so that 99.8 % of the best hundred are among them, for vectors of the index as queries:
+about 2.5 a wanted row for numbers without extremes. If eight do not suffice, or the index has fewer than 16,384 rows,
+all bits of all rows are read.
 
 *How many clusters.* More clusters fit the vectors more closely, so fewer rows are read; but each query reads all
 centroids. 4·√N balances them. *How many probes.* As many as hold about 16,384 rows, or N/64, or 32·k, whatever is
@@ -19,18 +25,15 @@ normalised centroids do (a tight cluster has a long mean), and it holds for any 
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from ziggurat.errors import ConfigError, DataError
-from ziggurat.ops.bitmask import num_words
+from ziggurat.errors import ConfigError
 from ziggurat.ops.scan import (
     Found,
     Masks,
@@ -40,45 +43,34 @@ from ziggurat.ops.scan import (
     quantize_rows,
     scan_clusters,
     scan_rows,
+    split_codes,
 )
 from ziggurat.retrieval.vectors.best import best_of, exact_search, recall_of
-from ziggurat.retrieval.vectors.checks import check_numbers, check_vectors
+from ziggurat.retrieval.vectors.checks import check_numbers, check_question, check_vectors
 from ziggurat.retrieval.vectors.clustering import cluster, spreads
-from ziggurat.retrieval.vectors.row_block import RowBlock
-from ziggurat.typed import Range, checked
+from ziggurat.retrieval.vectors.config import FirstPass, Kept, VectorIndexConfig
+from ziggurat.retrieval.vectors.row_block import RowBlock, candidates_for
 
 _REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
 _PROBED_ROWS = 16_384
-_MOST_K = 2**20  # each query gets room for so many
+_FEWEST_ROWS = 16_384  # of an index whose upper bits are read first
+_TRIED_PERCENT = (150, 200, 250, 300, 400, 600, 800)  # candidates for a hundred rows
+_KEPT_SHARE = 0.998  # of the best hundred that must be among the candidates
+_TRIED_QUERIES = 64
 
 
-class Kept(enum.StrEnum):
-    """Vectors that an index keeps beside its INT8 rows, to score the best again."""
+_ROW_BUFFERS = ("upper", "lower", "scales")
+_CENTROID_BUFFERS = ("centroid_upper", "centroid_lower", "centroid_scales")
 
-    NONE = "none"
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
+
+class _Sizes(NamedTuple):  # older files have two or three of them
+    dim: int
+    probes: int
+    tuned_k: int = 0
+    candidate_percent: int = 0
 
 
 _KEPT_DTYPES = {Kept.NONE: torch.int8, Kept.BFLOAT16: torch.bfloat16, Kept.FLOAT32: torch.float32}
-
-
-@checked
-@dataclass(frozen=True, kw_only=True)
-class VectorIndexConfig:
-    """How an index is built.
-
-    Args:
-        num_clusters: at most; 0: four times the square root of the number of vectors.
-        probes: clusters that a search looks into unless it says; 0: as many as hold about 16,384 rows.
-        kept: what is kept to score the best candidates again: 0, 2 or 4 bytes a number.
-        seed: of the clustering.
-    """
-
-    num_clusters: Annotated[int, Range(0, 2**24)] = 0
-    probes: Annotated[int, Range(0, 2**24)] = 0
-    kept: Kept = Kept.NONE
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
 
 
 class VectorIndex(nn.Module):
@@ -92,11 +84,13 @@ class VectorIndex(nn.Module):
         default_probes: clusters that a search looks into unless it says; 0: chosen by the number of rows.
     """
 
-    codes: Tensor
+    upper: Tensor
+    lower: Tensor
     scales: Tensor
     stored_order: Tensor
     offsets: Tensor
-    centroid_codes: Tensor
+    centroid_upper: Tensor
+    centroid_lower: Tensor
     centroid_scales: Tensor
     centroid_reach: Tensor
     kept: Tensor
@@ -105,11 +99,11 @@ class VectorIndex(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         empty = quantize_rows(torch.zeros(0, 1))
-        self._set(dict(zip(("codes", "scales"), empty, strict=True)))
-        self._set(dict(zip(("centroid_codes", "centroid_scales"), empty, strict=True)))
+        self._set(dict(zip(_ROW_BUFFERS, empty, strict=True)))
+        self._set(dict(zip(_CENTROID_BUFFERS, empty, strict=True)))
         self._set({"stored_order": torch.zeros(0, dtype=torch.int32), "offsets": torch.zeros(1, dtype=torch.int64)})
         self._set({"centroid_reach": torch.zeros(0), "kept": torch.zeros(0, 1, dtype=torch.bfloat16)})
-        self._set({"sizes": torch.tensor([1, 0, 0])})  # dim, probes, k they were tuned for
+        self._set({"sizes": torch.tensor([1, 0, 0, 0])})  # as _Sizes
 
     @classmethod
     def build(cls, vectors: Float[Tensor, "N D"], *, config: VectorIndexConfig | None = None) -> VectorIndex:
@@ -128,36 +122,38 @@ class VectorIndex(nn.Module):
         num, dim = vectors.shape
         index = cls()
         if not num:
-            index._set({"sizes": torch.tensor([dim, config.probes, 0])})
+            index._set({"sizes": torch.tensor([dim, config.probes, 0, 0])})
             index._set({"kept": torch.zeros(0, dim, dtype=_KEPT_DTYPES[config.kept])})
-            index._set({"codes": quantize_rows(vectors).codes, "centroid_codes": quantize_rows(vectors).codes})
+            index._set(dict(zip(_ROW_BUFFERS, quantize_rows(vectors), strict=True)))
+            index._set(dict(zip(_CENTROID_BUFFERS, quantize_rows(vectors), strict=True)))
             return index
         num_clusters = min(num, config.num_clusters or math.ceil(4 * math.sqrt(num)))
         centroids, labels = cluster(vectors, num_clusters=num_clusters, seed=config.seed)
         order = labels.argsort(stable=True)
         spread = spreads(vectors, centroids, labels)
-        rows, centroid_rows = quantize_rows(vectors[order]), quantize_rows(centroids)
         offsets = torch.zeros(len(centroids) + 1, dtype=torch.int64)
         offsets[1:] = torch.bincount(labels, minlength=len(centroids)).cumsum(0)
         kept = vectors[order] if config.kept is not Kept.NONE else vectors[:0]
-        index._set({"codes": rows.codes, "scales": rows.scales, "stored_order": order.to(torch.int32)})
-        index._set({"centroid_codes": centroid_rows.codes, "centroid_scales": centroid_rows.scales})
-        index._set({"offsets": offsets, "centroid_reach": _REACH * spread})
-        index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0])})
+        index._set(dict(zip(_ROW_BUFFERS, quantize_rows(vectors[order]), strict=True)))
+        index._set(dict(zip(_CENTROID_BUFFERS, quantize_rows(centroids), strict=True)))
+        index._set({"offsets": offsets, "centroid_reach": _REACH * spread, "stored_order": order.to(torch.int32)})
+        index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0, 0])})
+        if config.first_pass is FirstPass.AUTO:
+            index._measure_first_pass(vectors, seed=config.seed)
         return index
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return len(self.scales)
 
     @property
     def dim(self) -> int:
         """Numbers of a vector."""
-        return self._numbers()[0]
+        return self._numbers().dim
 
     @property
     def default_probes(self) -> int:
         """Clusters that a search looks into unless it says; 0: chosen by the number of rows."""
-        return self._numbers()[1]
+        return self._numbers().probes
 
     @default_probes.setter
     def default_probes(self, probes: int) -> None:
@@ -166,7 +162,17 @@ class VectorIndex(nn.Module):
     @property
     def tuned_k(self) -> int:
         """The k that the default probes were tuned for; 0: for every k."""
-        return self._numbers()[2]
+        return self._numbers().tuned_k
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, without its scale."""
+        return 2 * self.upper.shape[1]
+
+    @property
+    def candidate_percent(self) -> int:
+        """Candidates of the upper bits for a hundred rows that are wanted; 0: all bits of all rows are read."""
+        return self._numbers().candidate_percent
 
     @property
     def num_clusters(self) -> int:
@@ -187,6 +193,7 @@ class VectorIndex(nn.Module):
         probes: int | Int64[Tensor, "Q"] | None = None,
         least: int | Int64[Tensor, "Q"] | None = None,
         rerank: int | None = None,
+        candidates: int | None = None,
     ) -> Found:
         """Find the best k positions of each query in its nearest clusters.
 
@@ -197,16 +204,19 @@ class VectorIndex(nn.Module):
                 None: all may.
             probes: clusters to look into, for all queries or each.
             least: look further until so many rows have passed; k unless given.
-            rerank: candidates that are scored again with the kept vectors; 0: none. Unless given, 3·k if there are any.
+            rerank: positions that are scored again with the kept vectors; 0: none. Unless given, 3·k if there are any.
+            candidates: rows that the upper bits choose; 0: all bits of all rows are read. Unless given, as measured.
 
         Raises:
             ConfigError: k, probes or rerank is impossible, or masks are of another size.
             DataError: queries are of another width, or not finite.
         """
-        self._check(queries, k, masks)
+        tables, sizes = self._tables(), self._numbers()
+        check_question(queries, k=k, masks=masks, dim=sizes.dim, num=tables.num_rows)
+        has_kept = self.has_kept
         if rerank is None:
-            rerank = 3 * k if self.has_kept else 0
-        if rerank and not self.has_kept:
+            rerank = 3 * k if has_kept else 0
+        if rerank and not has_kept:
             raise ConfigError(
                 expected="kept vectors, to score candidates again",
                 found=f"rerank={rerank} for an index of INT8 rows alone",
@@ -215,12 +225,13 @@ class VectorIndex(nn.Module):
             )
         wanted = max(k, rerank)
         found = scan_clusters(
-            self._tables(),
+            tables,
             queries,
             k=wanted,
             probes=self.probes_for(k) if probes is None else probes,
             least=wanted if least is None else least,
             masks=masks,
+            candidates=candidates_for(k, percent=sizes.candidate_percent) if candidates is None else candidates,
         )
         return self.rescored(queries, found, k=k) if rerank else found
 
@@ -232,9 +243,9 @@ class VectorIndex(nn.Module):
         masks: Masks = None,
     ) -> Found:
         """Find the best k positions among all: with the kept vectors in FP32, else with INT8 rows."""
-        self._check(queries, k, masks)
+        check_question(queries, k=k, masks=masks, dim=self.dim, num=len(self))
         if not self.has_kept:
-            return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters))
+            return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters), candidates=0)
         return exact_search(self.kept, queries, k=k, masks=masks)
 
     def scan_rows(self, queries: Float[Tensor, "Q D"], *, k: int, rows: Sequence[Int64[Tensor, "_"] | None]) -> Found:
@@ -244,17 +255,24 @@ class VectorIndex(nn.Module):
             ConfigError: k is impossible.
             DataError: queries are of another width, or not finite.
         """
-        self._check(queries, k, None)
-        return scan_rows(self._tables(), queries, k=k, rows=rows)
+        check_question(queries, k=k, masks=None, dim=self.dim, num=len(self))
+        return scan_rows(self._tables(), queries, k=k, rows=rows, candidates=self.candidates_for(k))
 
     def row_block(self, rows: Int64[Tensor, "R"]) -> RowBlock:
         """Copy rows side by side: what a filter that comes often lets pass, to be read from front to back."""
-        return RowBlock.of(Rows(self.codes[rows], self.scales[rows]), positions=rows, dim=self.dim)
+        own = self._rows().at(rows)
+        return RowBlock.of(own, positions=rows, dim=self.dim, candidate_percent=self.candidate_percent)
+
+    def candidates_for(self, k: int) -> int:
+        """Candidates of the upper bits for the best k; 0: all bits of all rows are read."""
+        return candidates_for(k, percent=self.candidate_percent)
 
     @property
     def has_kept(self) -> bool:
         """Whether vectors are kept to score candidates again."""
-        return len(self.kept) > 0
+        if "has_kept" not in self._cached:
+            self._cached["has_kept"] = len(self.kept) > 0
+        return self._cached["has_kept"]
 
     def probes_for(self, k: int) -> int:
         """Clusters to look into for the best k, unless a search says.
@@ -262,7 +280,7 @@ class VectorIndex(nn.Module):
         Probes that were tuned for some k are the least for more than that.
         """
         if (probes := self.default_probes) and not 0 < self.tuned_k < k:
-            return min(probes, max(1, self.num_clusters))
+            return min(probes, max(1, self._tables().num_clusters))
         rows = max(_PROBED_ROWS, len(self) // 64, 32 * k)
         own = math.ceil(rows * self.num_clusters / max(1, len(self)))
         return max(1, min(self.num_clusters, max(probes, own)))
@@ -289,13 +307,13 @@ class VectorIndex(nn.Module):
 
     def keep_tuned(self, probes: int, *, k: int) -> None:
         """Make probes that were found for some k the default; a larger k may get more."""
-        self._set({"sizes": torch.tensor([self.dim, probes, k], device=self.sizes.device)})
+        self._set_sizes(self._numbers()._replace(probes=probes, tuned_k=k))
 
     def vectors(self, positions: Int64[Tensor, "R"]) -> Float[Tensor, "R D"]:
         """The vectors at positions, kept or from INT8."""
         if self.has_kept:
             return self.kept[positions].float()
-        return dequantize_rows(Rows(self.codes[positions], self.scales[positions]), dim=self.dim)
+        return dequantize_rows(self._rows().at(positions), dim=self.dim)
 
     @property
     def kept_kind(self) -> Kept:
@@ -323,62 +341,44 @@ class VectorIndex(nn.Module):
         scores = (vectors * queries.detach().float().unsqueeze(1)).sum(-1)
         return best_of(scores.masked_fill(found.positions < 0, -torch.inf), found.positions, k=k)
 
-    def _check(self, queries: Tensor, k: int, masks: Masks) -> None:
-        if queries.dim() != 2 or queries.shape[1] != self.dim:
-            raise DataError(
-                expected=f"queries of {self.dim} numbers: a matrix (Q, {self.dim})",
-                found=f"a tensor of shape {tuple(queries.shape)}",
-                where="search of a vector index",
-                ways_out="use the encoder whose items the index holds",
-            )
-        if not 1 <= k <= _MOST_K:
-            raise ConfigError(
-                expected=f"k from 1 to {_MOST_K:,}",
-                found=f"{k:,}",
-                where="search of a vector index",
-                ways_out="ask for at least 1 item" if k < 1 else "ask for fewer items",
-            )
-        if masks is not None:
-            self._check_masks(masks, len(queries))
-
-    def _check_masks(self, masks: Masks, num: int) -> None:
-        words = num_words(len(self))
-        if isinstance(masks, Tensor):
-            if masks.shape[-1] == words and (masks.dim() == 1 or (masks.dim() == 2 and len(masks) == num)):
-                return
-            found = f"a tensor of shape {tuple(masks.shape)}"
-        else:
-            masks = masks or ()
-            if len(masks) == num and all(each is None or (each.dim() == 1 and each.numel() == words) for each in masks):
-                return
-            shapes = sorted({tuple(each.shape) for each in masks if each is not None})
-            found = f"{len(masks)} masks of shapes {shapes}"
-        raise ConfigError(
-            expected=f"masks of {words} words, one for all or one for each of {num} queries",
-            found=found,
-            where="search of a vector index",
-            ways_out="make masks with `ops.bitmask.pack_mask` or `FilterIndex.masks` of the same items",
-        )
-
     def _tables(self) -> ScanTables:
         """What the kernel reads; kept until a buffer is replaced."""
         tables = self._cached.get("tables")
         if tables is None:
             tables = self._cached["tables"] = ScanTables(
                 dim=self.dim,
-                rows=Rows(self.codes, self.scales),
+                rows=self._rows(),
                 offsets=self.offsets,
-                centroids=Rows(self.centroid_codes, self.centroid_scales),
+                centroids=Rows(self.centroid_upper, self.centroid_lower, self.centroid_scales),
                 centroid_reach=self.centroid_reach,
             )
         return tables
 
-    def _numbers(self) -> tuple[int, int, int]:
-        """Width, probes, and the k that they were tuned for: read from the buffer once."""
+    def _rows(self) -> Rows:
+        return Rows(self.upper, self.lower, self.scales)
+
+    def _measure_first_pass(self, vectors: Tensor, *, seed: int) -> None:
+        """Find the fewest candidates that hold the best rows, and keep their number."""
+        if len(self) < _FEWEST_ROWS:
+            return
+        draw = torch.Generator().manual_seed(seed)
+        queries = vectors[torch.randint(0, len(vectors), (_TRIED_QUERIES,), generator=draw)]
+        everywhere: dict[str, Any] = {"k": 100, "rerank": 0, "probes": self.num_clusters}
+        exact = self.search(queries, **everywhere, candidates=0).positions
+        for percent in _TRIED_PERCENT:
+            found = self.search(queries, **everywhere, candidates=candidates_for(100, percent=percent)).positions
+            if recall_of(found, exact) >= _KEPT_SHARE:
+                self._set_sizes(self._numbers()._replace(candidate_percent=percent))
+                return
+
+    def _numbers(self) -> _Sizes:
+        """What the buffer of sizes says: read once."""
         if "sizes" not in self._cached:
-            dim, probes, *k = self.sizes.tolist()  # older files do not say for which k
-            self._cached["sizes"] = (dim, probes, k[0] if k else 0)
+            self._cached["sizes"] = _Sizes(*self.sizes.tolist())
         return self._cached["sizes"]
+
+    def _set_sizes(self, sizes: _Sizes) -> None:
+        self._set({"sizes": torch.tensor(sizes, device=self.sizes.device)})
 
     def _set(self, buffers: dict[str, Tensor]) -> None:
         for name, value in buffers.items():
@@ -391,6 +391,11 @@ class VectorIndex(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in ("", "centroid_"):  # files that were written before rows were two planes
+            if (codes := state_dict.pop(f"{prefix}{name}codes", None)) is not None:
+                state_dict |= dict(
+                    zip((f"{prefix}{name}upper", f"{prefix}{name}lower"), split_codes(codes), strict=True)
+                )
         # Sizes come with the state: an empty index becomes the one that was saved.
         for name, own in list(self._buffers.items()):
             value = state_dict.get(prefix + name)

@@ -14,30 +14,41 @@ from torch import Tensor
 
 from ziggurat.ops.scan import Found, Rows, ScanTables, scan_rows
 
+_MORE = 16  # candidates, so that small k have some too
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowBlock:
     """Rows of a filter, side by side."""
 
     positions: Int64[Tensor, "R"]
+    candidate_percent: int
     tables: ScanTables = field(repr=False)
 
     @classmethod
-    def of(cls, rows: Rows, *, positions: Int64[Tensor, "R"], dim: int) -> RowBlock:
-        """Rows with their positions, which are ascending."""
-        none = Rows(rows.codes[:0], rows.scales[:0])
+    def of(cls, rows: Rows, *, positions: Int64[Tensor, "R"], dim: int, candidate_percent: int) -> RowBlock:
+        """Rows with their positions, which are ascending.
+
+        Args:
+            rows: copies.
+            positions: of these rows in the index.
+            dim: numbers of a vector.
+            candidate_percent: as in the index.
+        """
+        none = rows.at(slice(0))
         tables = ScanTables(
             dim=dim,
-            rows=Rows(rows.codes.contiguous(), rows.scales.contiguous()),
+            rows=Rows(*(each.contiguous() for each in rows)),
             offsets=torch.zeros(1, dtype=torch.int64),
             centroids=none,
             centroid_reach=none.scales,
         )
-        return cls(positions=positions, tables=tables)
+        return cls(positions=positions, candidate_percent=candidate_percent, tables=tables)
 
     def search(self, queries: Float[Tensor, "Q D"], *, k: int) -> Found:
         """Find the best k positions among these rows."""
-        found = scan_rows(self.tables, queries, k=k, rows=[None] * len(queries))
+        candidates = candidates_for(k, percent=self.candidate_percent)
+        found = scan_rows(self.tables, queries, k=k, rows=[None] * len(queries), candidates=candidates)
         if len(self.positions) >= k:  # every place is taken
             return Found(found.scores, self.positions[found.positions])
         if not len(self.positions):
@@ -48,3 +59,13 @@ class RowBlock:
     def num_bytes(self) -> int:
         """Memory of the copied rows."""
         return sum(each.numel() * each.element_size() for each in (self.positions, *self.tables.rows))
+
+
+def candidates_for(k: int, *, percent: int) -> int:
+    """Rows that the upper bits choose for the best k; 0: all bits of all rows are read.
+
+    Args:
+        k: rows wanted.
+        percent: candidates for a hundred of them; 0: none.
+    """
+    return k * percent // 100 + _MORE if percent else 0

@@ -1,0 +1,124 @@
+"""Vectors as INT8 rows in two planes of four bits, and the tables of rows that a search reads.
+
+    number     −127 … 127, times the row's scale;  stored: number + 128 = 16 · upper + lower
+    plane      N × R/2 bytes, R = D rounded up to a multiple of 16; byte j of a row holds number j and number j + R/2
+
+The upper bits alone are a row of four bits a number: 15/2 stands for the lower ones. A search that looks at these first
+reads half of the memory, and no number is stored twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Float32, Int64, UInt8
+from torch import Tensor
+
+ROW_MULTIPLE = 16
+ZERO = 128  # what a stored number has too much
+LARGEST_CODE = 127
+LEAST_LARGEST = 1e-30  # vectors that are smaller than this everywhere are rounded to zeros
+
+Masks = Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | Sequence[Int64[Tensor, "W"] | None] | None
+
+
+class Found(NamedTuple):
+    """The best rows of each query, best first; −∞ and −1 where fewer than k were found.
+
+    Args:
+        scores: inner products with the rows as they are stored.
+        positions: numbers of the rows.
+    """
+
+    scores: Float32[Tensor, "Q K"]
+    positions: Int64[Tensor, "Q K"]
+
+
+class Rows(NamedTuple):
+    """Vectors in INT8, `scales · (16 · upper + lower − 128)`, padded with zeros to a multiple of 16 columns.
+
+    Args:
+        upper: the upper four bits of the numbers, two in a byte.
+        lower: the lower four bits, likewise.
+        scales: what one is worth.
+    """
+
+    upper: UInt8[Tensor, "N H"]
+    lower: UInt8[Tensor, "N H"]
+    scales: Float32[Tensor, "N"]
+
+    def at(self, positions: Int64[Tensor, "M"] | slice) -> Rows:
+        """Some of the rows."""
+        return Rows(self.upper[positions], self.lower[positions], self.scales[positions])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScanTables:
+    """What a search reads; all contiguous. A table of rows alone has no clusters.
+
+    Args:
+        dim: numbers of a vector.
+        rows: sorted by cluster.
+        offsets: cluster c holds the rows `offsets[c]` to `offsets[c + 1] − 1`.
+        centroids: means of the clusters.
+        centroid_reach: what the best row of a cluster is expected to add to the mean's product, by the query's length.
+    """
+
+    dim: int
+    rows: Rows
+    offsets: Int64[Tensor, "C+1"]
+    centroids: Rows
+    centroid_reach: Float32[Tensor, "C"]
+
+    @functools.cached_property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return len(self.rows.scales)
+
+    @functools.cached_property
+    def num_clusters(self) -> int:
+        """Clusters of the table."""
+        return len(self.offsets) - 1
+
+    @functools.cached_property
+    def pointer(self) -> Any:
+        """What `csrc/scan.cpp` takes."""
+        addresses = [each.data_ptr() for each in (*self.rows, *self.centroids, self.offsets, self.centroid_reach)]
+        return ctypes.pointer(_Tables(*addresses, *self.rows.upper.shape, self.dim, self.num_clusters))
+
+
+class _Tables(ctypes.Structure):  # as Tables in scan.cpp
+    _fields_ = [(f"pointer_{i}", c_void_p) for i in range(8)] + [(f"number_{i}", c_int64) for i in range(4)]
+
+
+def quantize_rows(vectors: Float[Tensor, "N D"]) -> Rows:
+    """Round every vector to INT8, its largest number to ±127; the padding is zeros."""
+    largest = vectors.abs().amax(dim=1).float().clamp(min=LEAST_LARGEST) if len(vectors) else vectors.new_zeros(0)
+    codes = torch.round(vectors.float() * (LARGEST_CODE / largest).unsqueeze(1)).to(torch.int16) + ZERO
+    missing = -vectors.shape[1] % ROW_MULTIPLE
+    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, missing), value=ZERO)
+    return Rows(*split_codes(padded), (largest / LARGEST_CODE).float())
+
+
+def split_codes(codes: UInt8[Tensor, "N R"]) -> tuple[UInt8[Tensor, "N H"], UInt8[Tensor, "N H"]]:
+    """Stored numbers of eight bits as the planes of their upper and of their lower four."""
+    half = codes.shape[1] // 2
+    upper, lower = codes >> 4, codes & 15
+    return tuple(plane[:, :half] | (plane[:, half:] << 4) for plane in (upper, lower))
+
+
+def plane_numbers(plane: UInt8[Tensor, "N H"]) -> UInt8[Tensor, "N R"]:
+    """The numbers of a plane, 0 to 15, in order."""
+    return torch.cat([plane & 15, plane >> 4], dim=1)
+
+
+def dequantize_rows(rows: Rows, *, dim: int) -> Float32[Tensor, "N D"]:
+    """The vectors that INT8 rows stand for."""
+    codes = 16.0 * plane_numbers(rows.upper)[:, :dim] + plane_numbers(rows.lower)[:, :dim]
+    return (codes - ZERO) * rows.scales.unsqueeze(1)
