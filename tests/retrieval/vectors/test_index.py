@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.ops.bitmask import pack_mask
-from ziggurat.retrieval.vectors import Kept, VectorIndex, VectorIndexConfig, recall_of
+from ziggurat.retrieval.vectors import FirstPass, Kept, VectorIndex, VectorIndexConfig, recall_of
 
 
 def clustered(num: int, dim: int, *, seed: int = 0) -> torch.Tensor:
@@ -125,3 +125,30 @@ def test_bad_vectors_and_questions_are_refused(index: VectorIndex) -> None:
         index.search(torch.randn(1, 24), k=1, masks=torch.zeros(93, dtype=torch.int64))
     with pytest.raises(ConfigError, match="kept vectors"):
         VectorIndex.build(torch.randn(9, 4)).search(torch.randn(1, 4), k=1, rerank=5)
+
+
+def test_the_upper_bits_are_read_first_where_that_finds_the_best() -> None:
+    vectors, queries = clustered(17_000, 24), clustered(50, 24, seed=1)
+    index = VectorIndex.build(vectors, config=VectorIndexConfig(num_clusters=32))
+    assert 150 <= index.candidate_percent <= 800
+    everything = index.search(queries, k=20, probes=32, candidates=0).positions
+    assert torch.equal(everything, index.exact(queries, k=20).positions)
+    assert recall_of(index.search(queries, k=20, probes=32).positions, everything) >= 0.99
+    vectors = 1 + 0.02 * vectors  # all alike in their upper bits
+    assert VectorIndex.build(vectors, config=VectorIndexConfig(num_clusters=32)).candidate_percent == 0
+    off = VectorIndexConfig(num_clusters=32, first_pass=FirstPass.OFF)
+    assert VectorIndex.build(vectors, config=off).candidate_percent == 0
+
+
+def test_an_index_that_was_saved_with_whole_rows_is_read(index: VectorIndex) -> None:
+    state = index.state_dict()
+    for name in ("", "centroid_"):
+        planes = [state.pop(f"{name}{plane}") for plane in ("upper", "lower")]
+        upper, lower = (torch.cat([plane & 15, plane >> 4], 1) for plane in planes)
+        state[f"{name}codes"] = 16 * upper + lower
+    state["sizes"] = state["sizes"][:2]
+    loaded, queries = VectorIndex(), clustered(5, 24, seed=4)
+    loaded.load_state_dict(state)
+    before, after = index.search(queries, k=7), loaded.search(queries, k=7)
+    assert torch.equal(before.positions, after.positions)
+    assert torch.equal(before.scores, after.scores)

@@ -27,9 +27,10 @@ from torch import Tensor
 
 _BLOCK = 16_384  # vectors that are compared at a time
 _GROUP_SAMPLE = 256  # vectors a group that its centre is found with
-_CLUSTER_SAMPLE = 64  # vectors a cluster, likewise
+_CLUSTER_SAMPLE = 48  # vectors a cluster, likewise
 _ROUNDS = 8
-_NEAR_GROUPS = 8
+_NEAR_GROUPS = 8  # whose clusters a vector is compared with at last
+_FEW_GROUPS = 4  # likewise, while the centres still move
 
 
 class Clusters(NamedTuple):
@@ -62,8 +63,10 @@ def cluster(vectors: Float[Tensor, "N D"], *, num_clusters: int, seed: int = 0) 
     centroids, group_of = _split_groups(vectors, groups, num_clusters, generator)
     sample = _sample(vectors, num_clusters * _CLUSTER_SAMPLE, generator)
     for _ in range(2):
-        centroids = _update(sample, _nearest_of_near_groups(sample, centroids, group_of, num_groups), centroids)
-    return _without_empty(vectors, _nearest_of_near_groups(vectors, centroids, group_of, num_groups), num_clusters)
+        centroids = _update(sample, _nearest_of_near_groups(sample, centroids, group_of, near=_FEW_GROUPS), centroids)
+    return _without_empty(
+        vectors, _nearest_of_near_groups(vectors, centroids, group_of, near=_NEAR_GROUPS), num_clusters
+    )
 
 
 def spreads(
@@ -151,9 +154,9 @@ def _shares(sizes: Tensor, num_clusters: int) -> Tensor:
     return shares
 
 
-def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor, num_groups: int) -> Tensor:
-    """Number of the nearest centre among those of the nearest groups, for each vector."""
-    members = [(group_of == group).nonzero().view(-1) for group in range(num_groups)]
+def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor, *, near: int) -> Tensor:
+    """Number of the nearest centre among those of the `near` nearest groups, for each vector."""
+    members = [(group_of == group).nonzero().view(-1) for group in range(int(group_of.max()) + 1)]
     middles = torch.stack(
         [centroids[own].mean(0) if len(own) else torch.full_like(centroids[0], torch.inf) for own in members]
     )
@@ -164,8 +167,7 @@ def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor
     group_turned = torch.where(middles.isfinite(), middles, 0.0).t().contiguous()
     parts = []
     for part in vectors.split(4 * _BLOCK):
-        near = torch.addmm(group_halves, part, group_turned).topk(_NEAR_GROUPS, dim=1).indices
-        rows, groups = _by_group(near)
+        rows, groups = _by_group(torch.addmm(group_halves, part, group_turned).topk(near, dim=1).indices)
         best, labels = torch.full((len(part),), -torch.inf), torch.zeros(len(part), dtype=torch.int64)
         for group, own in zip(groups, rows, strict=True):
             begin, end = bounds[group], bounds[group + 1]
