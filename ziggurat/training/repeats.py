@@ -23,8 +23,8 @@ def deduplicate_source(source: DataSource, model: Model) -> dict[str, str]:
     loader = source.loader
     loader.groups = ()
     if loader.config.deduplicate is Deduplicate.OFF:
-        return {"repeats": "kept: deduplicate = off"} if loader.config.shuffle is Shuffle.SESSIONS else {}
-    if loader.config.shuffle is Shuffle.BUFFER:
+        return {"repeats": "kept: deduplicate = off"} if loader.shuffle is Shuffle.SESSIONS else {}
+    if loader.shuffle in (Shuffle.BUFFER, Shuffle.LANES):
         inputs = loader.dataset.inputs
         told = "kept: a shuffle of rows takes sessions apart (shuffle = sessions keeps their rows together)"
         return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}

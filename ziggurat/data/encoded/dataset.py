@@ -147,12 +147,14 @@ class EncodedWriter:
         if self._writer is None:
             name = f"part-{len(self._files):05}.parquet"
             self._files.append({"name": name, "group_rows": []})
-            # One row group is one unit of reading, so statistics would only cost; dictionaries decode fastest.
+            # One row group is one unit of reading, so statistics would only cost; dictionaries decode fastest, but for
+            # numbers of rows, which never repeat.
+            names = [entry.name for entry in group.schema if entry.name != ROW_COLUMN]
             self._writer = pq.ParquetWriter(
                 self._temporary / name,
                 group.schema,
                 compression="lz4",
-                use_dictionary=True,
+                use_dictionary=names,
                 write_statistics=False,
                 write_page_checksum=True,
             )
@@ -259,7 +261,7 @@ class EncodedDataset:
             sizes += entry["group_rows"]
         self.group_sizes: tuple[int, ...] = tuple(sizes)
         self._schema = encoded_schema(self.inputs, with_labels=self.with_labels)
-        self._open: OrderedDict[Path, pq.ParquetFile] = OrderedDict()
+        self._idle: OrderedDict[Path, list[pq.ParquetFile]] = OrderedDict()
         self._lock = threading.Lock()
 
     def read_group(self, index: int) -> pa.Table:
@@ -281,26 +283,41 @@ class EncodedDataset:
     def _read(self, index: int, columns: list[str] | None) -> pa.Table:
         path, group = self._places[index]
         try:
-            with self._lock:
-                # One thread: the loader overlaps reading with other work, and training wants the other cores.
-                return self._file(path).read_row_group(group, columns=columns, use_threads=False)
+            file = self._take(path)
+            # One thread: the loader reads several row groups at once.
+            table = file.read_row_group(group, columns=columns, use_threads=False)
         except FileNotFoundError as error:
             raise _absent(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             found = str(error)
             raise _damaged("a row group whose pages match their checksums", found, self._where(index)) from error
+        self._give_back(path, file)
+        return table
 
     def _where(self, index: int) -> str:
         path, group = self._places[index]
         return f"{path}, row group {group}"
 
-    def _file(self, path: Path) -> pq.ParquetFile:
-        if path not in self._open:
-            if len(self._open) == _MAX_OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-            self._open[path] = pq.ParquetFile(path, page_checksum_verification=True)
-        self._open.move_to_end(path)
-        return self._open[path]
+    def _take(self, path: Path) -> pq.ParquetFile:
+        """An open file that no other thread reads."""
+        with self._lock:
+            if idle := self._idle.pop(path, None):
+                file = idle.pop()
+                if idle:
+                    self._idle[path] = idle
+                return file
+        return pq.ParquetFile(path, page_checksum_verification=True)
+
+    def _give_back(self, path: Path, file: pq.ParquetFile) -> None:
+        """Keep a file open for the next who reads it; close the one that was used least recently if there are many."""
+        with self._lock:
+            self._idle[path] = [*self._idle.pop(path, ()), file]
+            if sum(map(len, self._idle.values())) > _MAX_OPEN_FILES:
+                oldest, files = self._idle.popitem(last=False)
+                files.pop().close()
+                if files:
+                    self._idle[oldest] = files
+                    self._idle.move_to_end(oldest, last=False)
 
 
 def dataset_facts(datasets: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""EpochStream: the order of all rows in one epoch, as arithmetic.
+"""EpochStream: the order of all rows in one epoch, as arithmetic: `buffer` and `sessions`, read whole by every rank.
 
 A checkpoint must be able to say "epoch 3, step 1,207" and a new process, perhaps with another number of ranks, must
 go on with exactly the rows that come next. So the order is no state that evolves; it is a pure function of
@@ -33,13 +33,13 @@ import numpy as np
 
 from ziggurat.data.mixing import derive_seed, splitmix64
 
-_SEQUENTIAL_WINDOW_ROWS = 131_072
-
 
 class Shuffle(StrEnum):
     """The order in which an epoch visits the rows."""
 
-    BUFFER = "buffer"  # row groups permuted, rows permuted within a window of row groups
+    AUTO = "auto"  # lanes; a run that goes on keeps the order that it began with
+    LANES = "lanes"  # row groups permuted, rows permuted in lanes of a window; a rank reads its own row groups
+    BUFFER = "buffer"  # row groups permuted, rows permuted in a window; every rank reads every row group
     SESSIONS = "sessions"  # the same with sessions in place of rows: rows of a session that are adjacent stay so
     NONE = "none"  # as stored
 
@@ -71,7 +71,7 @@ class EpochStream:
 
     Args:
         group_sizes: rows of each row group, in the order of the data set.
-        shuffle: see `Shuffle`.
+        shuffle: `buffer` or `sessions`.
         buffer_rows: a window has about this many rows, at most one row group more.
         seed: of the run.
         epoch: number of the epoch.
@@ -92,18 +92,12 @@ class EpochStream:
         self._sessions = sessions
         self._seed = derive_seed(seed, epoch)
         sizes = np.asarray(group_sizes, dtype=np.int64)
-        order = np.arange(len(sizes))
-        if shuffle is not Shuffle.NONE:
-            order = hashed_permutation(len(sizes), seed=derive_seed(self._seed, 0))
-        else:
-            buffer_rows = _SEQUENTIAL_WINDOW_ROWS
+        order = hashed_permutation(len(sizes), seed=derive_seed(self._seed, 0))
         self.num_rows = int(sizes.sum())
         self.windows = _windows(sizes, order, buffer_rows)
 
     def order(self, window: Window) -> np.ndarray:
         """For each position in the window, which of its rows (in file order of its groups) stands there: (n,) int64."""
-        if self._shuffle is Shuffle.NONE:
-            return np.arange(window.num_rows)
         seed = derive_seed(self._seed, 1 + window.index)
         if self._shuffle is Shuffle.BUFFER:
             return hashed_permutation(window.num_rows, seed=seed)
