@@ -9,10 +9,15 @@ import pytest
 
 from tests.training.own_sources import ShuffledBlocks, SizedBlocks, all_rows, train_blocks
 from tests.training.rank_runs import Case, model_of, training_config
+from ziggurat.data.encoded.dataset import MemoryDataset
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.data.source import state_from_json, state_to_json
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.testing.encoded_examples import PLAIN, plain_table
 from ziggurat.testing.ranks import run_ranks
-from ziggurat.training.config import Decay, ScheduleConfig
+from ziggurat.training.config import Decay, ScheduleConfig, TrainingConfig
+from ziggurat.training.feed import Feed
+from ziggurat.training.position import Position
 from ziggurat.training.trainer import Trainer
 
 NUM_STEPS = 2 * 7  # two epochs of 100 samples in blocks of 16
@@ -90,3 +95,25 @@ def test_states_survive_json_exactly() -> None:
     for broken in ({"__tensor__": "?", "dtype": "uint8", "shape": [1]}, {"__array__": ""}, {"other": 1}):
         with pytest.raises(CheckpointError, match="data source"):
             state_from_json(broken)
+
+
+def test_a_run_goes_on_in_the_order_that_it_began_with(tmp_path: Path) -> None:
+    dataset = MemoryDataset(plain_table(640), PLAIN, rows_per_group=64)
+
+    def feed(shuffle: Shuffle) -> Feed:
+        config = TrainingConfig(loader=LoaderConfig(batch_size=64, shuffle=shuffle, shuffle_buffer_rows=256))
+        return Feed(dataset, config=config, rank=0, world_size=1, gather=lambda said: [said])
+
+    fresh = feed(Shuffle.AUTO)
+    assert fresh.shuffle == "lanes"
+    for saved, expected in (("", "buffer"), ("buffer", "buffer"), ("lanes", "lanes"), ("sessions", "sessions")):
+        resumed = feed(Shuffle.AUTO)
+        resumed.restore(Position(step=1, rows=64, shuffle=saved), where="step 1")
+        assert resumed.shuffle == expected
+    resumed = feed(Shuffle.AUTO)
+    resumed.restore(Position.from_json({"step": 1, "rows": 64}), where="step 1")  # as it was before there were lanes
+    old = Loader(dataset, config=LoaderConfig(batch_size=64, shuffle=Shuffle.BUFFER, shuffle_buffer_rows=256))
+    batch, wanted = next(iter(resumed.source)), list(old.batches(epoch=0))[1]
+    assert batch.row_ids.tolist() == wanted.row_ids.tolist()
+    with pytest.raises(ConfigError, match="shuffle = lanes"):
+        feed(Shuffle.LANES).restore(Position(step=1, rows=64, shuffle="buffer"), where="step 1")

@@ -23,6 +23,7 @@ import ziggurat
 from ziggurat.cache import cache_folder
 from ziggurat.config import to_json
 from ziggurat.data.datasets import fetch
+from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
@@ -327,6 +328,7 @@ def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
         precision=trainer.step.precision,
         threads=torch.get_num_threads(),
         early_stop=trainer.config.early_stop,
+        loader=dataclasses.replace(config.training.loader, shuffle=Shuffle(trainer.feed.shuffle or Shuffle.AUTO)),
     )
     return dataclasses.replace(config, model=dataclasses.replace(config.model, embedding=embedding), training=training)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import KernelChoice
@@ -41,6 +42,7 @@ MAY_CHANGE = (
     "training.compile",
     "device",
     "training.loader.prefetch",
+    "training.loader.read-threads",
     "training.loader.batch-size",
     "model.embedding.kernel",
     "parallel",
@@ -123,6 +125,8 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         training = replace(training, precision=stored.training.precision)
     if not training.threads:
         training = replace(training, threads=stored.training.threads)
+    if training.loader.shuffle is Shuffle.AUTO:
+        training = replace(training, loader=replace(training.loader, shuffle=stored.training.loader.shuffle))
     if training.early_stop.metric == AUTO_METRIC and labels:
         metric = given.stop_metric()
         if stored.training.early_stop.metric in (metric, AUTO_METRIC):

@@ -196,13 +196,20 @@ class Feed:
         """Where the sources of all ranks stand after the last step, as plain data; [] where `Position.rows` says it."""
         return [] if isinstance(self.source, LoaderSource) else self._gather(state_to_json(self._state))
 
+    @property
+    def shuffle(self) -> str:
+        """The order of the rows; "" where the source keeps it to itself."""
+        return self.source.loader.shuffle.value if isinstance(self.source, LoaderSource) else ""
+
     def restore(self, position: Position, *, where: str) -> None:
         """Go back to a position.
 
         Raises:
             CheckpointError: it holds the states of another number of sources.
+            ConfigError: it was reached in another order of the rows.
         """
         if isinstance(self.source, LoaderSource):
+            self.source.loader.go_on_in(position.shuffle, where=where)
             self.source.load_state_dict({"epoch": position.epoch, "row": self.row_in_epoch(position)})
             return
         known = len(position.sources)

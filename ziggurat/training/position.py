@@ -41,6 +41,7 @@ class Position:
         threads: CPU threads that computed so far; sums depend on it.
         world_size: ranks that computed last.
         sources: states of the data sources, one a rank, as plain data; empty where `rows` says it (`LoaderSource`).
+        shuffle: order of the rows; "" in checkpoints of before it could be chosen.
         loss: name of the function that is minimised instead of the model's own loss; "" for the model's.
     """
 
@@ -60,6 +61,7 @@ class Position:
     threads: int = 0
     world_size: int = 1
     sources: list[Any] = field(default_factory=list)
+    shuffle: str = ""
     loss: str = ""
 
     def best_steps(self, steps: Sequence[int] | None, *, stop: EarlyStopConfig) -> set[int]:

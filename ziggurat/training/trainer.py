@@ -309,7 +309,7 @@ class Trainer:
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
         self.position.threads, self.position.world_size = torch.get_num_threads(), self.team.world_size
-        self.position.sources = self.feed.states()
+        self.position.sources, self.position.shuffle = self.feed.states(), self.feed.shuffle
         state: dict[str, JSON] = {"position": self.position.to_json()}
         state["written"] = self.team.on_first(self._written.marks)
         kept = [self.position.step, *(step for step in self.store.steps() if step not in self._pinned)]

@@ -23,8 +23,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +35,7 @@ import pyarrow.parquet as pq
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.manifest import MANIFEST, REDO
+from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, conform, encoded_schema, has_labels
 from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.errors import DataError, MissingFileError
@@ -47,7 +46,6 @@ DEFAULT_ROWS_PER_GROUP = 65_536
 DEFAULT_ROWS_PER_FILE = 64 * DEFAULT_ROWS_PER_GROUP
 
 _MANIFEST = "manifest.json"
-_MAX_OPEN_FILES = 16
 
 
 class EncodedWriter:
@@ -261,8 +259,7 @@ class EncodedDataset:
             sizes += entry["group_rows"]
         self.group_sizes: tuple[int, ...] = tuple(sizes)
         self._schema = encoded_schema(self.inputs, with_labels=self.with_labels)
-        self._idle: OrderedDict[Path, list[pq.ParquetFile]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open = OpenFiles()
 
     def read_group(self, index: int) -> pa.Table:
         """The columns of row group `index`, checksums verified. Safe to call from several threads.
@@ -283,41 +280,16 @@ class EncodedDataset:
     def _read(self, index: int, columns: list[str] | None) -> pa.Table:
         path, group = self._places[index]
         try:
-            file = self._take(path)
-            # One thread: the loader reads several row groups at once.
-            table = file.read_row_group(group, columns=columns, use_threads=False)
+            return self._open.read_row_group(path, group, columns=columns)
         except FileNotFoundError as error:
             raise _absent(path) from error
         except (pa.ArrowException, OSError, ValueError) as error:
             found = str(error)
             raise _damaged("a row group whose pages match their checksums", found, self._where(index)) from error
-        self._give_back(path, file)
-        return table
 
     def _where(self, index: int) -> str:
         path, group = self._places[index]
         return f"{path}, row group {group}"
-
-    def _take(self, path: Path) -> pq.ParquetFile:
-        """An open file that no other thread reads."""
-        with self._lock:
-            if idle := self._idle.pop(path, None):
-                file = idle.pop()
-                if idle:
-                    self._idle[path] = idle
-                return file
-        return pq.ParquetFile(path, page_checksum_verification=True)
-
-    def _give_back(self, path: Path, file: pq.ParquetFile) -> None:
-        """Keep a file open for the next who reads it; close the one that was used least recently if there are many."""
-        with self._lock:
-            self._idle[path] = [*self._idle.pop(path, ()), file]
-            if sum(map(len, self._idle.values())) > _MAX_OPEN_FILES:
-                oldest, files = self._idle.popitem(last=False)
-                files.pop().close()
-                if files:
-                    self._idle[oldest] = files
-                    self._idle.move_to_end(oldest, last=False)
 
 
 def dataset_facts(datasets: Mapping[str, Any]) -> dict[str, str]:

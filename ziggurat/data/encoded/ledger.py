@@ -14,7 +14,7 @@ whose ledgers are equal byte for byte trained the same rows in the same order.
 
 On resume the records after the checkpoint are cut off, because those steps will be done again. A record that was being
 written when the process was killed is found by its check, dropped on opening and counted in `dropped_bytes`; a bad
-record in the middle is damage and an error. Cost: about 50 µs a batch of 2,048 rows, and 40 bytes.
+record in the middle is damage and an error. Cost: about 5 µs a batch of 2,048 rows in C++ (50 in numpy), and 40 bytes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ziggurat.data.mixing import splitmix64
 from ziggurat.errors import CheckpointError, MissingFileError
 from ziggurat.features.hashing import GOLDEN, mix
+from ziggurat.ops.rows import hash_rows
 
 _MAGIC = b"ziggurat ledger 1\n".ljust(24, b"\0")
 _RECORD = np.dtype(
@@ -38,13 +38,12 @@ _RECORD = np.dtype(
 
 def expected_sum(row_ids: np.ndarray) -> int:
     """Σ splitmix64(row) mod 2^64 over (n,) row ids; what an epoch over these rows must add up to."""
-    return int(splitmix64(np.ascontiguousarray(row_ids, dtype=np.int64)).sum(dtype=np.uint64))
+    return hash_rows(row_ids)[1]
 
 
 def ordered_hash(row_ids: np.ndarray) -> int:
     """A hash of (n,) row ids and their order."""
-    mixed = splitmix64(np.ascontiguousarray(row_ids, dtype=np.int64))
-    return int(mix(mixed + np.arange(len(mixed), dtype=np.uint64) * GOLDEN).sum(dtype=np.uint64))
+    return hash_rows(row_ids)[0]
 
 
 def _checks(records: np.ndarray) -> np.ndarray:
@@ -148,8 +147,8 @@ class Ledger:
             step: number of the step in the whole run; must rise.
             row_ids: (n,) int64 in the order of the batch; may be empty.
         """
-        hashes = {"ordered": ordered_hash(row_ids), "row_sum": expected_sum(row_ids)}
-        self.append_sums(epoch=epoch, step=step, num_rows=len(row_ids), **hashes)
+        ordered, row_sum = hash_rows(row_ids)
+        self.append_sums(epoch=epoch, step=step, num_rows=len(row_ids), ordered=ordered, row_sum=row_sum)
 
     def append_sums(self, *, epoch: int, step: int, num_rows: int, ordered: int, row_sum: int) -> None:
         """Record one batch whose rows were hashed elsewhere; see `append`."""

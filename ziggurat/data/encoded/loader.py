@@ -160,6 +160,27 @@ class Loader:
         """Batches of an epoch, the same on every rank; the last may be partial."""
         return self.num_steps()
 
+    def go_on_in(self, shuffle: str, *, where: str) -> None:
+        """Take the order that a run was in: what is left of an epoch is right in the same order alone.
+
+        Args:
+            shuffle: value of a `Shuffle`; "" for runs that did not write it down, before there were lanes.
+            where: the checkpoint, for the error.
+
+        Raises:
+            ConfigError: the settings ask for another order.
+        """
+        asked = self.config.shuffle
+        if asked is Shuffle.AUTO:
+            self.shuffle = Shuffle(shuffle or Shuffle.BUFFER)
+        elif shuffle and asked.value != shuffle:
+            raise ConfigError(
+                expected=f"the order that the run is in: shuffle = {shuffle}",
+                found=f"shuffle = {asked.value}",
+                where=where,
+                ways_out=("shuffle = auto keeps the order of a run", "start a new run in another folder"),
+            )
+
     def num_steps(self, *, start_row: int = 0) -> int:
         """Batches from a position in the epoch (rows consumed by all ranks) to its end."""
         return self._slices(start_row).num_steps

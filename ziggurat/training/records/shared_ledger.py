@@ -19,8 +19,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ziggurat.data.encoded.ledger import Ledger, expected_sum, ordered_hash
+from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.features.hashing import GOLDEN, mix
+from ziggurat.ops.rows import hash_rows
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.topology import Topology
 
@@ -41,10 +42,11 @@ class SharedLedger:
 
     def append(self, *, epoch: int, step: int, row_ids: np.ndarray) -> None:
         """Record this rank's batch; see `Ledger.append`."""
+        ordered, row_sum = hash_rows(row_ids)
         with np.errstate(over="ignore"):
-            mine = np.array([ordered_hash(row_ids)], dtype=np.uint64) + np.uint64(self._topology.rank + 1) * GOLDEN
+            mine = np.array([ordered], dtype=np.uint64) + np.uint64(self._topology.rank + 1) * GOLDEN
         self._places.append((epoch, step))
-        numbers = [np.array([len(row_ids)], np.uint64), mix(mine), np.array([expected_sum(row_ids)], np.uint64)]
+        numbers = [np.array([len(row_ids)], np.uint64), mix(mine), np.array([row_sum], np.uint64)]
         self._numbers.append(np.concatenate(numbers))
 
     def truncate(self, step: int) -> None:
