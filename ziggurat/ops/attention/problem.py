@@ -191,7 +191,8 @@ def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias
         if targets.shape != lengths.shape or bool(((targets < 0) | (targets > lengths)).any()):
             raise _wrong("num_targets between 0 and the length of each sequence", f"{targets}, lengths {lengths}")
     if bias is not None:
-        _check_bias(bias, num_queries=len(q), num_keys=len(k), longest=int(lengths.max()) if len(lengths) else 0)
+        positions = lengths if targets is None else lengths - targets + (targets > 0)
+        _check_bias(bias, num_queries=len(q), num_keys=len(k), longest=int(positions.max()) if len(lengths) else 0)
 
 
 def _check_bias(bias: AttentionBias, *, num_queries: int, num_keys: int, longest: int) -> None:
@@ -199,7 +200,10 @@ def _check_bias(bias: AttentionBias, *, num_queries: int, num_keys: int, longest
         raise _wrong("w_pos of 2R − 1 numbers", str(tuple(bias.w_pos.shape)))
     if bias.w_pos is not None and (len(bias.w_pos) + 1) // 2 < longest:
         reach = (len(bias.w_pos) + 1) // 2
-        raise _wrong(f"sequences of at most R = {reach} events, for which w_pos has numbers", f"one of {longest}")
+        raise _wrong(
+            f"sequences of at most R = {reach} events (all targets count as one), for which w_pos has numbers",
+            f"one of {longest}",
+        )
     if bias.w_time is None:
         return
     for name, times, expected in (

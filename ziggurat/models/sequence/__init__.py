@@ -1,0 +1,1 @@
+"""Models over sequences of events: layers, jagged in and jagged out."""

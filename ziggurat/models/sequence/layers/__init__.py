@@ -1,0 +1,1 @@
+"""Layers over sequences of events: HSTU and STU, SASRec, LiGR, and how to compute histories once."""

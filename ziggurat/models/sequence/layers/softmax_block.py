@@ -1,0 +1,170 @@
+"""SoftmaxBlock: softmax attention and a feed-forward network: SASRec's block, and LiGR's with gated residuals.
+
+    SASRec    q = LN(x);   y = q + A(q, x, x);          x' = LN(y) + F(LN(y))          F: ReLU, hidden size D
+    LiGR      y = x + σ(W₁ x) ⊙ A(LN(x), LN(x), LN(x)); x' = y + σ(W₂ y) ⊙ F(LN(y))    F: SwiGLU, hidden size 4 D
+    A(q, k, v) = W_o Σ_j softmax_j(⟨W_q q_i, W_k k_j⟩ / √d) W_v v_j + b_o
+
+SASRec normalises queries alone, and its residuals run from the normalised rows; `normalised = all` with the same
+residuals off is the usual pre-norm block. gSASRec is SASRec's block; it differs in its loss. eSASRec is LiGR's.
+
+Dropout stands behind attention and inside and behind the feed-forward network; weights of attention are not dropped.
+
+Sources: Kang and McAuley, "Self-Attentive Sequential Recommendation", arXiv 1808.09781, section III; LiGR: Borisyuk et
+al., "From Features to Transformers", arXiv 2502.03417; with sampled softmax: eSASRec, arXiv 2508.06450; SwiGLU:
+Shazeer, arXiv 2002.05202.
+
+Cost an event, forward: 8·D² for the four maps of attention, 4·D·F (6·D·F SwiGLU), 4·D for each event it sees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ziggurat.errors import ConfigError
+from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
+from ziggurat.models.sequence.layers.places import SequencePlaces
+from ziggurat.ops.attention.choose import jagged_attention
+from ziggurat.ops.attention.problem import AttentionForm
+from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Count, Dim, Fraction, PositiveFloat, checked
+
+
+class Normalised(StrEnum):
+    """What the first layer norm is for, and where residuals start."""
+
+    QUERIES = "queries"  # queries alone; residuals from normalised rows: SASRec
+    ALL = "all"  # queries, keys and values; residuals from the rows themselves: pre-norm
+
+
+class Residual(StrEnum):
+    """How a branch is added."""
+
+    PLAIN = "plain"
+    GATED = "gated"  # times σ(W x): LiGR
+
+
+class FeedForward(StrEnum):
+    """The network behind attention."""
+
+    RELU = "relu"
+    GELU = "gelu"
+    SWIGLU = "swiglu"
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class SoftmaxBlockConfig:
+    """Settings of a block; `sasrec` and `ligr` are the published combinations.
+
+    Args:
+        dim: D, numbers of an event, a multiple of the heads.
+        num_heads: H.
+        hidden_dim: F, of the feed-forward network.
+        normalised: what the first layer norm is for.
+        residual: how branches are added.
+        feed_forward: the network behind attention.
+        dropout: share that is dropped in training.
+        eps: ε of the layer norms.
+    """
+
+    dim: Dim
+    num_heads: Count = 1
+    hidden_dim: Dim
+    normalised: Normalised = Normalised.QUERIES
+    residual: Residual = Residual.PLAIN
+    feed_forward: FeedForward = FeedForward.RELU
+    dropout: Fraction = 0.0
+    eps: PositiveFloat = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.dim % self.num_heads:
+            raise ConfigError(
+                expected="a dim that the heads share equally",
+                found=f"dim {self.dim}, {self.num_heads} heads",
+                where="SoftmaxBlockConfig",
+                ways_out=(f"dim = {self.dim + -self.dim % self.num_heads}", "fewer heads"),
+            )
+
+
+def sasrec(*, dim: int, num_heads: int = 1, dropout: float = 0.2) -> SoftmaxBlockConfig:
+    """The block of SASRec, and of gSASRec."""
+    return SoftmaxBlockConfig(dim=dim, num_heads=num_heads, hidden_dim=dim, dropout=dropout)
+
+
+def ligr(*, dim: int, num_heads: int = 1, dropout: float = 0.2) -> SoftmaxBlockConfig:
+    """The block of LiGR, and of eSASRec: pre-norm, gated residuals, SwiGLU of four times the size."""
+    return SoftmaxBlockConfig(
+        dim=dim,
+        num_heads=num_heads,
+        hidden_dim=4 * dim,
+        normalised=Normalised.ALL,
+        residual=Residual.GATED,
+        feed_forward=FeedForward.SWIGLU,
+        dropout=dropout,
+        eps=1e-5,
+    )
+
+
+class SoftmaxBlock(SequenceLayer):
+    """One block of softmax attention and a feed-forward network.
+
+    Args:
+        config: its sizes and its variant.
+    """
+
+    def __init__(self, config: SoftmaxBlockConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim, hidden = config.dim, config.hidden_dim
+        self.norm_attention, self.norm_feed = (nn.LayerNorm(dim, eps=config.eps) for _ in range(2))
+        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
+        has_gate = config.feed_forward is FeedForward.SWIGLU
+        self.feed_in, self.feed_out = nn.Linear(dim, (2 if has_gate else 1) * hidden), nn.Linear(hidden, dim)
+        is_gated = config.residual is Residual.GATED
+        self.gate_attention, self.gate_feed = (nn.Linear(dim, dim) if is_gated else None for _ in range(2))
+        for linear in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def project(self, events_ND: Float[Tensor, "N D"]) -> Projected:
+        """Queries, keys and values; the rest is what the residual of attention starts from."""
+        normed = self.norm_attention(events_ND)
+        from_queries = self.config.normalised is Normalised.QUERIES
+        source = events_ND if from_queries else normed
+        mapped = (linear(rows) for linear, rows in ((self.query, normed), (self.key, source), (self.value, source)))
+        q, k, v = (each.unflatten(1, (self.config.num_heads, -1)) for each in mapped)
+        return Projected(q=q, k=k, v=v, rest=normed if from_queries else events_ND)
+
+    def attend(
+        self, q: Float[Tensor, "M H d"], k: Float[Tensor, "N H d"], v: Float[Tensor, "N H dv"], places: SequencePlaces
+    ) -> Float[Tensor, "M H dv"]:
+        """Softmax attention over what each event sees."""
+        scale = (self.config.dim // self.config.num_heads) ** -0.5
+        return jagged_attention(q, k, v, layout=places.layout, form=AttentionForm.SOFTMAX, scale=scale)
+
+    def finish(
+        self, events_MD: Float[Tensor, "M D"], gathered: Float[Tensor, "M H dv"], rest: Float[Tensor, "M R"]
+    ) -> Float[Tensor, "M D"]:
+        """Residual, feed-forward network, residual."""
+        found = self._drop(self.output(gathered.flatten(1)))
+        rows = rest + (found if self.gate_attention is None else torch.sigmoid(self.gate_attention(events_MD)) * found)
+        normed = self.norm_feed(rows)
+        fed = self._drop(self.feed_out(self._drop(self._activate(self.feed_in(normed)))))
+        if self.config.normalised is Normalised.QUERIES:
+            rows = normed
+        return rows + (fed if self.gate_feed is None else torch.sigmoid(self.gate_feed(rows)) * fed)
+
+    def _activate(self, inner: Tensor) -> Tensor:
+        if self.config.feed_forward is FeedForward.SWIGLU:
+            gate, value = inner.chunk(2, dim=1)
+            return F.silu(gate) * value
+        return F.relu(inner) if self.config.feed_forward is FeedForward.RELU else F.gelu(inner)
+
+    def _drop(self, inner: Tensor) -> Tensor:
+        return dropout(inner, p=self.config.dropout, training=self.training)
