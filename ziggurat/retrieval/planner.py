@@ -2,8 +2,8 @@
 
     all            no filter: the nearest clusters
     clusters       the nearest clusters, rows whose bit is set; the fewer pass, the more clusters
-    rows           every row that passes, wherever it is: exact
-    block          the same from a copy of these rows side by side, for filters that come often: exact
+    rows           every row that passes, wherever it is
+    block          the same from a copy of these rows side by side, for filters that come often
     post_filter    the nearest clusters without a filter, and the filter on what they gave: for filters that
                    most rows pass, in catalogues where a mask takes longer than a search
 

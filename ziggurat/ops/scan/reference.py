@@ -115,7 +115,7 @@ def mask_of_each(masks: Masks, num: int) -> list[Tensor | None] | None:
 
 
 def empty_found(queries: Float[Tensor, "Q D"], k: int) -> Found:
-    """Nothing found."""
+    """The answer to every query before anything was found: −∞ and −1."""
     shape, device = (len(queries), k), queries.device
     positions = torch.full(shape, -1, dtype=torch.int64, device=device)
     return Found(torch.full(shape, -torch.inf, device=device), positions)

@@ -5,7 +5,8 @@
 
 Plain k-means compares every vector with all C centroids: for a million vectors of 64 numbers and 4,096 clusters half a
 teraFLOP for one round. Here a vector meets the √C centres of groups and the clusters of eight groups, an eighth of the
-work, and the first rounds, inside groups, cost next to nothing. On the data of `ziggurat bench retrieval` the clusters
+work, and the first rounds, inside groups, cost next to nothing; while centres still move, four groups do.
+On the data of `ziggurat bench retrieval` the clusters
 are as good: as many rows must be scanned for a recall of 0.95 as with plain k-means (docs/experiments.md).
 
 Everything follows from the seed. A cluster that no vector is near takes half of the largest one; one that is empty in
@@ -167,7 +168,9 @@ def _nearest_of_near_groups(vectors: Tensor, centroids: Tensor, group_of: Tensor
     group_turned = torch.where(middles.isfinite(), middles, 0.0).t().contiguous()
     parts = []
     for part in vectors.split(4 * _BLOCK):
-        rows, groups = _by_group(torch.addmm(group_halves, part, group_turned).topk(near, dim=1).indices)
+        rows, groups = _by_group(
+            torch.addmm(group_halves, part, group_turned).topk(min(near, len(members)), dim=1).indices
+        )
         best, labels = torch.full((len(part),), -torch.inf), torch.zeros(len(part), dtype=torch.int64)
         for group, own in zip(groups, rows, strict=True):
             begin, end = bounds[group], bounds[group + 1]
