@@ -8,7 +8,7 @@ The rules, in the order in which they are tried (first match wins):
     list of ids, or text like "a|b|c"        sequence if its name says history or ids repeat in a list, else multi-hot
     true/false, text                         categorical (long, nearly unique text is left out)
     whole numbers                            by name (…_id, …_count); below zero: a number; counts (small values are the
-                                             frequent ones): a number; else ids
+                                             frequent ones, and among the large ones are gaps): a number; else ids
     numbers with fractions                   dense: log1p if skewed, else standardised
     dates                                    left out: the time is a role, not a feature
 
@@ -34,7 +34,8 @@ _ID_WORDS = frozenset({
     "cat", "brand", "region", "country", "city", "state", "gender", "sex", "occupation", "job", "hour",
     "weekday", "dayofweek", "dow", "month", "device", "os", "browser", "genre", "class", "segment", "slot",
     "channel", "language", "lang", "item", "product", "movie", "user", "ad", "campaign", "advertiser", "site",
-    "app", "publisher", "domain", "shop", "store", "seller", "author", "artist",
+    "app", "publisher", "domain", "shop", "store", "seller", "author", "artist", "sku", "userid", "member", "customer",
+    "visitor", "account", "profile", "reviewer", "client",
 })
 _NUMBER_WORDS = frozenset({
     "count", "counts", "cnt", "num", "number", "price", "cost", "amount", "total", "sum", "avg", "mean",
@@ -48,6 +49,7 @@ _HISTORY_WORDS = frozenset({
 })
 # fmt: on
 _FEW = 50
+_MOST_WITHOUT_GAPS = 100
 
 
 @dataclass(frozen=True)
@@ -221,9 +223,15 @@ def _whole(facts: ColumnFacts) -> FeatureGuess:
 
 
 def _counts(values: pl.Series) -> bool:
-    """True if frequencies fall with the value, from 0 or 1 on: rank correlation below −0.8 over the first values."""
+    """True if frequencies fall with the value, from 0 or 1 on: rank correlation below −0.8 over the first values.
+
+    Ids that were given out one after the other may be like that, too, where the first ones are the most active. But
+    then nearly every one up to the largest is there, of which counts, whose large values are rare, have no hundred.
+    """
     counts = values.value_counts().sort(values.name)
     if counts.height < 8 or int(counts[values.name][0]) > 1:
+        return False
+    if counts.height > _MOST_WITHOUT_GAPS and counts.height > 0.9 * int(counts[values.name][-1]):
         return False
     frequency = counts["count"].head(40).to_numpy().astype(float)
     ranks = np.argsort(np.argsort(frequency)).astype(float)
