@@ -114,3 +114,13 @@ def test_users_that_are_no_users_are_refused(shop: Shop) -> None:
     for wrong in (None, 17, "17", [17]):
         with pytest.raises(RequestError, match="raw columns of a user"):
             export.recommend(wrong)  # type: ignore[arg-type]
+
+
+def test_a_separator_is_hinted_at_and_taken(loaded: zg.Recommender, tmp_path: Path) -> None:
+    (tmp_path / "users.csv").write_text("user_id;age\n3;20\n4;30\n")
+    with pytest.raises(SchemaError, match="--separator semicolon"):
+        recommend_in_bulk(loaded, [tmp_path / "users.csv"], out=tmp_path / "lists.parquet")
+    config, told = BulkConfig(k=3, separator="semicolon", filter="title:'Item numbre 3' OR price:>0"), list[str]()
+    recommend_in_bulk(loaded, [tmp_path / "users.csv"], out=tmp_path / "lists.parquet", config=config, say=told.append)
+    assert pl.read_parquet(tmp_path / "lists.parquet")["user_id"].to_list() == ["3", "4"]
+    assert told[0].startswith("filter: no item has title:'Item numbre 3'")

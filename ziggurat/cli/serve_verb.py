@@ -8,15 +8,16 @@ import json
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.own_models import add_model_argument, own_models
-from ziggurat.cli.settings import settings_given
+from ziggurat.cli.settings import refuse_unknown, settings_given
 from ziggurat.cli.tables import print_line
-from ziggurat.config import override
+from ziggurat.config import override, settings
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.serving.server.config import ServerConfig
     from ziggurat.serving.server.worker import Loaded
 
+_LISTED = "docs/guides/server.md, or `ziggurat serve --help`"
 SERVE_SUMMARY = "answer over HTTP from an export: /recommend, /rank, a web page, /metrics"
 SERVE_EPILOG = """Listens on this machine alone, unless --host says otherwise. Requests that cannot be answered within
 the deadline get less effort (the answer says so), then 503 with Retry-After. SIGTERM answers what was taken in, and
@@ -43,12 +44,14 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 def serve(options: argparse.Namespace, rest: list[str]) -> int:
     """Serve until SIGTERM or Ctrl-C."""
+    from ziggurat.serving.export.export_folder import read_manifest
     from ziggurat.serving.recommender import Recommender
     from ziggurat.serving.server.serve import check_packages, read_api_key
     from ziggurat.serving.server.serve import serve as serve_export
 
     check_packages()
     config = config_of(options, rest)
+    read_manifest(options.export)
     load = functools.partial(Recommender.load, models=own_models(options))
     report = functools.partial(_report, options.export, config, bool(options.api_key_file))
     serve_export(options.export, config=config, load=load, api_key=read_api_key(options.api_key_file), on_ready=report)
@@ -60,18 +63,20 @@ def config_of(options: argparse.Namespace, rest: list[str]) -> ServerConfig:
     from ziggurat.serving.server.config import ServerConfig
 
     flags = {name: f"--{name.replace('_', '-')}" for name in ("host", "port", "workers", "threads", "deadline_ms")}
+    given = settings_given(rest)
+    refuse_unknown(given, known=[f"server.{path}" for path, _, _ in settings(ServerConfig())], listed=_LISTED)
     changes = {name: str(getattr(options, name)) for name in flags if getattr(options, name) is not None}
     if options.watch:
         changes["watch"] = "true"
     also = dict(flags)
-    for path, text in settings_given(rest).items():
-        prefix, _, name = path.partition(".")
-        if prefix != "server":
+    for path, text in given.items():
+        name = path.partition(".")[2]
+        if not name:
             raise ConfigError(
-                expected="settings of a server: --server.NAME VALUE",
+                expected="the name of one setting of a server: --server.NAME VALUE",
                 found=f"--{path}",
                 where="command line",
-                ways_out=("see docs/guides/server.md for their names", "leave it out"),
+                ways_out=("--server.deadline-ms 50", f"see all settings: {_LISTED}"),
             )
         changes[name], also[name] = text, f"--{path}"
     return override(ServerConfig(), changes, also=also)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.tables import print_line, print_table
+from ziggurat.errors import ConfigError
 
 EXPORT_SUMMARY = "make one folder of a trained run that answers: ranks items, or recommends them"
 EXPORT_EPILOG = """The folder holds everything: models, fitted preprocessing, catalogue, index, value model, golden
@@ -133,6 +134,7 @@ def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", required=True, help="Parquet file to write")
     parser.add_argument("--k", type=int, default=100, help="items for each user (default: %(default)s)")
     parser.add_argument("--filter", default="", help="which items may be in the lists (default: all)")
+    parser.add_argument("--separator", metavar="X", default="", help="of text files: a character, semicolon, tab …")
     parser.add_argument(
         "--include-seen", action="store_true", help="also items that the user has had in the data of the export"
     )
@@ -141,10 +143,16 @@ def add_recommend_arguments(parser: argparse.ArgumentParser) -> None:
 
 def recommend(options: argparse.Namespace, rest: list[str]) -> int:
     """Lists of items in bulk."""
-    from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk
+    from ziggurat.serving.bulk import BulkConfig, recommend_in_bulk, users_of
+    from ziggurat.serving.first_look import look_at_export
     from ziggurat.serving.recommender import Recommender
     from ziggurat.training.report.progress import show_progress
 
+    config = BulkConfig(
+        k=options.k, filter=options.filter, exclude_seen=not options.include_seen, separator=options.separator
+    )
+    look_at_export(options.export, filters=[config.filter])
+    users_of(options.users, out=options.out, config=config)
     loaded = Recommender.load(options.export, models=own_models(options))
     progress = show_progress()
     progress.begin("recommend", total=None)
@@ -152,7 +160,7 @@ def recommend(options: argparse.Namespace, rest: list[str]) -> int:
         loaded,
         options.users,
         out=options.out,
-        config=BulkConfig(k=options.k, filter=options.filter, exclude_seen=not options.include_seen),
+        config=config,
         on_progress=progress.update,
         say=progress.say,
     )
@@ -184,9 +192,21 @@ def index(options: argparse.Namespace, rest: list[str]) -> int:
     """Recall of an index against time."""
     from pathlib import Path
 
-    from ziggurat.retrieval.recall import measure_recall, plot_recall
+    from ziggurat.retrieval.recall import check_plot, measure_recall, plot_recall
+    from ziggurat.serving.first_look import look_at_export
     from ziggurat.serving.recommender import Recommender
 
+    for name in ("k", "users"):
+        if getattr(options, name) < 1:
+            raise ConfigError(
+                expected=f"--{name} of at least 1",
+                found=f"{getattr(options, name)}",
+                where="command line",
+                ways_out=f"--{name} 100",
+            )
+    if options.plot:
+        check_plot(Path(options.plot))
+    look_at_export(options.export, filters=options.filter)
     loaded = Recommender.load(options.export, models=own_models(options))
     search, queries = loaded.search_and_queries(num_users=options.users)
     wanted = [None, *(search.parse(text) for text in options.filter)]

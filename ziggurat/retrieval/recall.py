@@ -7,6 +7,7 @@ The points choose `probes`: the first whose recall is enough. The plot shows whe
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.retrieval.item_index import ItemIndex
 from ziggurat.retrieval.main_search import Wanted
 from ziggurat.retrieval.vectors.best import exact_search, recall_of
 
+_PICTURES = (".png", ".svg", ".pdf", ".jpg", ".webp")
 _WARM = 8  # queries before the clock starts
 
 
@@ -90,6 +93,29 @@ def measure_recall(
                 )
             )
     return points
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file that no picture can be written into.
+
+    Raises:
+        ConfigError: its name ends in no format of pictures, or there is no such folder.
+        MissingDependencyError: matplotlib is not there.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingDependencyError(
+            expected="matplotlib, which draws",
+            found="no such package",
+            where="this Python",
+            ways_out=("pip install matplotlib", "leave the plot out"),
+        )
+    if path.suffix.lower() not in _PICTURES or not path.parent.is_dir():
+        raise ConfigError(
+            expected=f"a file in a folder that is there, which ends in {', '.join(_PICTURES)}",
+            found=f"{path}" + ("" if path.parent.is_dir() else f", and no folder {path.parent}"),
+            where="plot",
+            ways_out=f"--plot {path.with_suffix('.png').name}",
+        )
 
 
 def plot_recall(points: Sequence[RecallPoint], path: Path, *, k: int) -> None:

@@ -14,24 +14,27 @@ the export, users, k, filter; parts of another question are thrown away, and tha
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config import to_json
+from ziggurat.data.raw.names import guess_separator, name_of_separator
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
 from ziggurat.files import Format, replacing
-from ziggurat.serving.answers import Recommendations, RecommendRequest
+from ziggurat.serving.answers import MAX_K, Recommendations, RecommendRequest
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.request_rows import canonical_id
-from ziggurat.typed import Count, checked
+from ziggurat.typed import Count, Range, checked
 
 ASKED = Format(name="ziggurat.bulk", what="what lists were asked for", ways_out=("delete the folder of parts",))
 _TOGETHER = 64
@@ -47,12 +50,17 @@ class BulkConfig:
         filter: which items may be in the lists; "" for all.
         exclude_seen: leave out what a user has had in the data that the export was made from.
         part_users: users of one part, the unit of going on after a kill.
+        separator: of text files of users; "" for the format's own.
     """
 
-    k: Count = 100
+    k: Annotated[int, Range(1, MAX_K, "more than one request may ask for")] = 100
     filter: str = ""
     exclude_seen: bool = True
     part_users: Count = 4096
+    separator: str = ""
+
+    def __post_init__(self) -> None:
+        TextOptions(delimiter=self.separator)  # refuses an impossible one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,27 +108,13 @@ def recommend_in_bulk(
         RequestError: a row, or the filter, cannot be used; names the row.
     """
     config, target = config or BulkConfig(), Path(out)
-    if target.suffix not in (".parquet", ".pq"):
-        raise ConfigError(
-            expected="a file that ends in .parquet: rows have lists",
-            found=repr(target.name),
-            where="out",
-            ways_out=f"--out {target.with_suffix('.parquet').name}",
-        )
-    source = RawSource(users)
-    if target.resolve() in {path.resolve() for path in source.paths}:
-        raise ConfigError(
-            expected="a file of its own for the lists",
-            found=f"{out}, which holds the users",
-            where="out",
-            ways_out=f"--out {target.with_stem(target.stem + '_lists').name}",
-        )
+    source = users_of(users, out=target, config=config)
     columns = _columns(export, source)
     if config.filter:
         export.check(RecommendRequest(user={}, k=config.k, filter=config.filter))
         for note in export.notes(config.filter):
             say(f"filter: {note}")
-    parts = target.with_name(target.name + ".parts")
+    parts = _parts_of(target)
     _open_parts(parts, _question(export, source, config), say=say)
     totals = _Totals()
     for number, (start, frame) in enumerate(_chunks(source, columns, size=config.part_users)):
@@ -137,6 +131,55 @@ def recommend_in_bulk(
     _join(parts, target, columns=_output_types(export, columns))
     shutil.rmtree(parts)
     return BulkResult(**vars(totals))
+
+
+def users_of(users: Sequence[str | Path], *, out: str | Path, config: BulkConfig) -> RawSource:
+    """The files of the users; refuses early what can be refused without the export.
+
+    Args:
+        users: files.
+        out: Parquet file to write.
+        config: separator.
+
+    Raises:
+        MissingFileError: a file is not there.
+        ConfigError: `out` is no Parquet file, or the file of users itself.
+        FileError: nothing can be written beside `out`.
+    """
+    target = Path(out)
+    if target.suffix not in (".parquet", ".pq"):
+        raise ConfigError(
+            expected="a file that ends in .parquet: rows have lists",
+            found=repr(target.name),
+            where="out",
+            ways_out=f"--out {target.with_suffix('.parquet').name}",
+        )
+    source = RawSource(users, text=TextOptions(delimiter=config.separator))
+    if target.resolve() in {path.resolve() for path in source.paths}:
+        raise ConfigError(
+            expected="a file of its own for the lists",
+            found=f"{out}, which holds the users",
+            where="out",
+            ways_out=f"--out {target.with_stem(target.stem + '_lists').name}",
+        )
+    parts = _parts_of(target)
+    place = next(each for each in (parts, *parts.parents) if each.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise _no_place(parts, "a file" if not place.is_dir() else f"no permission to write in {place}")
+    return source
+
+
+def _parts_of(target: Path) -> Path:
+    return target.with_name(target.name + ".parts")
+
+
+def _no_place(parts: Path, found: str) -> FileError:
+    return FileError(
+        expected="a folder in which lists can be written",
+        found=found,
+        where=str(parts.parent),
+        ways_out=("choose another file: --out FILE", "correct the permissions of the folder"),
+    )
 
 
 @dataclass(kw_only=True)
@@ -160,11 +203,15 @@ def _columns(export: Recommender, source: RawSource) -> tuple[str, ...]:
     known = [column.name for column in export.info().user_columns]
     found = tuple(name for name in known if name in there)
     if not found:
+        ways = [f"name the column of the user's id {known[0]!r}", "name another file"]
+        own = source.text.delimiter or ","
+        if (other := guess_separator(own.join(there))) and other != own:
+            ways.insert(0, f"{other!r} divides its first line better: --separator {name_of_separator(other)}")
         raise SchemaError(
             expected=f"columns of users: {', '.join(known)}",
             found=", ".join(list(there)[:20]),
             where=str(source.paths[0]),
-            ways_out=(f"name the column of the user's id {known[0]!r}", "name another file"),
+            ways_out=ways,
         )
     return found
 
@@ -189,12 +236,7 @@ def _open_parts(parts: Path, question: Mapping[str, Any], *, say: Callable[[str]
     try:
         parts.mkdir(parents=True)
     except OSError as error:
-        raise FileError(
-            expected="a folder in which lists can be written",
-            found=str(error),
-            where=str(parts.parent),
-            ways_out=("choose another file: --out FILE", "correct the permissions of the folder"),
-        ) from error
+        raise _no_place(parts, str(error)) from error
     ASKED.write(asked, dict(question))
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from polars.testing.parametric import dataframes
 
-from ziggurat.data.inspect.column_rules import find_separator, words
+from ziggurat.data.inspect.column_facts import measure
+from ziggurat.data.inspect.column_rules import find_separator, guess_feature, words
 from ziggurat.data.inspect.inspect_file import Inspection, inspect_file
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
@@ -168,6 +169,22 @@ def test_what_is_guessed_can_be_fitted_and_encoded_from_every_format(
 
 
 # --------------------------------------------------------------------------------------------------------- single cases
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("customer", RNG.zipf(1.3, 3000) % 300 + 1, Categorical),  # who comes first buys most
+        ("gid", RNG.zipf(1.3, 12_000) % 300 + 1, Categorical),  # nearly every one of 300 is there: no counts
+        ("seen", RNG.zipf(1.3, 3000), Dense),  # counts have gaps
+        ("depth", RNG.geometric(0.1, 3000), Dense),  # or are few
+    ],
+)
+def test_ids_written_as_floats_are_ids(name: str, values: np.ndarray, kind: type[Feature]):
+    """`17.0`, as programs write ids of a column that has empty cells."""
+    texts = [f"{value}.0" if place % 200 else None for place, value in enumerate(values)]
+    facts = measure(pl.Series(name, texts), from_text=True, num_rows=len(texts))
+    assert isinstance(guess_feature(facts).feature, kind)
 
 
 def _inspect(tmp_path: Path, **columns: object) -> Inspection:

@@ -230,7 +230,7 @@ def test_the_description_holds_together_and_its_examples_are_answered() -> None:
     async def body(http: httpx.AsyncClient) -> tuple[Any, list[int]]:
         data = (await http.get("/openapi.json")).json()
         statuses = []
-        for path in ("/recommend", "/rank"):
+        for path in ("/recommend", "/rank", "/history", "/explain"):
             examples = data["paths"][path]["post"]["requestBody"]["content"]["application/json"]["examples"]
             for example in examples.values():
                 statuses.append((await http.post(path, json=example["value"])).status_code)

@@ -33,6 +33,7 @@ from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
+from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.known_ids import known_shares, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
@@ -145,14 +146,16 @@ def export_run(
         MissingFileError, DataError, SchemaError: as loading a run and reading its data.
     """
     config, progress = config or ExportConfig(), progress or NoProgress()
-    runs = _load(run, ranker, models=models)
-    formula = _formula(config, runs)
     with ExitStack() as stack:
+        folder = stack.enter_context(replacing_export(out))  # refused before anything is loaded, as all that can be
+        labels, columns = look_at_runs(run, ranker=ranker, models=models, progress=progress)
+        check_asked(value=config.value, labels=labels, keep=config.keep, items=config.items, columns=columns)
+        runs = _load(run, ranker, models=models)
+        formula = _formula(config, runs)
         bad_rows = stack.enter_context(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
         data = {part: _data_of(each, bad_rows, progress) for part, each in runs.parts.items()}
-        folder = stack.enter_context(replacing_export(out))
         facts: dict[str, Any] = {"tables": config.tables.value}
         _write_models(folder, runs, config, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)

@@ -211,6 +211,19 @@ def open_export(path: str | Path) -> ExportFolder:
         MissingFileError: there is no export.
         ExportError: a file is damaged, missing, or no regular file; or a newer Ziggurat wrote it; names the file.
     """
+    export = read_manifest(path)
+    for name, entry in export.manifest.files.items():
+        _check_file(export.path, name, entry)
+    return export
+
+
+def read_manifest(path: str | Path) -> ExportFolder:
+    """An export whose manifest is in order; its files are not looked at.
+
+    Raises:
+        MissingFileError: there is no export.
+        ExportError: the manifest is damaged, or a newer Ziggurat wrote it.
+    """
     given = Path(path)
     folder = Path(os.path.realpath(given))
     if not folder.is_dir():
@@ -234,8 +247,6 @@ def open_export(path: str | Path) -> ExportFolder:
         raise damaged(
             where, expected=f"version {_version_of(manifest.files)}", found=f"{manifest.version_of_content!r:.80}"
         )
-    for name, entry in manifest.files.items():
-        _check_file(folder, name, entry)
     return ExportFolder(path=folder, manifest=manifest)
 
 

@@ -44,11 +44,18 @@ def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str,
             "post": _plain("The columns of some items", body=_object({"ids": _TEXTS}, ["ids"])),
         },
         "/items/{id}": {"get": _plain("The columns of an item", parameters=[_path_parameter("id")])},
-        "/history": {"post": _plain("The items that a user had", body=_object({"user": _ref("User")}, ["user"]))},
+        "/history": {
+            "post": _plain(
+                "The items that a user had",
+                body=_object({"user": _ref("User")}, ["user"]),
+                example={"user": example_of(info.user_columns)},
+            )
+        },
         "/explain": {
             "post": _plain(
-                "Why an item is in an answer, or is not",
+                "Why an item is in an answer, or is not: seen, excluded, or filtered, and by which term",
                 body=_object({"request": _ref("RecommendRequest"), "item": {"type": "string"}}, ["request", "item"]),
+                example=example_explanation(info),
             )
         },
     }
@@ -84,6 +91,13 @@ def example_request(info: Info) -> dict[str, Any]:
 def example_ranking(info: Info) -> dict[str, Any]:
     """A request for a ranking that the export answers, as plain data."""
     return {"user": example_of(info.user_columns), "items": [example_of(info.item_columns)]}
+
+
+def example_explanation(info: Info) -> dict[str, Any]:
+    """A question why an item is in an answer; the item is the example of the catalogue, where there is one."""
+    request = example_request(info) | ({"filter": info.filter_example} if info.filter_example else {})
+    ids = [str(column.example) for column in info.item_columns if column.example is not None]
+    return {"request": request, "item": ids[0] if ids else "17"}
 
 
 def _recommend(info: Info) -> dict[str, Any]:
@@ -131,14 +145,19 @@ def _question(summary: str, schema: str, examples: dict[str, Any]) -> dict[str, 
 
 
 def _plain(
-    summary: str, *, kind: str = "application/json", body: dict[str, Any] | None = None, parameters: Any = None
+    summary: str,
+    *,
+    kind: str = "application/json",
+    body: dict[str, Any] | None = None,
+    example: dict[str, Any] | None = None,
+    parameters: Any = None,
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": summary,
         "responses": {"200": {"description": summary, "content": {kind: {"schema": {}}}}},
     }
     if body is not None:
-        operation["requestBody"] = {"required": True, "content": _content(body)}
+        operation["requestBody"] = {"required": True, "content": _content(body, examples={"plain": {"value": example}})}
     if parameters:
         operation["parameters"] = parameters
     return operation
