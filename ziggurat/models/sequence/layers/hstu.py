@@ -76,7 +76,7 @@ class PositionTimeBias(StrEnum):
 
 
 class HSTUOutput(StrEnum):
-    """What W_o reads."""
+    """What the last map of the layer, W_o, reads."""
 
     GATED = "gated"  # U ⊙ LN(a)
     PARTS_OF_NORMED = "parts_of_normed"  # U, LN(a), U ⊙ LN(a)

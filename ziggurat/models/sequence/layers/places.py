@@ -34,7 +34,7 @@ class AskedAt(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePlaces:
-    """Where events stand.
+    """Where events stand: sequences, targets, times.
 
     Args:
         layout: where sequences begin, which of them are targets, and what sees what.
