@@ -4,6 +4,7 @@
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
+#   make bench-data  sessions stored, read and computed once, about 3 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
 #   make chaos-serve  50 kill -9 of a server's workers
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-towers bench-planning chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -84,6 +85,9 @@ bench: setup
 bench-towers: setup
 	bash benchmarks/setup.sh
 	$(BIN)/ziggurat bench towers
+
+bench-data: setup
+	$(BIN)/ziggurat bench data
 
 bench-planning: setup
 	$(BIN)/ziggurat bench planning

@@ -34,11 +34,13 @@ NAMES = {
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",
+    "data": "what repeats within a session, stored, read and computed once, against the plain way",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
 WITH_OPTIONS = (
     "towers",
+    "data",
     "tower_quality",
     "simulator",
     "planning",

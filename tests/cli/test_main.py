@@ -44,7 +44,8 @@ FROZEN = {
     "serve": {
         *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),
     },
-    "data inspect": {"--write-schema", "--label", "--separator"},
+    "data inspect": {"--write-schema", "--label", "--separator", "--session"},
+    "data cluster-by-session": {"--session", "--time", "--out"},
     "data fetch": {"--source"},
     "towers partition": {
         "--towers",

@@ -204,6 +204,12 @@ def build_parser() -> VerbParser:
     return parser
 
 
+CLUSTER_BY_EPILOG = """examples:
+  ziggurat data cluster-by-session log.parquet --session session_id --out clustered.parquet
+  ziggurat data cluster-by-session day_*.parquet --session session_id --time timestamp --out clustered.parquet
+"""
+
+
 def _data_verb(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     summary = "guess the schema of a file, and explain each guess"
@@ -214,6 +220,17 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
         "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
     )
     inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
+    inspect.add_argument(
+        "--session", metavar="COLUMN", default="", help="also measure how often each column repeats within a session"
+    )
+    summary = "write the rows of a session next to each other, so that what repeats compresses"
+    cluster = actions.add_parser("cluster-by-session", help=summary, description=summary, epilog=CLUSTER_BY_EPILOG)
+    cluster.add_argument("files", nargs="+", help="Parquet, CSV or TSV (also .gz), in the order of their rows")
+    cluster.add_argument("--session", metavar="COLUMN", required=True, help="the column of the session")
+    cluster.add_argument(
+        "--time", metavar="COLUMN", default="", help="order within a session (default: as in the files)"
+    )
+    cluster.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
     summary = "get a public data set into the cache, checked by checksum"
     fetch = actions.add_parser("fetch", help=summary, description=summary, epilog=FETCH_EPILOG)
     fetch.add_argument("name", help="movielens-1m, frappe, criteo-kaggle, criteo-1tb, criteo-x4")

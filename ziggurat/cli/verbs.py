@@ -140,12 +140,16 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
 
 
 def data(options: argparse.Namespace, rest: list[str]) -> int:
-    """`data inspect` and `data fetch`."""
+    """`data inspect`, `data cluster-by-session` and `data fetch`."""
     if options.action == "fetch":
         from ziggurat.data.datasets import fetch
 
         print_line(f"{fetch(options.name, source=options.source)}")
         return 0
+    if options.action == "cluster-by-session":
+        from ziggurat.cli.session_verbs import cluster_by_session
+
+        return cluster_by_session(options)
     from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 
@@ -154,6 +158,10 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(head, lines)
     for warning in inspection.warnings:
         print_line(f"warning: {warning}")
+    if session := options.session or inspection.schema.session:
+        from ziggurat.cli.session_verbs import print_repeats
+
+        print_repeats(options.file, session=session, separator=options.separator)
     if options.write_schema:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
         if not inspection.schema.labels:

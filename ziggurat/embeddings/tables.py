@@ -19,6 +19,7 @@ anyway. See `ziggurat.ops.lookup` for the kernels.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -260,6 +261,15 @@ class EmbeddingTables(nn.Module):
         if self.config.kernel is not KernelChoice.AUTO:
             self.choose_kernel(BatchShape())
         return self
+
+    def view(self, inputs: InputSpec) -> EmbeddingTables:
+        """The same tables, looked up for other fields; gradients of both are recorded in one place."""
+        other = copy.copy(self)
+        other.inputs, other._layouts = inputs, _layouts(inputs, self.tables)
+        other.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
+        other.output_dim = sum(other.field_dims)
+        other._single_layouts, other._split = {}, {}
+        return other
 
     def look_up(self, lookups: Lookups, layouts: Sequence[LookupLayout], dtype: torch.dtype) -> Float[Tensor, "B T"]:
         """The columns of some layouts, one a storage; those that no layout writes are left as they come."""

@@ -182,7 +182,8 @@ class Pipeline:
             self._embeddings.announce(*self._ahead[1])
 
     def _cut(self, batch: Batch) -> list[Batch]:
-        return cut_batch(batch, self.num_parts, coupled=self._model.coupled_samples)
+        whole = batch if self.num_parts == 1 else batch.expanded()  # parts go over the last hop as samples
+        return cut_batch(whole, self.num_parts, coupled=self._model.coupled_samples)
 
 
 @contextlib.contextmanager

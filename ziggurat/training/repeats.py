@@ -14,9 +14,10 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.source import DataSource, LoaderSource
 from ziggurat.features.repeats import MIN_FACTOR, Repeats, find_groups, measure_repeats
 from ziggurat.models import Model
+from ziggurat.parallel.parallelize import Parallel
 
 
-def deduplicate_source(source: DataSource, model: Model) -> dict[str, str]:
+def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel | None = None) -> dict[str, str]:
     """Let a source of encoded data deduplicate what pays; returns lines for the start-up report, none where unasked."""
     if not isinstance(source, LoaderSource):
         return {}
@@ -30,6 +31,8 @@ def deduplicate_source(source: DataSource, model: Model) -> dict[str, str]:
         return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}
     if not model.exploits_repeats:
         return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}
+    if parallel is not None and (model.towers is not None or parallel.config.num_parts > 1):
+        return {"repeats": "kept: towers on many ranks, and parts of a batch, exchange whole samples"}
     inputs, sizes = loader.dataset.inputs, loader.dataset.group_sizes
     if not any(sizes):
         return {}

@@ -102,7 +102,7 @@ class Trainer:
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
         self.feed = team.feed(train, model, config)
-        self.repeats = deduplicate_source(self.feed.source, model)
+        self.repeats = deduplicate_source(self.feed.source, model, parallel=parallel)
         self._rankings = first_look(model, train, valid=valid, loader=config.loader)
         if valid is not None:
             self.config = with_stop_metric(self.config, model.inputs, own=self.metrics, more=self._rankings.names)

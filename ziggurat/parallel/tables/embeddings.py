@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
+from ziggurat.features.jagged import FeatureGroup
 from ziggurat.models.towers.layer import pooled_towers
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.ops.repeat import expand_lists
@@ -34,6 +35,7 @@ from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.tables.host_sums import HostSums, SentPart, sent_parts
 from ziggurat.parallel.tables.ids import IdExchange, LocalIds, PendingIds
+from ziggurat.parallel.tables.repeated import RepeatedExchange
 from ziggurat.parallel.tables.sequences import SequenceExchange
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import FieldShare, RankShare
@@ -84,6 +86,11 @@ class ShardedEmbeddings(nn.Module):
         )
         self._sequences = SequenceExchange(tables, topology=topology, wire=wire, traffic=traffic)
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
+        self._announced: deque[tuple[Batch, list[Batch]]] = deque()
+        self._repeated: dict[tuple[FeatureGroup, ...], RepeatedExchange] = {}
+        self._make = lambda inputs: ShardedEmbeddings(
+            tables.view(inputs), plan=plan, topology=topology, wire=wire, traffic=traffic, flow=Flow()
+        )
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
             own = topology.towers_of(topology.group_index, num_towers=len(plan.towers))
@@ -133,17 +140,30 @@ class ShardedEmbeddings(nn.Module):
 
     def announce(self, *batches: Batch) -> None:
         """The first half of `prefetch`: tell the others how much will come, and wait for nobody; collective."""
-        self._ready.extend((batch, self._ids.start(batch)) for batch in batches)
+        for batch in batches:
+            if batch.repeated and self._is_flat:
+                exchange = self._exchange(batch)
+                parts = exchange.split(batch)
+                self._announced.append((batch, parts))
+                for each, part in zip(exchange.exchanges, parts, strict=True):
+                    each.announce(part)
+            else:
+                self._ready.append((batch, self._ids.start(batch)))
 
     def send_ids(self) -> None:
         """The second half: send the ids of the batches that were announced; collective."""
         for _, ids in self._ready:
             self._ids.send(ids)
+        for each in self._exchanges():
+            each.send_ids()
 
     def drain(self) -> None:
         """Receive and forget ids that were sent ahead for batches that will not come; collective."""
         while self._ready:
             self._ids.drop(self._ready.popleft()[1])
+        self._announced.clear()
+        for each in self._exchanges():
+            each.drain()
 
     def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Pooled embeddings.
@@ -152,6 +172,11 @@ class ShardedEmbeddings(nn.Module):
             Flat: (B, T), columns in the order of `inputs.fields`. With towers: (ΣB, T of this rank's towers) for the
             samples of all peers, in the order of the tower groups.
         """
+        if batch.repeated and self._is_flat:
+            exchange = self._exchange(batch)
+            is_next = self._announced and self._announced[0][0] is batch
+            parts = self._announced.popleft()[1] if is_next else exchange.split(batch)
+            return exchange.forward(batch, parts)
         ids = self._take_ids(batch)
         token, transfer = self._send(ids)
         pooled_BT = self.hop.finish(token, transfer)
@@ -193,6 +218,7 @@ class ShardedEmbeddings(nn.Module):
     def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
         """The first half of `forward`, of a flat model: look up and send; `hop` has the second. See `pipeline.py`."""
         assert self._is_flat
+        assert not batch.repeated, "a pipeline expands what it cuts"
         assert self.can_start
         return self._send(self._take_ids(batch))
 
@@ -225,6 +251,16 @@ class ShardedEmbeddings(nn.Module):
     def report(self) -> dict[str, Any]:
         """What the start-up report says about this rank's tables."""
         return self.tables.report()
+
+    def _exchange(self, batch: Batch) -> RepeatedExchange:
+        """The exchanges of a batch with these groups, made once."""
+        groups = tuple(group.features for group in batch.repeated)
+        if groups not in self._repeated:
+            self._repeated[groups] = RepeatedExchange(self.inputs, groups, make=self._make)
+        return self._repeated[groups]
+
+    def _exchanges(self) -> list[ShardedEmbeddings]:
+        return [each for exchange in self._repeated.values() for each in exchange.exchanges]
 
     def _take_ids(self, batch: Batch) -> LocalIds:
         pending = self._ready.popleft()[1] if self._ready and self._ready[0][0] is batch else self._ids.start(batch)

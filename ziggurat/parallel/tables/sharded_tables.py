@@ -8,6 +8,7 @@ holds and no others (`ziggurat/embeddings/initial_rows.py`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -94,6 +95,17 @@ class ShardedTables(nn.Module):
                 rows.write(PADDING_ROW, torch.zeros(1, *rows.shape[1:]))
         if seed is not None:
             self.draw(seed)
+
+    def view(self, inputs: InputSpec) -> ShardedTables:
+        """The same part of the tables, looked up for other fields."""
+        other = copy.copy(self)
+        ranks = range(self._topology.world_size)
+        other.inputs, other.shares = inputs, tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in ranks)
+        other.mine = other.shares[self._topology.rank]
+        other.local = tuple(
+            tables.view(group.inputs) for tables, group in zip(self.local, other.mine.groups, strict=True)
+        )
+        return other
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,46 @@
+"""Data that feeds training: sessions stored, read and computed once. A claim a file; this one puts them together.
+
+    data_sessions    recd_storage, recd_read, recd_step   what repeats within a session (docs/guides/sessions.md)
+
+A further file of cases is a module with `add_options(parser)` and `cases(quick=…, options=…, report=…)`, named in
+`PARTS`; it appends its cases to the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from benchmarks.report import Report
+from ziggurat.errors import ConfigError
+
+PARTS = ("data_sessions",)
+
+
+def parse_options(arguments: list[str]) -> argparse.Namespace:
+    """Options of this benchmark alone, and of its parts."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench data")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
+    for part in PARTS:
+        importlib.import_module(f"benchmarks.{part}").add_options(parser)
+    return parser.parse_args(arguments)
+
+
+def run(*, quick: bool, options: argparse.Namespace) -> Report:
+    """The cases of every part."""
+    parts = [part for part in options.parts.split(",") if part]
+    if unknown := [part for part in parts if part not in PARTS]:
+        raise ConfigError(
+            expected=f"parts of {', '.join(PARTS)}",
+            found=", ".join(unknown),
+            where="--parts",
+            ways_out="leave it out to run all",
+        )
+    report = Report(
+        benchmark="data",
+        claim="What repeats within a session is stored, read and computed once: against the same rows without.",
+        command="ziggurat bench data",
+    )
+    for part in parts:
+        importlib.import_module(f"benchmarks.{part}").cases(quick=quick, options=options, report=report)
+    return report

@@ -1,0 +1,100 @@
+"""Clustering by session moves rows and changes none."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import pytest
+
+from ziggurat.data.clustering import cluster_by_session
+from ziggurat.errors import DataError, SchemaError
+
+
+def log(num_rows: int = 400, *, num_sessions: int = 37, seed: int = 0) -> pl.DataFrame:
+    """A log of interleaved sessions with lists that repeat in them; some rows have no session."""
+    rng = np.random.default_rng(seed)
+    session = rng.integers(0, num_sessions, num_rows)
+    history = [rng.integers(0, 99, rng.integers(0, 5)).tolist() for _ in range(num_sessions)]
+    return pl.DataFrame(
+        {
+            "session": [None if each == 0 else f"s{each}" for each in session],
+            "at": np.arange(num_rows) * 10,
+            "history": [history[each] for each in session],
+            "price": rng.normal(size=num_rows),
+        }
+    )
+
+
+def runs(values: list) -> int:
+    return sum(one is None or one != other for one, other in zip(values, [object(), *values[:-1]], strict=True))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1 << 30, 4000])
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_sessions_lie_together_in_their_order_of_time(tmp_path: Path, bucket_bytes: int, suffix: str) -> None:
+    frame = log()
+    if suffix == "csv":
+        frame = frame.drop("history")
+        frame.write_csv(tmp_path / "log.csv")
+    else:
+        frame.write_parquet(tmp_path / "log.parquet")
+    out = tmp_path / "out.parquet"
+    done = cluster_by_session(
+        [tmp_path / f"log.{suffix}"], session="session", time="at", out=out, bucket_bytes=bucket_bytes
+    )
+    found = pl.read_parquet(out)
+    if suffix == "csv":
+        found = found.with_columns(pl.col("at").cast(pl.Int64), pl.col("price").cast(pl.Float64))
+    assert found.sort("at").equals(frame)
+    nulls = frame["session"].null_count()
+    assert (done.num_rows, done.without_session, done.backwards, done.cut) == (400, nulls, 0, 0)
+    assert done.num_sessions == runs(found["session"].to_list()) == 36 + nulls
+    assert found.filter(pl.col("session").is_not_null()).select((pl.col("at").diff().over("session") > 0).all()).item()
+    assert [path.name for path in tmp_path.iterdir() if path.name not in (f"log.{suffix}", "out.parquet")] == []
+
+
+def test_clocks_that_run_backwards_are_counted_and_put_right(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"session": [1, 2, 1, 1, 2], "at": [5, 1, 3, 3, None], "row": [0, 1, 2, 3, 4]})
+    frame.write_parquet(tmp_path / "log.parquet")
+    for time, rows, backwards in (("at", [2, 3, 0, 1, 4], 1), ("", [0, 2, 3, 1, 4], 0)):
+        out = tmp_path / f"out{time}.parquet"
+        done = cluster_by_session([tmp_path / "log.parquet"], session="session", time=time, out=out)
+        assert sorted(pl.read_parquet(out)["row"].to_list()) == [0, 1, 2, 3, 4]
+        assert pl.read_parquet(out).filter(pl.col("session") == 1)["row"].to_list() == [
+            r for r in rows if r in (0, 2, 3)
+        ]
+        assert done.backwards == backwards
+
+
+def test_one_giant_session_takes_bounded_memory_and_is_counted(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"session": ["one"] * 300_000, "row": np.arange(300_000)})
+    frame.write_parquet(tmp_path / "log.parquet", row_group_size=100_000)
+    out = tmp_path / "o.parquet"
+    done = cluster_by_session([tmp_path / "log.parquet"], session="session", out=out, bucket_bytes=1 << 18)
+    assert (done.num_sessions, done.cut) == (1, 1)
+    assert pl.read_parquet(out)["row"].to_list() == list(range(300_000))
+
+
+def test_lists_that_repeat_compress(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    histories = rng.integers(0, 2**40, (200, 30))
+    session = np.repeat(np.arange(200), 16)
+    order = rng.permutation(len(session))
+    frame = pl.DataFrame({"session": session[order], "history": histories[session[order]].tolist()})
+    frame.write_parquet(tmp_path / "log.parquet", compression="zstd", use_pyarrow=True)
+    done = cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "out.parquet")
+    assert done.bytes_after["history"] < 0.5 * done.bytes_before["history"]
+    assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 3200
+
+
+def test_impossible_requests_are_refused(tmp_path: Path) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(SchemaError, match="sesion"):
+        cluster_by_session([tmp_path / "log.parquet"], session="sesion", out=tmp_path / "out.parquet")
+    with pytest.raises(DataError, match="it exists"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "log.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "log.parquet").read_bytes()[:-100])
+    with pytest.raises(DataError):
+        cluster_by_session([tmp_path / "cut.parquet"], session="session", out=tmp_path / "out.parquet")
+    assert not (tmp_path / "out.parquet").exists()
