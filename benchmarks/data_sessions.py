@@ -112,7 +112,7 @@ def cases(*, quick: bool, options: argparse.Namespace, report: Report) -> None:
     """Append storage, reading and steps to a report."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        rows = 20_000 if quick else 200_000
+        rows = 20_000 if quick else 120_000
         inputs = session_inputs()
         table = session_rows(rows, inputs, rows_per_session=16, unchanged=0.9)
         frame = pl.from_arrow(table.drop_columns([ROW_COLUMN]))
@@ -124,9 +124,9 @@ def cases(*, quick: bool, options: argparse.Namespace, report: Report) -> None:
             report.cases.append(_storage(name, real, session=options.session_column, folder=Path(folder)))
         else:
             report.skipped.append("recd_storage of real sessions: --sessions FILE")
-        report.cases.append(_read(table, inputs, folder=Path(folder), turns=3 if quick else 7))
+        report.cases.append(_read(table, inputs, folder=Path(folder), turns=3 if quick else 5))
         del table, frame
-    turns = 5 if quick else 25
+    turns = 5 if quick else 11
     sweep = []
     for rows_per_session, unchanged in ((16, 0.9), (16, 0.5), (4, 0.9), (2, 0.5), (1, 0.0)):
         case, factor = _step("dlrm", rows_per_session=rows_per_session, unchanged=unchanged, turns=turns)

@@ -8,7 +8,7 @@ import pytest
 from ziggurat.data.mixing import splitmix64
 from ziggurat.features.hashing import GOLDEN, mix
 from ziggurat.ops import rows
-from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets
+from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets, share_lists, share_lists_reference
 
 pytestmark = pytest.mark.skipif(bool(rows.kernel_reason()), reason=rows.kernel_reason())
 
@@ -72,3 +72,20 @@ def test_hashes_of_rows_are_those_of_the_ledger_s_definition(size: int) -> None:
     ordered = mix(mixed + np.arange(size, dtype=np.uint64) * GOLDEN)
     wanted = int(ordered.sum(dtype=np.uint64)), int(mixed.sum(dtype=np.uint64))
     assert rows.hash_rows(row_ids) == rows.hash_rows_reference(row_ids) == wanted
+
+
+def test_equal_neighbours_share_a_start() -> None:
+    generator = np.random.default_rng(0)
+    for seed in range(30):
+        lists = [generator.integers(0, 2, generator.integers(0, 3)) for _ in range(seed)]
+        values = np.concatenate([*lists, np.empty(0, np.int64)]).astype(np.int32)
+        offsets = np.cumsum([0, *map(len, lists)])
+        found = share_lists(values, offsets)
+        assert np.array_equal(found, share_lists_reference(values, offsets))
+        for at, start in enumerate(found.tolist()):
+            assert np.array_equal(values[start : start + len(lists[at])], lists[at])
+            assert (
+                at == 0
+                or (start == found[at - 1]) == np.array_equal(lists[at], lists[at - 1])
+                or not len(lists[at - 1])
+            )

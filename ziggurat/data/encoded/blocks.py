@@ -21,12 +21,12 @@ import torch
 from jaxtyping import Int32, Int64
 
 from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, WEIGHT_COLUMN, label_column
-from ziggurat.data.encoded.slices import gather_segments, repeated_rows, share_equal_lists
+from ziggurat.data.encoded.slices import gather_segments, repeated_rows
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup, RepeatedRows
 from ziggurat.features.repeats import deduplicate
-from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets, gather_lists, gather_rows, place_rows
+from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets, gather_lists, gather_rows, place_rows, share_lists
 
 _CHUNKS_MOST = 1 << (63 - CHUNK_BITS)
 
@@ -42,12 +42,6 @@ class Block:
     def __init__(self, columns: Columns, chunks: list[np.ndarray]) -> None:
         self.columns = columns
         self.chunks = chunks
-
-    @functools.cached_property
-    def flat(self) -> tuple[np.ndarray, np.ndarray]:
-        """All values of lists in one array, and where each chunk begins in it."""
-        ends = np.cumsum([len(chunk) for chunk in self.chunks])
-        return np.concatenate(self.chunks), np.concatenate([[0], ends[:-1]])
 
 
 class BlockLayout:
@@ -93,7 +87,7 @@ class BlockLayout:
             lengths.append(np.diff(offsets))
             begins = offsets[:-1].astype(np.int64)
             if index in self._shared:
-                values, begins = share_equal_lists(values[offsets[0] : offsets[-1]], lengths[-1].astype(np.int64))
+                begins = share_lists(values, offsets.astype(np.int64))
             chunks.append(values)
             starts.append(begins + ((first_chunk + index) << CHUNK_BITS))
         return Block(Columns([*arrays, *lengths, *starts]), chunks)
@@ -134,7 +128,7 @@ class BlockLayout:
                 sizes = length[kept].astype(np.int64)
                 chunk, begins = gather_segments(chunk, starts[kept] - base, sizes), np.cumsum(sizes) - sizes
                 if index in self._shared:
-                    chunk, begins = share_equal_lists(chunk, sizes)
+                    begins = share_lists(chunk, np.append(begins, len(chunk)))
                 starts[kept] = begins + base
             target.chunks[first_chunk + index] = chunk
 
@@ -198,29 +192,29 @@ class BlockLayout:
         self, batch: Batch, lengths_JB: np.ndarray, starts_JB: np.ndarray, *, blocks: Sequence[Block], runs: np.ndarray
     ) -> Batch:
         """The batch with its lists, each distinct combination of `groups` once."""
-        if len(blocks) > 1:
-            chunks = _one_numbering(blocks, runs, starts_JB)
-            batch = replace(batch, jagged=_gathered(lengths_JB, starts_JB, chunks))
-            return deduplicate(batch, self.groups) if self.groups else batch
+        chunks = _one_numbering(blocks, runs, starts_JB) if len(blocks) > 1 else blocks[0].chunks
         plain = [at for at in range(self._num_lists) if at not in self._shared]
         if self._shared:
-            repeated = tuple(self._repeated(group, batch, lengths_JB, starts_JB, blocks[0]) for group in self.groups)
+            repeated = tuple(self._repeated(group, batch, lengths_JB, starts_JB, chunks) for group in self.groups)
             batch = replace(batch, repeated=repeated)
             lengths_JB, starts_JB = lengths_JB[plain], starts_JB[plain]
-        return replace(batch, jagged=_gathered(lengths_JB, starts_JB, blocks[0].chunks)) if plain else batch
+        return replace(batch, jagged=_gathered(lengths_JB, starts_JB, chunks)) if plain else batch
 
     def _repeated(
-        self, group: FeatureGroup, batch: Batch, lengths_JB: np.ndarray, starts_JB: np.ndarray, block: Block
+        self,
+        group: FeatureGroup,
+        batch: Batch,
+        lengths_JB: np.ndarray,
+        starts_JB: np.ndarray,
+        chunks: Sequence[np.ndarray],
     ) -> RepeatedRows:
-        values, bases = block.flat
-        starts = starts_JB[list(group.jagged)]
-        starts = bases[starts >> CHUNK_BITS] + (starts & ((1 << CHUNK_BITS) - 1))
+        at = list(group.jagged)
         return repeated_rows(
             group,
-            single=batch.single.numpy()[list(group.single)].T,
-            starts=starts.T,
-            lengths=lengths_JB[list(group.jagged)].T,
-            values=values,
+            single=batch.single.numpy()[list(group.single)],
+            starts=starts_JB[at],
+            lengths=lengths_JB[at],
+            gather=lambda starts, offsets: gather_lists(starts, offsets=offsets, chunks=chunks),
         )
 
     def _empty_batch(self) -> Batch:

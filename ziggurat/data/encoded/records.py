@@ -22,18 +22,17 @@ and int64 in a batch, which is what embedding kernels take.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from ziggurat.data.encoded.slices import gather_segments, repeated_rows, share_equal_lists
+from ziggurat.data.encoded.slices import gather_segments
 from ziggurat.errors import DataError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.jagged import FeatureGroup
 
 ROW_COLUMN = "row:"
 GROUP_COLUMN = "group:"
@@ -151,7 +150,6 @@ def write_records(
     inputs: InputSpec,
     keep: np.ndarray | None = None,
     start: int = 0,
-    shared: Collection[int] = (),
 ) -> list[np.ndarray]:
     """Transpose an encoded table (see `conform`) into records.
 
@@ -161,7 +159,6 @@ def write_records(
         inputs: what the columns are.
         keep: rows of the table to take, in this order; None takes all.
         start: where the first value returned will lie in the array of all list values.
-        shared: positions in `inputs.jagged` of lists that repeat: equal ones get one copy of their values.
 
     Returns:
         Arrays of list values (int32), to be laid one after the other from `start` on.
@@ -199,8 +196,6 @@ def write_records(
             starts, lengths = starts[keep], lengths[keep]
             values = gather_segments(values, starts, lengths)
             starts = np.cumsum(lengths) - lengths
-        if index in shared:
-            values, starts = share_equal_lists(values, lengths)
         target["starts"][:, index] = starts + start
         target["lengths"][:, index] = lengths
         chunks.append(values)
@@ -208,20 +203,15 @@ def write_records(
     return chunks
 
 
-def records_to_batch(
-    records: np.ndarray, values: np.ndarray, *, inputs: InputSpec, groups: Sequence[FeatureGroup] = ()
-) -> Batch:
+def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSpec) -> Batch:
     """Build a batch from records; every tensor is a fresh copy, contiguous.
 
     Args:
         records: (B,) structured array.
         values: list values that the records' `starts` point into (int32).
         inputs: what the records hold.
-        groups: features of which each distinct combination is kept once; see `Batch.repeated`.
     """
     size = len(records)
-    gone = {at for group in groups for at in group.jagged}
-    plain = [at for at in range(len(inputs.jagged)) if at not in gone]
     single_SB = torch.empty((len(inputs.single), size), dtype=torch.int64)
     np.copyto(single_SB.numpy(), records["single"].T)
     vectors: dict[str, Tensor] = {}
@@ -232,18 +222,8 @@ def records_to_batch(
     return Batch(
         dense=_copied(records["dense"]),
         single=single_SB,
-        jagged=_jagged_rows(records, values, features=plain),
+        jagged=_jagged_rows(records, values),
         vectors=vectors,
-        repeated=tuple(
-            repeated_rows(
-                group,
-                single=records["single"][:, list(group.single)],
-                starts=records["starts"][:, list(group.jagged)],
-                lengths=records["lengths"][:, list(group.jagged)],
-                values=values,
-            )
-            for group in groups
-        ),
         labels=_copied(records["labels"]),
         weights=_copied(records["weight"]).view(-1) if records["weight"].shape[1] else None,
         groups=_copied(records["group"]).view(-1) if records["group"].shape[1] else None,
@@ -251,16 +231,14 @@ def records_to_batch(
     )
 
 
-def _jagged_rows(records: np.ndarray, values: np.ndarray, *, features: list[int]) -> JaggedRows:
-    if not features:
+def _jagged_rows(records: np.ndarray, values: np.ndarray) -> JaggedRows:
+    lengths_JB = records["lengths"].T
+    if lengths_JB.shape[0] == 0:
         return JaggedRows.empty()
-    starts_JB, lengths_JB = records["starts"].T, records["lengths"].T
-    if len(features) < len(lengths_JB):
-        starts_JB, lengths_JB = starts_JB[features], lengths_JB[features]
     lengths = lengths_JB.ravel().astype(np.int64)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    rows = gather_segments(values, starts_JB.ravel(), lengths)
+    rows = gather_segments(values, records["starts"].T.ravel(), lengths)
     return JaggedRows(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(offsets))
 
 

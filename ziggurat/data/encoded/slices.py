@@ -2,45 +2,27 @@
 
 Twice, because the second look is then short:
 
-    row group    equal lists of a column share one copy of their values         `share_equal_lists`, once a row group
-    batch        samples whose lists lie at the same places are equal           `repeated_rows`, integers alone
-                 the few lists that are left are compared by their values       (equal lists of several row groups)
+    row group    a list that equals the one before starts where that one does   `ops.rows.share_lists`
+    batch        samples whose lists start at the same places are equal         `repeated_rows`, integers alone
+                 the few lists that are left are compared by their values       (equal lists that lay apart)
 
-Nothing is taken as equal by its hash: Arrow's dictionaries compare what they hash, and a batch compares what the first
-look left. So a batch has exactly the slices that `ziggurat.features.repeats.deduplicate` finds, in the same order.
+Nothing is taken as equal by its hash: lists are compared with their neighbours, and what is left by Arrow's
+dictionaries, which compare what they hash. So a batch has exactly the slices that `features.repeats.deduplicate` finds,
+in the same order.
 
-Cost: 40 ns a list and reading its values once a row group; in a batch 30 ns a list, and the copy of U lists in place of
-B. Values that are shared take no memory in the shuffle buffer.
+Cost: one comparison of values a row group; in a batch a comparison of integers, and the copy of U lists in place of B.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from jaxtyping import Int32, Int64
+from jaxtyping import Int64
 
 from ziggurat.features.jagged import FeatureGroup, JaggedRows, RepeatedRows
 from ziggurat.features.repeats import distinct_lists, joint_codes
-
-
-def share_equal_lists(
-    values: Int32[np.ndarray, "N"], lengths: Int64[np.ndarray, "n"]
-) -> tuple[Int32[np.ndarray, "M"], Int64[np.ndarray, "n"]]:
-    """Keep equal lists once.
-
-    Args:
-        values: all lists, one after the other.
-        lengths: of each list.
-
-    Returns:
-        The values of the distinct lists, in the order of their first appearance, and where each list starts in them.
-    """
-    ends = np.cumsum(lengths, dtype=np.int64)
-    offsets = np.concatenate([np.zeros(1, dtype=np.int64), ends])
-    codes, first = distinct_lists(values, offsets)
-    kept = lengths[first]
-    starts = np.cumsum(kept) - kept
-    return gather_segments(values, offsets[first], kept), starts[codes]
 
 
 def gather_segments(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -55,49 +37,57 @@ def gather_segments(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray)
 def repeated_rows(
     group: FeatureGroup,
     *,
-    single: Int32[np.ndarray, "B s"],
-    starts: Int64[np.ndarray, "B j"],
-    lengths: Int32[np.ndarray, "B j"],
-    values: Int32[np.ndarray, "N"],
+    single: Int64[np.ndarray, "s B"],
+    starts: Int64[np.ndarray, "j B"],
+    lengths: Int64[np.ndarray, "j B"],
+    gather: Callable[[Int64[np.ndarray, "n"], Int64[np.ndarray, "n+1"]], Int64[np.ndarray, "N"]],
 ) -> RepeatedRows:
     """The slices of one group of features.
 
     Args:
         group: which features.
         single: their rows, for those with one row a sample.
-        starts: where the lists of the others start in `values`; equal lists may share a start.
+        starts: where the lists of the others start; equal lists may share a start.
         lengths: of these lists.
-        values: rows of lists.
+        gather: copies lists, given starts and the offsets of the result.
     """
-    # Two lists may start at the same place if one of them is empty.
-    places = [2 * starts[:, at] + (lengths[:, at] == 0) for at in range(starts.shape[1])]
-    codes, first = _joint([*places, *single.T])
-    rows, ends = _lists(starts[first], lengths[first], values)
-    codes_of_lists = [
-        distinct_lists(rows[ends[at][0] : ends[at][-1]], ends[at] - ends[at][0])[0] for at in range(len(ends))
-    ]
-    again, kept = _joint([*codes_of_lists, *single[first].T])
-    if len(kept) < len(first):  # equal lists from several row groups
+    columns_KB = np.concatenate([np.where(lengths == 0, -1, starts), single])  # empty lists are equal wherever they are
+    is_new_B = np.ones(columns_KB.shape[1], dtype=np.bool_)
+    is_new_B[1:] = (columns_KB[:, 1:] != columns_KB[:, :-1]).any(axis=0)
+    heads = np.flatnonzero(is_new_B)
+    codes, kept = joint_codes([np.ascontiguousarray(column) for column in columns_KB[:, heads]])
+    codes, first = codes[np.cumsum(is_new_B) - 1], heads[kept]
+    jagged = _lists(starts[:, first], lengths[:, first], gather)
+    again, kept = _equal_contents(jagged, single[:, first])
+    if len(kept) < len(first):
         codes, first = again[codes], first[kept]
-        rows, ends = _lists(starts[first], lengths[first], values)
-    offsets = np.concatenate([ends[:, :-1].ravel(), ends[-1:, -1]]) if len(ends) else np.zeros(1, dtype=np.int64)
+        jagged = _lists(starts[:, first], lengths[:, first], gather)
     return RepeatedRows(
         features=group,
-        single=torch.from_numpy(single[first].T.astype(np.int64)),
-        jagged=JaggedRows(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(offsets)),
+        single=torch.from_numpy(np.ascontiguousarray(single[:, first])),
+        jagged=jagged,
         inverse=torch.from_numpy(codes),
     )
 
 
-def _joint(columns: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    return joint_codes([np.ascontiguousarray(column, dtype=np.int64) for column in columns])
+def _lists(
+    starts: np.ndarray, lengths: np.ndarray, gather: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> JaggedRows:
+    offsets = np.zeros(lengths.size + 1, dtype=np.int64)
+    np.cumsum(lengths.ravel(), out=offsets[1:])
+    values = gather(starts.ravel(), offsets) if lengths.size else np.empty(0, dtype=np.int64)
+    return JaggedRows(torch.from_numpy(values), torch.from_numpy(offsets))
 
 
-def _lists(starts: np.ndarray, lengths: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The lists feature after feature, and where each starts, and the last one of each feature ends: (j, n + 1)."""
-    flat = lengths.T.astype(np.int64)
-    rows = gather_segments(values, starts.T.ravel(), flat.ravel())
-    ends = np.zeros((flat.shape[0], flat.shape[1] + 1), dtype=np.int64)
-    np.cumsum(flat, axis=1, out=ends[:, 1:])
-    ends += (np.cumsum(ends[:, -1]) - ends[:, -1])[:, None]
-    return rows, ends
+def _equal_contents(jagged: JaggedRows, single: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes of slices by what is in them; one feature in which all differ settles it."""
+    size = single.shape[1]
+    values, offsets = jagged.values.numpy(), jagged.offsets.numpy()
+    parts: list[np.ndarray] = []
+    for feature in range((len(offsets) - 1) // size if size else 0):
+        ends = offsets[feature * size : (feature + 1) * size + 1]
+        codes, first = distinct_lists(values[ends[0] : ends[-1]], ends - ends[0])
+        if len(first) == size:
+            return codes, first
+        parts.append(codes)
+    return joint_codes([*parts, *(np.ascontiguousarray(each) for each in single)])

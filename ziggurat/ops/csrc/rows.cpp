@@ -118,6 +118,19 @@ void ziggurat_gather_lists(int64_t size, const int64_t* starts, const int64_t* o
   }
 }
 
+// Where each of (size,) lists starts, one behind the other in values: where the one before does if that is equal.
+void ziggurat_share_lists(const int32_t* values, const int64_t* offsets, int64_t size, int64_t* starts) {
+  for (int64_t i = 0; i < size; ++i) {
+    starts[i] = offsets[i];
+    if (i == 0) continue;
+    const int64_t length = offsets[i + 1] - offsets[i];
+    if (length == offsets[i] - offsets[i - 1] &&
+        std::memcmp(values + offsets[i], values + starts[i - 1], static_cast<size_t>(4 * length)) == 0) {
+      starts[i] = starts[i - 1];
+    }
+  }
+}
+
 // The two hashes of the ledger of (size,) row ids: sums[0] depends on their order, sums[1] does not.
 void ziggurat_hash_rows(const uint64_t* rows, int64_t size, uint64_t* sums) {
   uint64_t ordered = 0, total = 0;
