@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.ops.bitmask import rows_of_mask
-from ziggurat.retrieval.filters import FilterIndex
+from ziggurat.retrieval.filters import Filter, FilterIndex
 from ziggurat.retrieval.segment import Segment
 from ziggurat.retrieval.vectors import VectorIndex, VectorIndexConfig
 
@@ -112,6 +112,28 @@ class Live:
             numbers = torch.cat([numbers, self.fresh_numbers[stays]])
         order = numbers.argsort()
         return vectors[order], numbers[order]
+
+    def passing(self, wanted: Filter | str | None, *, exclude: Int64[Tensor, "R"] | None = None) -> Bool[Tensor, "N"]:
+        """Which items pass a filter, are alive and are not excluded, by number."""
+        found = torch.zeros(self.next_number, dtype=torch.bool)
+        for segment in self.segments():
+            mask = segment.base_mask() if wanted is None else segment.mask(wanted)
+            if exclude is not None and len(exclude):
+                segment.clear(mask, exclude)
+            found[segment.numbers_at(rows_of_mask(mask))] = True
+        return found
+
+    def vectors_of(self, numbers: Int64[Tensor, "n"]) -> Float32[Tensor, "n D"]:
+        """The vectors of items as searches multiply them; those of deleted items are what they were last."""
+        found = torch.empty(len(numbers), self.main.vectors.dim)
+        for segment in self.segments():
+            positions = segment.positions_of(numbers)
+            found[positions >= 0] = segment.vectors.vectors(positions[positions >= 0])
+        return found
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The main segment, then the fresh one, which holds the newer version of an item that is in both."""
+        return (self.main,) if self.fresh is None else (self.main, self.fresh)
 
     def _is_alive(self, numbers: Tensor) -> Tensor:
         assert self.fresh is not None

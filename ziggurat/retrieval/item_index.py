@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import polars as pl
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError, DataError
@@ -154,9 +154,20 @@ class ItemIndex(nn.Module):
         return live.main.num_alive() + (live.fresh.num_alive() if live.fresh else 0)
 
     @property
+    def num_numbers(self) -> int:
+        """The number that the next new item gets."""
+        return self._live.next_number
+
+    @property
     def version(self) -> int:
         """Number of changes since the index was built."""
         return self._live.version
+
+    def fork(self) -> ItemIndex:
+        """An index of the same items that changes on its own; nothing is copied but what its changes will make."""
+        index = ItemIndex(self.vectors, filters=self.filters, config=self.config)
+        index._live = self._live
+        return index
 
     def search(
         self,
@@ -233,6 +244,21 @@ class ItemIndex(nn.Module):
         numbers = _checked_numbers(numbers, self._live.next_number)
         with self._writing:
             self._become(self._live.without(numbers))
+
+    def passing(self, wanted: Wanted, *, exclude: Int64[Tensor, "R"] | None = None) -> Bool[Tensor, "N"]:
+        """Which items pass a filter and are not excluded, by number."""
+        return self._live.passing(wanted, exclude=exclude)
+
+    def vectors_of(self, numbers: Int64[Tensor, "n"]) -> Float32[Tensor, "n D"]:
+        """The vectors of items, as searches multiply them."""
+        return self._live.vectors_of(numbers)
+
+    def notes(self, wanted: Filter | str) -> tuple[str, ...]:
+        """Values in a filter that no item has, with the nearest that some have."""
+        of_segments = [each.filters.notes(wanted) for each in self._live.segments() if each.filters is not None]
+        absent = [{note.partition(";")[0] for note in notes} for notes in of_segments[1:]]
+        first = of_segments[0] if of_segments else []
+        return tuple(note for note in first if all(note.partition(";")[0] in each for each in absent))
 
     def mask(self, wanted: Wanted) -> Int64[Tensor, "W"]:
         """The positions of the main segment that pass a filter and are not deleted, as bits."""

@@ -13,6 +13,8 @@ together, each with a user, a filter and a k of its own; what is wrong with one 
 Columns that a request leaves out are those of the user's last row in the data, if the user is known, and missing
 otherwise; ids that training never saw are unknown, as in `ziggurat predict`. Columns that nothing reads are refused.
 
+`change_items` adds, changes and deletes items in memory; the folder stays as it is.
+
 Equal requests get equal answers, up to rounding in other batches. Nothing that changes an answer is kept between them
 (masks of frequent filters are); threads may share it.
 """
@@ -20,6 +22,7 @@ Equal requests get equal answers, up to rounding in other batches. Nothing that 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,8 @@ from ziggurat.serving.answering.given_items import GivenItems, GivenScores, scor
 from ziggurat.serving.answering.isolated import isolated, or_raise
 from ziggurat.serving.answering.item_catalogue import KnownUsers, sample_numbers
 from ziggurat.serving.answering.item_search import ItemSearch
+from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
+from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items
 from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.serving.answers import (
     Effort,
@@ -65,6 +70,7 @@ class Recommender:
 
     def __init__(self, export: ExportFolder, *, chain: Chain, users: KnownUsers | None, info: Info) -> None:
         self.export, self.chain = export, chain
+        self._changing = threading.Lock()
         self._users, self._info = users, info
         self._user_columns = tuple(column.name for column in info.user_columns)
         self._item_columns = tuple(column.name for column in info.item_columns)
@@ -93,8 +99,13 @@ class Recommender:
 
     @property
     def version(self) -> str:
-        """16 hex digits that change with anything in the export."""
-        return self.export.version
+        """16 hex digits that change with anything in the export, and behind a + how often items changed since."""
+        return self._version(self.chain)
+
+    @property
+    def num_changes(self) -> int:
+        """How often items were changed since the export was made."""
+        return self.chain.num_changes
 
     def __repr__(self) -> str:
         info = self._info
@@ -174,7 +185,26 @@ class Recommender:
 
     def info(self) -> Info:
         """What the export is, and what may be asked of it."""
-        return self._info
+        catalogue = self.chain.catalogue
+        if not self.num_changes or catalogue is None:
+            return self._info
+        return dataclasses.replace(self._info, version=self.version, num_items=catalogue.num_items())
+
+    def change_items(self, changes: ItemChanges, *, number: int | None = None) -> ChangedItems:
+        """Add, change and delete items of the catalogue, in memory; answers that begin from now on know it.
+
+        Args:
+            changes: rows to put, ids to delete; all of it is done, or nothing.
+            number: of changes after this one; None for one more than before.
+
+        Raises:
+            RequestError: a row without an id, a column that is not there, a value that it cannot hold.
+        """
+        with self._changing:
+            self._catalogue()
+            chain, outcome = change_items(self.chain, changes)
+            self.chain = dataclasses.replace(chain, num_changes=self.num_changes + 1 if number is None else number)
+            return dataclasses.replace(outcome, version=self.version)
 
     def check(self, request: RecommendRequest | RankRequest) -> int:
         """Refuse what cannot be answered; return the number of candidates. See `Answerer.check`."""
@@ -254,12 +284,13 @@ class Recommender:
     def _recommend(self, requests: Sequence[RecommendRequest], effort: Effort) -> list[Recommendations]:
         questions = [self._question(request) for request in requests]
         explain = any(request.explain for request in requests)
-        found = self.chain.recommend(questions, effort=effort, explain=explain)
+        chain = self.chain  # items may change meanwhile; it knows every number that a question has
+        found = chain.recommend(questions, effort=effort, explain=explain)
         degraded = () if effort is Effort.FULL else (effort.value,)
         return [
             Recommendations(
                 items=self._items(each),
-                version=self.version,
+                version=self._version(chain),
                 degraded=degraded,
                 notes=self.notes(question.filter),
                 plan=each.plan if request.explain else "",
@@ -291,15 +322,7 @@ class Recommender:
 
     def _question(self, request: RecommendRequest) -> Question:
         if self.chain.index is None:
-            raise RequestError(
-                expected="an export with an index of items",
-                found="one that ranks given items only",
-                where=f"export {self.export.name}",
-                ways_out=(
-                    'rank: {"user": {…}, "items": ["…"]}',
-                    "ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
-                ),
-            )
+            raise no_index(self.export.name)
         question = self._asker(request.user)
         left_out = []
         if request.exclude_seen and self._users is not None:
@@ -328,10 +351,15 @@ class Recommender:
     def _rank(self, requests: Sequence[RankRequest]) -> list[Ranked]:
         self._ranker()
         askers = [self._asker(request.user) for request in requests]
-        found = score_given(self.chain, questions=askers, given=[self._split_items(request) for request in requests])
-        return [self._ranked(request, scores) for request, scores in zip(requests, found, strict=True)]
+        given = [self._split_items(request) for request in requests]
+        chain = self.chain
+        found, version = score_given(chain, questions=askers, given=given), self._version(chain)
+        return [self._ranked(request, scores, version) for request, scores in zip(requests, found, strict=True)]
 
-    def _ranked(self, request: RankRequest, found: GivenScores) -> Ranked:
+    def _version(self, chain: Chain) -> str:
+        return f"{self.export.version}+{chain.num_changes}" if chain.num_changes else self.export.version
+
+    def _ranked(self, request: RankRequest, found: GivenScores, version: str) -> Ranked:
         scores, labels = found.tasks.tolist(), self.chain.labels
         items = tuple(
             ScoredItem(
@@ -343,7 +371,7 @@ class Recommender:
             )
             for place in found.values.argsort(descending=True, stable=True).tolist()
         )
-        return Ranked(items=items, version=self.version)
+        return Ranked(items=items, version=version)
 
     def _split_items(self, request: RankRequest) -> GivenItems:
         ids = [item for item in request.items if isinstance(item, str)]
@@ -363,23 +391,10 @@ class Recommender:
 
     def _ranker(self) -> Any:
         if self.chain.ranker is None:
-            raise RequestError(
-                expected="an export with a ranker",
-                found="one that retrieves only",
-                where=f"export {self.export.name}",
-                ways_out="ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
-            )
+            raise no_ranker(self.export.name)
         return self.chain.ranker
 
     def _catalogue(self) -> Any:
         if self.chain.catalogue is None:
-            raise RequestError(
-                expected="an export with a catalogue of items",
-                found="none",
-                where=f"export {self.export.name}",
-                ways_out=(
-                    'give items by their columns: {"items": [{"movie_id": "…"}]}',
-                    "name the item's features in the schema ([items]), and train and export again",
-                ),
-            )
+            raise no_catalogue(self.export.name)
         return self.chain.catalogue

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
+from polars.exceptions import PolarsError
 
 from ziggurat.errors import RequestError
 from ziggurat.features.schema import Categorical, Dense, Feature, Schema, Vector, column_of
@@ -44,6 +45,45 @@ def frame_of(rows: Sequence[Mapping[str, Any]], schema: Schema) -> pl.DataFrame:
             values = [_value(each, feature, name) for each in given]
             columns[name] = pl.Series(name, values, dtype=_type_of(feature), strict=True)
     return pl.DataFrame(columns)
+
+
+def series_of(name: str, values: Iterable[Any], *, dtype: pl.DataType) -> pl.Series:
+    """A column of a catalogue from values of any JSON type, or of the column's own.
+
+    Raises:
+        RequestError: a value that the column cannot hold.
+    """
+    cells = [_cell(value, dtype, name) for value in values]
+    try:
+        return pl.Series(name, cells, dtype=dtype, strict=True)
+    except (PolarsError, TypeError, OverflowError, ValueError) as problem:
+        raise _wrong(f"values of the type {dtype}", str(problem).partition("\n")[0], name) from None
+
+
+def _cell(value: Any, dtype: Any, column: str) -> Any:
+    if value is None:
+        return None
+    if dtype == pl.String:
+        return _id(value, column)
+    if dtype == pl.Boolean and not isinstance(value, bool):
+        raise _wrong("true or false", value, column)
+    if dtype.is_float():
+        return number_of(value, column=column)
+    if dtype.is_integer():
+        number = value if isinstance(value, int) and not isinstance(value, bool) else number_of(value, column=column)
+        if number is None or number != int(number):
+            raise _wrong("a whole number", value, column)
+        return int(number)
+    if isinstance(dtype, pl.List | pl.Array):
+        if not isinstance(value, list | tuple):
+            raise _wrong("a list", value, column)
+        return [_cell(each, dtype.inner, column) for each in value]
+    if dtype == pl.Date and isinstance(value, str):
+        try:
+            return datetime.date.fromisoformat(value)
+        except ValueError:
+            raise _wrong("a date, as 2026-01-31", value, column) from None
+    return value
 
 
 def refuse_unknown(row: Mapping[str, Any], known: Iterable[str], *, what: str) -> None:

@@ -121,6 +121,7 @@ class Chain:
         numbers: columns of the catalogue that the formula reads.
         known: the known users as ranker and encoder read them, so that a request that gives no more than an id costs
             no encoding; empty where they are too many.
+        num_changes: of the items since the export was made.
     """
 
     settings: ChainSettings
@@ -131,6 +132,7 @@ class Chain:
     value: ValueModel
     numbers: dict[str, Tensor] = field(default_factory=dict)
     known: KnownSides = field(default_factory=lambda: KnownSides())
+    num_changes: int = 0
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -100,9 +100,10 @@ class ItemCatalogue:
     Args:
         frame: one row an item.
         columns: what its columns mean.
+        gone: mask of the items that were deleted: their rows and numbers stay, their ids are not found.
     """
 
-    def __init__(self, frame: pl.DataFrame, *, columns: ItemColumns) -> None:
+    def __init__(self, frame: pl.DataFrame, *, columns: ItemColumns, gone: np.ndarray | None = None) -> None:
         ids = canonical_text(frame[columns.id])
         assert ids is not None, "checked when the catalogue was made"
         self.columns = columns
@@ -110,9 +111,42 @@ class ItemCatalogue:
         self.frame = frame.drop(EVENTS, strict=False)
         self.ids = ids.alias("id").rechunk()
         self._by_id = NumberOfId(self.ids)
+        self.gone = np.zeros(frame.height, dtype=bool) if gone is None else gone
 
     def __len__(self) -> int:
+        """Rows, those of deleted items included."""
         return self.frame.height
+
+    def num_items(self) -> int:
+        """Items that are there."""
+        return self.frame.height - int(self.gone.sum())
+
+    def changed(self, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame, gone: Sequence[int]) -> ItemCatalogue:
+        """The catalogue after a change; this one stays as it is.
+
+        Args:
+            numbers: items that are new or have changed; the new ones follow the last number.
+            rows: theirs.
+            gone: numbers of items that are deleted.
+        """
+        size = max(self.frame.height, int(numbers.max()) + 1 if len(numbers) else 0)
+        place = np.arange(size)
+        place[numbers.numpy()] = np.arange(self.frame.height, self.frame.height + len(numbers))
+        is_gone = np.concatenate([self.gone, np.zeros(size - self.frame.height, dtype=bool)])
+        is_gone[list(gone)] = True
+        is_gone[numbers.numpy()] = False
+        changed = ItemCatalogue(pl.concat([self.frame, rows])[place], columns=self.columns, gone=is_gone)
+        changed.events = np.concatenate([self.events, np.zeros(size - self.frame.height, dtype=self.events.dtype)])
+        return changed
+
+    def find(self, ids: Sequence[Any], *, column: str = "id") -> Int64[np.ndarray, " N"]:
+        """Numbers of items by their ids; -1 where there is none, or it was deleted."""
+        found = self._by_id.numbers(ids, column=column)
+        return np.where(self.gone[found] & (found >= 0), -1, found) if self.gone.any() else found
+
+    def rows_ever(self, ids: Sequence[str]) -> Int64[np.ndarray, " N"]:
+        """Numbers of items by their canonical ids, those of deleted ones included; -1 where there was none."""
+        return self._by_id.looked_up(ids)
 
     def numbers(self, ids: Sequence[str]) -> Int64[Tensor, "N"]:
         """Numbers of items by their ids.
@@ -120,12 +154,12 @@ class ItemCatalogue:
         Raises:
             RequestError: there is no item of one of the ids.
         """
-        found = self._by_id.numbers(ids)
+        found = self.find(ids)
         absent = np.flatnonzero(found < 0)
         if len(absent):
             more = f", and {len(absent) - 1:,} more" if len(absent) > 1 else ""
             raise RequestError(
-                expected=f"ids of items in the catalogue (column {self.columns.id!r}, {len(self):,} items)",
+                expected=f"ids of items in the catalogue (column {self.columns.id!r}, {self.num_items():,} items)",
                 found=f"{ids[int(absent[0])]!r:.80}{more}",
                 where="request, items",
                 ways_out=("correct the id", "give the item by its columns", "export again with the new items"),
@@ -134,7 +168,7 @@ class ItemCatalogue:
 
     def known(self, ids: Sequence[str]) -> Int64[Tensor, "N"]:
         """Numbers of those ids that are in the catalogue."""
-        found = self._by_id.numbers(ids)
+        found = self.find(ids)
         return torch.from_numpy(found[found >= 0])
 
     def ids_at(self, numbers: Int64[Tensor, "n"]) -> list[str]:
@@ -158,7 +192,7 @@ class ItemCatalogue:
             columns: that may be completed.
         """
         ids = [canonical_id(item.get(self.columns.id), column=self.columns.id) for item in items.values()]
-        numbers = self._by_id.numbers(ids)
+        numbers = self.find(ids)
         own = self.frame.select(name for name in columns if name in self.frame.columns)
         rows = iter(own[numbers[numbers >= 0].tolist()].rows(named=True))
         return {

@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ziggurat.errors import RequestError, ZigguratError
-from ziggurat.ops.bitmask import unpack_mask
 from ziggurat.retrieval.filters import Filter, FilterIndex
 from ziggurat.retrieval.item_index import Answers, ItemIndex, ItemIndexConfig
 from ziggurat.retrieval.vectors import VectorIndexConfig
@@ -40,9 +39,6 @@ class ItemSearch:
 
     def __init__(self, index: ItemIndex) -> None:
         self.index = index
-        self._order = index.vectors.order
-        self._position = torch.empty_like(self._order)
-        self._position[self._order] = torch.arange(len(self._order))
 
     @staticmethod
     def build(vectors: Float32[Tensor, "N D"], *, items: pl.DataFrame) -> ItemSearch:
@@ -66,7 +62,7 @@ class ItemSearch:
         They are never lowered: what an index looks into by itself is cheap, and users that nobody knows may be unlike.
         """
         vectors = self.index.vectors
-        k = min(k, len(self._order))
+        k = min(k, len(vectors))
         least = vectors.probes_for(k)
         vectors.keep_tuned(max(least, vectors.tune(queries, k=k, recall=recall)), k=k)
         return vectors.default_probes
@@ -77,16 +73,16 @@ class ItemSearch:
 
     def explain(self, wanted: Filter, item: int) -> str:
         """Why an item passes a filter, or does not."""
-        return self._filters().explain(wanted, int(self._position[item]))
+        return self.index.explain(wanted, item)
 
     def notes(self, wanted: Filter) -> tuple[str, ...]:
         """What somebody who wrote a filter should know: values that no item has, with the nearest that some have."""
-        return tuple(self._filters().notes(wanted))
+        return self.index.notes(wanted)
 
     def example(self) -> str:
         """A filter for documentation that some items pass and others do not, as many as can be; "" without one."""
         found: dict[str, float] = {}
-        for name, values in self._filters().values_of(0).items() if len(self._order) else ():
+        for name, values in self._filters().values_of(0).items() if len(self.index.vectors) else ():
             for value in values[:3]:
                 text = f"{name}:{_quoted(value)}"
                 try:
@@ -101,9 +97,7 @@ class ItemSearch:
         self, *, filters: Sequence[Filter | None], exclude: Sequence[Tensor | None]
     ) -> Sequence[Bool[Tensor, "N"]]:
         """Masks of the items that pass each filter and are not excluded, in the order of the catalogue."""
-        positions = [None if items is None else self._position[items] for items in exclude]
-        words = self._filters().masks(filters, exclude=positions)
-        return [mask[self._position] for mask in unpack_mask(words, len(self._order))]
+        return [self.index.passing(wanted, exclude=items) for wanted, items in zip(filters, exclude, strict=True)]
 
     def search(
         self,
@@ -128,7 +122,27 @@ class ItemSearch:
 
     def vectors_of(self, items: Int64[Tensor, "n"]) -> Float32[Tensor, "n D"]:
         """The vectors of some items, as searches multiply them."""
-        return self.index.vectors.vectors(self._position[items])
+        return self.index.vectors_of(items)
+
+    def changed(
+        self, numbers: Int64[Tensor, "M"], *, vectors: Float32[Tensor, "M D"], items: pl.DataFrame, gone: Sequence[int]
+    ) -> ItemSearch:
+        """The search after a change; this one stays as it is.
+
+        Args:
+            numbers: items that are new or have changed; the new ones follow the last number, and stand last.
+            vectors: theirs.
+            items: their rows of the catalogue.
+            gone: numbers of items that are deleted.
+        """
+        index, known = self.index.fork(), len(numbers) - int((numbers >= self.index.num_numbers).sum())
+        if len(gone):
+            index.delete(list(gone))
+        if known:
+            index.update(numbers[:known], vectors[:known], items=items[:known])
+        if known < len(numbers):
+            index.add(vectors[known:], items=items[known:])
+        return ItemSearch(index)
 
     def save(self, path: Path) -> None:
         """Write the index into an export."""

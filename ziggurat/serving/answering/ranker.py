@@ -8,6 +8,7 @@ Items of the catalogue are encoded when the export is loaded; a request encodes 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
 from ziggurat.models.contract.losses import scores_from_logits
-from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join
+from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join, stacked
 from ziggurat.serving.export.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of
 
@@ -43,10 +44,28 @@ class Ranker:
         self.items = Side(packed.preprocessing, names=of_item)
         self.users = Side(packed.preprocessing, names={each.name for each in self.schema.features} - set(of_item))
         self._encoded_items: EncodedSide | None = None
+        self._row_of_item: Tensor | None = None  # in the encoded items; None: items are where their numbers are
 
     def encode_items(self, frame: pl.DataFrame) -> None:
         """Encode the catalogue, whose rows `score_pairs` then knows by number."""
         self._encoded_items = encode_frame(self.items, frame)
+
+    def with_items(self, numbers: Int64[Tensor, "M"], *, frame: pl.DataFrame) -> Ranker:
+        """A ranker that knows these items as well, or as they are now; this one stays as it is.
+
+        Args:
+            numbers: known ones, or those that follow.
+            frame: their rows.
+        """
+        assert self._encoded_items is not None, "encode_items comes first"
+        old, new = self._encoded_items.batch, encode_frame(self.items, frame).batch
+        rows = torch.arange(old.batch_size) if self._row_of_item is None else self._row_of_item
+        grown = torch.cat([rows, rows.new_zeros(max(0, int(numbers.max()) + 1 - len(rows)))])
+        grown[numbers] = torch.arange(old.batch_size, old.batch_size + len(numbers))
+        ranker = copy.copy(self)
+        ranker._encoded_items = EncodedSide(inputs=self.items.inputs, batch=stacked([old, new]))
+        ranker._row_of_item = grown
+        return ranker
 
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""
@@ -59,6 +78,8 @@ class Ranker:
     ) -> Float32[Tensor, "P L"]:
         """Scores of pairs (number of the user, number of the item in the catalogue)."""
         assert self._encoded_items is not None, "encode_items comes first"
+        if self._row_of_item is not None:
+            pairs = (pairs[0], self._row_of_item[pairs[1]])
         found = []
         for first in range(0, len(pairs[0]), CHUNK_PAIRS):
             chunk = (pairs[0][first : first + CHUNK_PAIRS], pairs[1][first : first + CHUNK_PAIRS])
