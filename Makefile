@@ -2,6 +2,7 @@
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make demo-serve  train encoders and a ranker, export them, serve them, ask the server
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
+#   make bench-retrieval  filtered vector search against faiss and ScaNN, about 10 minutes
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
 #   make bench-planning  plans against NeuroShard's, about 25 minutes
 #   make bench-data  sessions stored, read and computed once, about 3 minutes
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -81,6 +82,10 @@ lint: setup
 bench: setup
 	bash benchmarks/setup.sh
 	$(BIN)/ziggurat bench all
+
+bench-retrieval: setup
+	bash benchmarks/setup.sh
+	$(BIN)/ziggurat bench retrieval --json build/retrieval.json
 
 bench-towers: setup
 	bash benchmarks/setup.sh

@@ -1,6 +1,7 @@
 """Filtered vector search on one core: queries a second at recall@100 ≥ 0.95, a different filter for each query.
 
-    cells     none | 50 % | 10 % | 1 % of the items pass | 1 % with what can be prepared of a filter beforehand
+    cells     none | 50 % | 10 % | 1 % of the items pass, random ones | 10 % that lie near the query, or far from it |
+              1 % with what can be prepared of a filter beforehand
     peers     faiss (IVF flat, SQ8, PQ fast scan refined, knn on the rows that pass), ScaNN (scann-core); by `--peers`
               also usearch and hnswlib, whose graphs take 5 to 10 minutes to build
     counted   process CPU time, one thread, all contestants in turns in one process; the ratio is against the fastest
@@ -14,6 +15,7 @@ has no filters, so it fetches more and drops what does not pass.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -24,8 +26,10 @@ from typing import Any
 from benchmarks.harness import PEER_PYTHON, ROOT, percentiles, say
 from benchmarks.machine import RETRIEVAL_PACKAGES, describe_versions
 from benchmarks.report import Case, Report, short
+from benchmarks.retrieval_cells import CELLS
 from ziggurat.errors import ConfigError, MissingDependencyError
 
+BUILD = ROOT / "build" / "benchmarks"
 PEERS = ("faiss", "scann", "usearch", "hnswlib")
 _RECALL = 0.945  # to two decimals 0.95; who has less is marked and not compared with
 _GOALS = {  # queries a second on a Zen 4 core
@@ -48,6 +52,10 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--peers", default="faiss,scann", help=f"of {', '.join(PEERS)}; the last two build for minutes")
     parser.add_argument("--dims", default="64,128", help="widths of the vectors")
     parser.add_argument("--items", type=int, default=0, help="vectors; 0: a million, 50,000 with --quick")
+    parser.add_argument(
+        "--cells", default="", help="of " + ", ".join(cell.name for cell in CELLS) + "; all unless given"
+    )
+    parser.add_argument("--resume", action="store_true", help="keep the cells that an interrupted run has measured")
     return parser.parse_args(arguments)
 
 
@@ -61,17 +69,26 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
             where="ziggurat bench retrieval --peers",
             ways_out="separate names by commas: --peers faiss,scann",
         )
+    cells = [cell.strip() for cell in options.cells.split(",") if cell.strip()] or [cell.name for cell in CELLS]
+    if unknown := [cell for cell in cells if cell not in [each.name for each in CELLS]]:
+        raise ConfigError(
+            expected="cells of " + ", ".join(each.name for each in CELLS),
+            found=", ".join(unknown),
+            where="ziggurat bench retrieval --cells",
+            ways_out='separate names by commas: --cells "none,10 %%"'.replace("%%", "%"),
+        )
     dims = [int(dim) for dim in options.dims.split(",")][: 1 if quick else None]
     results = []
     for dim in dims:
         num = options.items or (50_000 if quick else 1_000_000)
         settings = {"num": num, "dim": dim, "peers": peers, "filters": 8 if quick else 32}
         settings |= {"queries": 64 if quick else 256, "rounds": 3 if quick else 4}
-        results.append(_measure(settings))
-    return report_of(dims, results, peers=options.peers)
+        kept = BUILD / f"retrieval-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]}.json"
+        results.append(_measure({**settings, "cells": cells, "resume": options.resume, "kept": str(kept)}))
+    return report_of(dims, results, options=options)
 
 
-def report_of(dims: Sequence[int], results: Sequence[dict[str, Any]], *, peers: str) -> Report:
+def report_of(dims: Sequence[int], results: Sequence[dict[str, Any]], *, options: argparse.Namespace) -> Report:
     """The report of what was measured, one result a width."""
     cases, lines, builds = [], [], []
     for dim, result in zip(dims, results, strict=True):
@@ -83,7 +100,7 @@ def report_of(dims: Sequence[int], results: Sequence[dict[str, Any]], *, peers: 
     return Report(
         benchmark="retrieval",
         claim=__doc__.splitlines()[0],
-        command="ziggurat bench retrieval" + ("" if peers == "faiss,scann" else f" --peers {peers}"),
+        command=_command(options),
         cases=cases,
         tables=[
             "| d | pass | who | setting | recall@100 | QPS, one query a call | QPS, 64 a call |\n"
@@ -101,6 +118,15 @@ def report_of(dims: Sequence[int], results: Sequence[dict[str, Any]], *, peers: 
             + ", ".join(f"d={dim} {cell}: {goal:,}" for (dim, cell), goal in _GOALS.items()),
         ],
     )
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What reproduces a run."""
+    words = ["ziggurat bench retrieval"]
+    for name, usual in (("peers", "faiss,scann"), ("dims", "64,128"), ("items", 0), ("cells", "")):
+        if (value := getattr(options, name)) != usual:
+            words.append(f"--{name} " + (f'"{value}"' if " " in str(value) or value == "" else str(value)))
+    return " ".join(words)
 
 
 def _measure(settings: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Ours:
         self._blocks: list[Any] = []
 
     def settings(self, share: float) -> Sequence[int]:
-        return [8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 64, 80, 96, 128]
+        return [8, 12, 16, 20, 24, 28, 32, 34, 36, 38, 40, 44, 48, 56, 64, 80, 96, 128, 192, 256, 384, 512, 1024]
 
     def prepare(self, share: float, filters: np.ndarray | None, *, cached: bool) -> bool:
         from ziggurat.ops.bitmask import pack_mask, rows_of_mask
@@ -114,7 +114,7 @@ class Faiss:
         self._selectors: list[Any] = []
 
     def settings(self, share: float) -> Sequence[int]:
-        return [4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128, 160, 192, 256, 384]
+        return [4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024]
 
     def prepare(self, share: float, filters: np.ndarray | None, *, cached: bool) -> bool:
         faiss = self._faiss
@@ -210,7 +210,11 @@ class Scann:
 
 
 class Graph:
-    """A graph of usearch (INT8) or hnswlib (FP32); filters after the search. Built in minutes."""
+    """A graph of usearch (BF16) or hnswlib (FP32), built in minutes.
+
+    hnswlib calls a function of Python for every item that it reaches; usearch's Python interface takes no filter, so it
+    fetches more and drops what does not pass.
+    """
 
     def __init__(self, vectors: np.ndarray, *, library: str) -> None:
         self.name, self._library = f"{library} M=16", library
@@ -219,7 +223,7 @@ class Graph:
         if library == "usearch":
             from usearch.index import Index
 
-            self._index = Index(ndim=dim, metric="ip", dtype="i8", connectivity=16, expansion_add=100)
+            self._index = Index(ndim=dim, metric="ip", dtype="bf16", connectivity=16, expansion_add=100)
             self._index.add(np.arange(num), vectors, threads=1)
             self.num_bytes = int(self._index.memory_usage)
         else:
@@ -234,24 +238,38 @@ class Graph:
         self._filters: np.ndarray | None = None
 
     def settings(self, share: float) -> Sequence[int]:
-        return [max(int(1.3 * K / share), breadth) for breadth in (100, 200, 400, 800, 1600)]
+        wanted = self._wanted(share)
+        return sorted({max(wanted, breadth) for breadth in (100, 160, 240, 400, 800, 1600, 3200)})
+
+    def _wanted(self, share: float) -> int:
+        return K if share == 1.0 or self._library == "hnswlib" else int(1.3 * K / share)
 
     def prepare(self, share: float, filters: np.ndarray | None, *, cached: bool) -> bool:
         self._filters, self._share = filters, share
         return not cached and share >= 0.1  # below, thousands of candidates a query
 
     def search(self, queries: np.ndarray, which: np.ndarray, setting: int) -> np.ndarray:
-        wanted = K if self._filters is None else int(1.3 * K / self._share)
-        if self._library == "usearch":
-            self._index.expansion_search = setting
-            numbers = np.asarray(self._index.search(queries, wanted, threads=1).keys).reshape(len(queries), -1)
-        else:
-            self._index.set_ef(setting)
-            numbers = self._index.knn_query(queries, wanted, num_threads=1)[0]
-        numbers = numbers.astype(np.int64)
+        if self._library == "hnswlib":
+            return self._search_hnswlib(queries, which, setting)
+        self._index.expansion_search = setting
+        found = self._index.search(queries, self._wanted(self._share), threads=1)
+        numbers = np.asarray(found.keys).reshape(len(queries), -1).astype(np.int64)
         if self._filters is None:
             return numbers
         return _passing(numbers, [self._filters[f] for f in which])
+
+    def _search_hnswlib(self, queries: np.ndarray, which: np.ndarray, setting: int) -> np.ndarray:
+        self._index.set_ef(setting)
+        if self._filters is None:
+            return self._index.knn_query(queries, K, num_threads=1)[0].astype(np.int64)
+        found = np.full((len(queries), K), -1)
+        for i, f in enumerate(which):
+            try:
+                own = self._index.knn_query(queries[i], K, num_threads=1, filter=self._filters[f].__getitem__)[0]
+            except RuntimeError:  # it reached fewer than K items that pass
+                continue
+            found[i] = own[0].astype(np.int64)
+        return found
 
 
 def _passing(numbers: np.ndarray, masks: Sequence[np.ndarray]) -> np.ndarray:

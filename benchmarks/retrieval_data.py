@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 _CENTRES = 64
+_CHUNK = 1_000_000  # vectors that are drawn at a time
 
 
 def make_vectors(num: int, dim: int, *, num_queries: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -24,14 +25,31 @@ def make_vectors(num: int, dim: int, *, num_queries: int, seed: int = 0) -> tupl
     rotation = np.linalg.qr(draw.standard_normal((dim, dim)))[0].astype(np.float32)
 
     def some(count: int) -> np.ndarray:
-        chosen = draw.choice(len(small), count, p=weights)
-        noise = (draw.standard_normal((count, dim), dtype=np.float32) * spectrum.astype(np.float32)) @ rotation
-        vectors = small[chosen].astype(np.float32) + 1.45 * noise
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = np.empty((count, dim), np.float32)
+        for begin in range(0, count, _CHUNK):
+            own = vectors[begin : begin + _CHUNK]
+            chosen = draw.choice(len(small), len(own), p=weights)
+            noise = (draw.standard_normal(own.shape, dtype=np.float32) * spectrum.astype(np.float32)) @ rotation
+            own[:] = small[chosen].astype(np.float32) + 1.45 * noise
+            own /= np.linalg.norm(own, axis=1, keepdims=True)
+        return vectors
 
     return some(num), some(num_queries)
 
 
 def make_filters(num: int, *, share: float, count: int, seed: int = 1) -> np.ndarray:
     """Which items pass, for `count` filters: random, independent of the vectors."""
-    return np.random.default_rng(seed).random((count, num)) < share
+    draw, passes = np.random.default_rng(seed), np.empty((count, num), bool)
+    for own in passes:
+        own[:] = draw.random(num) < share
+    return passes
+
+
+def make_near_filters(vectors: np.ndarray, *, share: float, count: int, seed: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    """Filters that let the items nearest to an item of theirs pass, and these `count` items."""
+    centres = vectors[np.random.default_rng(seed).choice(len(vectors), count, replace=False)]
+    passes = np.empty((count, len(vectors)), bool)
+    for own, centre in zip(passes, centres, strict=True):
+        scores = vectors @ centre
+        own[:] = scores >= np.partition(scores, -max(1, int(share * len(scores))))[-max(1, int(share * len(scores)))]
+    return passes, centres

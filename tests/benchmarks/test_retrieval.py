@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ def test_peers_below_the_recall_are_shown_but_not_compared_with() -> None:
         "cells": [{"cell": "none", "dim": 64, "entries": entries}],
         "builds": [{"name": "ziggurat", "build_s": 1.0, "bytes": 5}],
     }
-    report = retrieval.report_of([64], [result], peers="faiss,scann")
+    report = retrieval.report_of([64], [result], options=retrieval.parse_options([]))
     assert [(case.peer_name, case.ratio) for case in report.cases] == [("slow", 13.0), ("slow", 13.0)]
     first = report.extra["cells"][0]  # type: ignore[index]
     assert first == {
@@ -43,9 +42,11 @@ def test_peers_below_the_recall_are_shown_but_not_compared_with() -> None:
 
 
 def test_unknown_peers_are_refused() -> None:
-    options = argparse.Namespace(peers="faiss,annoy", dims="64", items=10)
+    options = retrieval.parse_options(["--peers", "faiss,annoy"])
     with pytest.raises(ConfigError, match="annoy"):
         retrieval.run(quick=True, options=options)
+    with pytest.raises(ConfigError, match="5 %"):
+        retrieval.run(quick=True, options=retrieval.parse_options(["--cells", "none,5 %"]))
 
 
 def test_data_is_of_length_one_and_the_same_every_time() -> None:

@@ -46,17 +46,15 @@ from ziggurat.ops.scan import (
     split_codes,
 )
 from ziggurat.retrieval.vectors.best import best_of, exact_search, recall_of
+from ziggurat.retrieval.vectors.candidates import candidates_for, measure_candidates
 from ziggurat.retrieval.vectors.checks import check_numbers, check_question, check_vectors
 from ziggurat.retrieval.vectors.clustering import cluster, spreads
 from ziggurat.retrieval.vectors.config import FirstPass, Kept, VectorIndexConfig
-from ziggurat.retrieval.vectors.row_block import RowBlock, candidates_for
+from ziggurat.retrieval.vectors.row_block import RowBlock
 
 _REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
 _PROBED_ROWS = 16_384
-_FEWEST_ROWS = 16_384  # of an index whose upper bits are read first
-_TRIED_PERCENT = (150, 200, 250, 300, 400, 600, 800)  # candidates for a hundred rows
-_KEPT_SHARE = 0.998  # of the best hundred that must be among the candidates
-_TRIED_QUERIES = 64
+_QUANTIZED_ROWS = 262_144  # at a time: a copy of all vectors would be the largest thing in memory
 
 
 _ROW_BUFFERS = ("upper", "lower", "scales")
@@ -134,12 +132,14 @@ class VectorIndex(nn.Module):
         offsets = torch.zeros(len(centroids) + 1, dtype=torch.int64)
         offsets[1:] = torch.bincount(labels, minlength=len(centroids)).cumsum(0)
         kept = vectors[order] if config.kept is not Kept.NONE else vectors[:0]
-        index._set(dict(zip(_ROW_BUFFERS, quantize_rows(vectors[order]), strict=True)))
+        parts = [quantize_rows(vectors[own]) for own in order.split(_QUANTIZED_ROWS)]
+        index._set(dict(zip(_ROW_BUFFERS, map(torch.cat, zip(*parts, strict=True)), strict=True)))
         index._set(dict(zip(_CENTROID_BUFFERS, quantize_rows(centroids), strict=True)))
         index._set({"offsets": offsets, "centroid_reach": _REACH * spread, "stored_order": order.to(torch.int32)})
         index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0, 0])})
         if config.first_pass is FirstPass.AUTO:
-            index._measure_first_pass(vectors, seed=config.seed)
+            percent = measure_candidates(index, vectors, seed=config.seed)
+            index._set_sizes(index._numbers()._replace(candidate_percent=percent))
         return index
 
     def __len__(self) -> int:
@@ -356,20 +356,6 @@ class VectorIndex(nn.Module):
 
     def _rows(self) -> Rows:
         return Rows(self.upper, self.lower, self.scales)
-
-    def _measure_first_pass(self, vectors: Tensor, *, seed: int) -> None:
-        """Find the fewest candidates that hold the best rows, and keep their number."""
-        if len(self) < _FEWEST_ROWS:
-            return
-        draw = torch.Generator().manual_seed(seed)
-        queries = vectors[torch.randint(0, len(vectors), (_TRIED_QUERIES,), generator=draw)]
-        everywhere: dict[str, Any] = {"k": 100, "rerank": 0, "probes": self.num_clusters}
-        exact = self.search(queries, **everywhere, candidates=0).positions
-        for percent in _TRIED_PERCENT:
-            found = self.search(queries, **everywhere, candidates=candidates_for(100, percent=percent)).positions
-            if recall_of(found, exact) >= _KEPT_SHARE:
-                self._set_sizes(self._numbers()._replace(candidate_percent=percent))
-                return
 
     def _numbers(self) -> _Sizes:
         """What the buffer of sizes says: read once."""

@@ -13,8 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.scan import Found, Rows, ScanTables, scan_rows
-
-_MORE = 16  # candidates, so that small k have some too
+from ziggurat.retrieval.vectors.candidates import candidates_for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,13 +58,3 @@ class RowBlock:
     def num_bytes(self) -> int:
         """Memory of the copied rows."""
         return sum(each.numel() * each.element_size() for each in (self.positions, *self.tables.rows))
-
-
-def candidates_for(k: int, *, percent: int) -> int:
-    """Rows that the upper bits choose for the best k; 0: all bits of all rows are read.
-
-    Args:
-        k: rows wanted.
-        percent: candidates for a hundred of them; 0: none.
-    """
-    return k * percent // 100 + _MORE if percent else 0
