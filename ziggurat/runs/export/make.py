@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import ziggurat
+from ziggurat.arguments import check_arguments
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.embeddings.storage import TablePrecision
@@ -121,6 +122,7 @@ class _Runs:
         return [run.preprocessing.schema for run in self.parts.values()]
 
 
+@check_arguments
 def export_run(
     run: str | Path,
     *,
