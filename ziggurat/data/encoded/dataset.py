@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.manifest import MANIFEST, REDO
 from ziggurat.data.encoded.open_files import OpenFiles
+from ziggurat.data.encoded.part_files import PartFiles, footer_sha256
 from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, conform, encoded_schema, has_labels
 from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.errors import DataError, MissingFileError
@@ -43,7 +43,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.files import publish, temporary_beside
 
 DEFAULT_ROWS_PER_GROUP = 65_536
-DEFAULT_ROWS_PER_FILE = 64 * DEFAULT_ROWS_PER_GROUP
+DEFAULT_ROWS_PER_FILE = 8 * DEFAULT_ROWS_PER_GROUP
 
 _MANIFEST = "manifest.json"
 
@@ -75,12 +75,9 @@ class EncodedWriter:
         self._content = hashlib.sha256()
         self._inputs = inputs
         self._rows_per_group = rows_per_group
-        self._groups_per_file = max(1, rows_per_file // rows_per_group)
         self._extra = dict(extra or {})
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
-        self._files: list[dict[str, Any]] = []
-        self._writer: pq.ParquetWriter | None = None
         self._schema: pa.Schema | None = None
         self._closed = False
         if self.folder.exists():
@@ -93,6 +90,7 @@ class EncodedWriter:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = temporary_beside(self.folder)
         self._temporary.mkdir()
+        self._parts = PartFiles(self._temporary, groups_per_file=max(1, rows_per_file // rows_per_group))
 
     def __enter__(self) -> EncodedWriter:
         return self
@@ -141,35 +139,9 @@ class EncodedWriter:
         self._pending, self._pending_rows = [rest], rest.num_rows
 
     def _write_group(self, group: pa.Table) -> None:
+        group = group.combine_chunks()
+        self._parts.write(group)
         self._content.update(_group_digest(group))
-        if self._writer is None:
-            name = f"part-{len(self._files):05}.parquet"
-            self._files.append({"name": name, "group_rows": []})
-            # One row group is one unit of reading, so statistics would only cost; dictionaries decode fastest, but for
-            # numbers of rows, which never repeat.
-            names = [entry.name for entry in group.schema if entry.name != ROW_COLUMN]
-            self._writer = pq.ParquetWriter(
-                self._temporary / name,
-                group.schema,
-                compression="lz4",
-                use_dictionary=names,
-                write_statistics=False,
-                write_page_checksum=True,
-            )
-        self._writer.write_table(group.combine_chunks(), row_group_size=max(1, group.num_rows))
-        groups: list[int] = self._files[-1]["group_rows"]
-        groups.append(group.num_rows)
-        if len(groups) == self._groups_per_file:
-            self._close_file()
-
-    def _close_file(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        self._writer = None
-        entry = self._files[-1]
-        path = self._temporary / entry["name"]
-        entry["bytes"], entry["footer_sha256"] = path.stat().st_size, _footer_sha256(path)
 
     def close(self) -> None:
         """Write the rest, flush everything to the disk and let the folder appear."""
@@ -177,7 +149,7 @@ class EncodedWriter:
             return
         try:
             self._write_pending(all_rows=True)
-            self._close_file()
+            files = self._parts.close()
             unlabelled = encoded_schema(self._inputs, with_labels=False).names
             manifest = {
                 "num_rows": self.num_rows,
@@ -185,7 +157,7 @@ class EncodedWriter:
                 "content": self._content.hexdigest(),
                 "with_labels": self._schema is None or self._schema.names != unlabelled,
                 "inputs": to_json(self._inputs),
-                "files": self._files,
+                "files": files,
                 "extra": self._extra,
             }
             MANIFEST.write(self._temporary / _MANIFEST, manifest)
@@ -198,9 +170,7 @@ class EncodedWriter:
     def abort(self) -> None:
         """Throw away what was written."""
         if not self._closed:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            self._parts.abort()
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._closed = True
 
@@ -215,19 +185,6 @@ def _group_digest(group: pa.Table) -> bytes:
     for batch in group.combine_chunks().to_batches():
         digest.update(batch.serialize())
     return digest.digest()
-
-
-def _footer_sha256(path: Path) -> str:
-    """SHA-256 of a Parquet file's footer: metadata, its length and the magic bytes at the end of the file."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - 8))
-        tail = file.read(8)
-        length = int.from_bytes(tail[:4], "little") + 8 if len(tail) == 8 else 0
-        if not 8 < length <= size:
-            return ""
-        file.seek(size - length)
-        return hashlib.sha256(file.read(length)).hexdigest()
 
 
 class EncodedDataset:
@@ -322,7 +279,7 @@ def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
     size = path.stat().st_size
     if size != entry["bytes"]:
         raise _damaged(f"{entry['bytes']} bytes", f"{size} bytes", str(path))
-    if _footer_sha256(path) != entry["footer_sha256"]:
+    if footer_sha256(path) != entry["footer_sha256"]:
         raise _damaged("a footer that matches the manifest", "another one", str(path))
 
 
