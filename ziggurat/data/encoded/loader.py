@@ -225,8 +225,9 @@ class Loader:
             reader.advance(position)
             for step in range(order.num_steps):
                 runs = order.runs(step)
-                windows, runs[:, 0] = np.unique(runs[:, 0], return_inverse=True)
-                batch = layout.batch([reader.block(number) for number in windows.tolist()], runs)
+                windows = sorted(set(runs[:, 0].tolist()))
+                runs[:, 0] = np.searchsorted(windows, runs[:, 0])
+                batch = layout.batch([reader.block(number) for number in windows], runs)
                 position = min(position + slices.batch_size * slices.world_size, slices.num_rows)
                 reader.advance(position)
                 yield batch

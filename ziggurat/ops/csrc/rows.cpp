@@ -16,9 +16,13 @@ uint64_t mix(uint64_t z) {
 }
 
 template <typename T>
-void place(const uint8_t* from, uint8_t* to, const int32_t* places, int64_t size) {
+void place(const uint8_t* from, uint8_t* to, const int32_t* places, int64_t size, bool all) {
   const T* source = reinterpret_cast<const T*>(from);
   T* target = reinterpret_cast<T*>(to);
+  if (all) {
+    for (int64_t i = 0; i < size; ++i) target[places[i]] = source[i];
+    return;
+  }
   for (int64_t i = 0; i < size; ++i) {
     if (places[i] >= 0) target[places[i]] = source[i];
   }
@@ -56,12 +60,14 @@ extern "C" {
 // from, to: (num_columns,) where each begins; widths: bytes of a value.
 void ziggurat_place_rows(int64_t num_columns, const uint8_t* const* from, uint8_t* const* to, const int64_t* widths,
                          const int32_t* places, int64_t size) {
+  int32_t signs = 0;
+  for (int64_t i = 0; i < size; ++i) signs |= places[i];
   for (int64_t column = 0; column < num_columns; ++column) {
     const int64_t width = widths[column];
     if (width == 4) {
-      place<uint32_t>(from[column], to[column], places, size);
+      place<uint32_t>(from[column], to[column], places, size, signs >= 0);
     } else if (width == 8) {
-      place<uint64_t>(from[column], to[column], places, size);
+      place<uint64_t>(from[column], to[column], places, size, signs >= 0);
     } else {
       for (int64_t i = 0; i < size; ++i) {
         if (places[i] < 0) continue;
