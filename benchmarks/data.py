@@ -1,6 +1,7 @@
 """Data that feeds training: sessions stored, read and computed once. A claim a file; this one puts them together.
 
     data_sessions    recd_storage, recd_read, recd_step   what repeats within a session (docs/guides/sessions.md)
+    data_loading     prepare_polars, load_…               from text to Parquet, from Parquet to batches
 
 A further file of cases is a module with `add_options(parser)` and `cases(quick=…, options=…, report=…)`, named in
 `PARTS`; it appends its cases to the report.
@@ -14,7 +15,7 @@ import importlib
 from benchmarks.report import Report
 from ziggurat.errors import ConfigError
 
-PARTS = ("data_sessions",)
+PARTS = ("data_sessions", "data_loading")
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
