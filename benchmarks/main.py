@@ -31,6 +31,7 @@ NAMES = {
     "two_tower": "retrieval on MovieLens-1M: all movies ranked, against implicit's factorisation and popularity",
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
+    "attention": "attention over histories of real lengths, against padded torch and the machine's products",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",

@@ -103,7 +103,7 @@ struct Forward {
         }
         V found{};
         for (int64_t c = from; c < to; c += M::lanes) {
-            const V weight = task.seen(exponential<W>(*(V*)(s + c) - top[row]), r, block + c);
+            const V weight = task.seen(weight_of<M>(*(V*)(s + c) - top[row]), r, block + c);
             *(V*)(s + c) = weight, found += weight;
         }
         for (int64_t l = 0; l < M::lanes; ++l) total[row] += found[l];
@@ -244,7 +244,7 @@ struct Backward {
             const V x = *(V*)(s + c) * factor;
             V weight, slope = *(V*)(g + c);
             if (problem.softmax) {
-                weight = exponential<W>(x - normal);
+                weight = weight_of<M>(x - normal);
                 slope = weight * (slope - delta[r]);
             } else {
                 const V gate = gate_of<M>(x), share = gate * problem.inverse;

@@ -33,20 +33,34 @@ inline typename W::V sigmoid(typename W::V x) {
     return 1.0f / (1.0f + exponential<W>(-x));
 }
 
-// The same for sums that are rounded to BF16 next: relative error below 1e-4.
+#if defined(ZIGGURAT_AVX512_BF16)
+// 2^t for numbers that are rounded to BF16 next: relative error below 1e-4.
+inline __m512 rough_power(__m512 t) {
+    const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(t, n);
+    __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(5.5504109e-2f), _mm512_set1_ps(2.4022651e-1f));
+    p = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_mul_ps(f, f), _mm512_set1_ps(9.6181291e-3f), p), f,
+                        _mm512_set1_ps(6.9314718e-1f));
+    return _mm512_scalef_ps(_mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f)), n);
+}
+#endif
+
+// e^x as exactly as the products of M are.
+template <typename M>
+inline typename M::Wide::V weight_of(typename M::Wide::V x) {
+#if defined(ZIGGURAT_AVX512_BF16)
+    if constexpr (M::halves) return (typename M::Wide::V)rough_power((__m512)(x * 1.44269504f));
+#endif
+    return exponential<typename M::Wide>(x);
+}
+
+// 1 / (1 + e^−x), the same.
 template <typename M>
 inline typename M::Wide::V gate_of(typename M::Wide::V x) {
 #if defined(ZIGGURAT_AVX512_BF16)
-    if constexpr (M::halves) {
-        const __m512 t = _mm512_mul_ps((__m512)x, _mm512_set1_ps(-1.44269504f));
-        const __m512 n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        const __m512 f = _mm512_sub_ps(t, n);
-        __m512 p = _mm512_fmadd_ps(f, _mm512_set1_ps(5.5504109e-2f), _mm512_set1_ps(2.4022651e-1f));
-        p = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_mul_ps(f, f), _mm512_set1_ps(9.6181291e-3f), p), f,
-                            _mm512_set1_ps(6.9314718e-1f));
-        p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
-        return (typename M::Wide::V)_mm512_rcp14_ps(_mm512_add_ps(_mm512_scalef_ps(p, n), _mm512_set1_ps(1.0f)));
-    }
+    if constexpr (M::halves)
+        return (typename M::Wide::V)_mm512_rcp14_ps(
+            _mm512_add_ps(rough_power((__m512)(x * -1.44269504f)), _mm512_set1_ps(1.0f)));
 #endif
     return sigmoid<typename M::Wide>(x);
 }
