@@ -109,8 +109,8 @@ def quantize_rows(vectors: Float[Tensor, "N D"]) -> Rows:
 def split_codes(codes: UInt8[Tensor, "N R"]) -> tuple[UInt8[Tensor, "N H"], UInt8[Tensor, "N H"]]:
     """Stored numbers of eight bits as the planes of their upper and of their lower four."""
     half = codes.shape[1] // 2
-    upper, lower = codes >> 4, codes & 15
-    return tuple(plane[:, :half] | (plane[:, half:] << 4) for plane in (upper, lower))
+    upper, lower = ((plane[:, :half] | (plane[:, half:] << 4)) for plane in (codes >> 4, codes & 15))
+    return upper, lower
 
 
 def plane_numbers(plane: UInt8[Tensor, "N H"]) -> UInt8[Tensor, "N R"]:

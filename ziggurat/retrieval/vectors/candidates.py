@@ -10,7 +10,8 @@ suffice, and for indexes of few rows, all bits of all rows are read.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,16 +27,6 @@ _NUM_QUERIES = 64
 _MORE = 16  # candidates, so that small k have some too
 
 
-class Searched(Protocol):
-    """An index whose candidates are measured."""
-
-    num_clusters: int
-
-    def search(self, queries: Tensor, **options: Any) -> Found:
-        """Find the best k positions of each query."""
-        ...
-
-
 def candidates_for(k: int, *, percent: int) -> int:
     """Rows that the upper bits choose for the best k; 0: all bits of all rows are read.
 
@@ -46,22 +37,25 @@ def candidates_for(k: int, *, percent: int) -> int:
     return k * percent // 100 + _MORE if percent else 0
 
 
-def measure_candidates(index: Searched, vectors: Float[Tensor, "N D"], *, seed: int) -> int:
+def measure_candidates(
+    search: Callable[..., Found], *, vectors: Float[Tensor, "N D"], num_clusters: int, seed: int
+) -> int:
     """Find the fewest candidates for a hundred wanted rows that hold 99.8 % of them; 0: there are too many.
 
     Args:
-        index: what is searched.
-        vectors: those it was built of.
+        search: `VectorIndex.search`.
+        vectors: those that the index was built of.
+        num_clusters: of the index.
         seed: of the draw of queries.
     """
     if len(vectors) < _FEWEST_ROWS:
         return 0
     draw = torch.Generator().manual_seed(seed)
     queries = vectors[torch.randint(0, len(vectors), (_NUM_QUERIES,), generator=draw)]
-    everywhere: dict[str, Any] = {"k": 100, "rerank": 0, "probes": index.num_clusters}
-    exact = index.search(queries, **everywhere, candidates=0).positions
+    everywhere: dict[str, Any] = {"k": 100, "rerank": 0, "probes": num_clusters}
+    exact = search(queries, **everywhere, candidates=0).positions
     for percent in _TRIED_PERCENT:
-        found = index.search(queries, **everywhere, candidates=candidates_for(100, percent=percent)).positions
+        found = search(queries, **everywhere, candidates=candidates_for(100, percent=percent)).positions
         if recall_of(found, exact) >= _KEPT_SHARE:
             return percent
     return 0

@@ -138,7 +138,9 @@ class VectorIndex(nn.Module):
         index._set({"offsets": offsets, "centroid_reach": _REACH * spread, "stored_order": order.to(torch.int32)})
         index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0, 0])})
         if config.first_pass is FirstPass.AUTO:
-            percent = measure_candidates(index, vectors, seed=config.seed)
+            percent = measure_candidates(
+                index.search, vectors=vectors, num_clusters=index.num_clusters, seed=config.seed
+            )
             index._set_sizes(index._numbers()._replace(candidate_percent=percent))
         return index
 
