@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ziggurat.data.encoded import part_files
 from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryDataset
 from ziggurat.data.encoded.records import encoded_schema, gather_segments, table_to_batch
 from ziggurat.errors import DataError, MissingFileError
@@ -278,3 +279,32 @@ def test_memory_dataset_equals_the_one_on_disk(tmp_path):
 def test_memory_dataset_numbers_its_rows():
     dataset = MemoryDataset(plain_table(5).drop_columns(["row:"]), PLAIN)
     assert dataset.read_group(0).column("row:").to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_a_disk_that_fails_in_a_writer_s_thread_leaves_no_folder(tmp_path, monkeypatch):
+    class Full:
+        def write_table(self, *_: object, **__: object) -> None:
+            raise OSError("No space left on device")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(part_files, "_writer", lambda path, schema: Full())
+
+    def write() -> None:
+        with EncodedWriter(tmp_path / "data", PLAIN, rows_per_group=5, rows_per_file=10) as writer:
+            for start in range(0, 200, 10):
+                writer.append(plain_table(10, start=start))
+
+    with pytest.raises(OSError, match="No space left"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_written_at_the_same_time_hold_the_rows_in_their_order(tmp_path):
+    with EncodedWriter(tmp_path / "data", PLAIN, rows_per_group=5, rows_per_file=10) as writer:
+        for start in range(0, 203, 7):
+            writer.append(plain_table(7, start=start))
+    dataset = EncodedDataset(tmp_path / "data")
+    rows = [row for group in range(len(dataset.group_sizes)) for row in dataset.read_group(group)["row:"].to_pylist()]
+    assert rows == list(range(203))
+    assert len(list((tmp_path / "data").glob("part-*"))) == 21
