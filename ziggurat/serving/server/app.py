@@ -6,6 +6,7 @@
     GET  /metrics     for Prometheus                         GET /openapi.json   made from the export's columns
     GET  /            the web page; /info /users /items/ID, POST /items /history /explain: what it reads
     POST /admin/swap  {"export": "exports/films-2"}: another version, from this machine alone
+    POST /admin/items {"upsert": [{…}], "delete": ["17"]}: other items, from this machine alone
 
 An error is JSON, {"error": {"kind", "expected", "found", "where", "ways_out"}}, with a status of 4xx if the request is
 to blame and 503 with Retry-After if the server has no time. The version that answered stands in every answer and in the
@@ -31,6 +32,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat.errors import BoundsError, DataError, FilterError, RequestError, SchemaError, ZigguratError
+from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.engine import Engine, OverloadError
@@ -69,6 +71,7 @@ class ServerApp:
         api_key: if given, requests must bring it (Authorization: Bearer KEY, or X-Api-Key: KEY).
         swap: loads the export of a path and returns its version; without it, or where the config has no `admin`,
             /admin/swap is not there.
+        change: changes items; without it, or where the config has no `admin`, /admin/items is not there.
         prepare_thread: called first in the thread that computes.
     """
 
@@ -79,15 +82,16 @@ class ServerApp:
         config: ServerConfig,
         api_key: str = "",
         swap: Swap | None = None,
+        change: Callable[[ItemChanges], ChangedItems] | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.config, self.answerer, self.metrics = config, answerer, Metrics()
         self.info = answerer.info()
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
         self.draining = False
+        self._change = change if config.admin else None
         self._key, self._swap = api_key.encode(), swap if config.admin else None
         self._openapi = encode(description(self.info, config=config, has_key=bool(api_key)))
-        self._version = self.info.version.encode("latin-1", "replace")
         self._starlette = Starlette(
             routes=[
                 Route("/livez", self._live),
@@ -95,6 +99,7 @@ class ServerApp:
                 Route("/metrics", self._metrics),
                 Route("/openapi.json", self._describe),
                 *([Route("/admin/swap", self._admin_swap, methods=["POST"])] if self._swap else []),
+                *([Route("/admin/items", self._admin_items, methods=["POST"])] if self._change else []),
                 *page_routes(answerer=answerer, config=config),
             ],
             exception_handlers={
@@ -155,7 +160,7 @@ class ServerApp:
                 extra = ((b"connection", b"close"),)  # the rest of the body is not read
             await _send(send, status, encode(error), *extra)
             return status
-        await _send(send, 200, body, (b"x-export-version", self._version))
+        await _send(send, 200, body, (b"x-export-version", answer.version.encode("latin-1", "replace")))
         return 200
 
     async def _answer(self, path: str, scope: Any, receive: Any) -> Any:
@@ -185,7 +190,11 @@ class ServerApp:
         return json_response({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        state = {"ready": not self.draining, "version": self.info.version, "effort": self.engine.ladder.effort.value}
+        state = {
+            "ready": not self.draining,
+            "version": self.answerer.info().version,
+            "effort": self.engine.ladder.effort.value,
+        }
         return json_response(state, status=503 if self.draining else 200)
 
     async def _metrics(self, request: Request) -> Response:
@@ -209,6 +218,20 @@ class ServerApp:
         assert self._swap is not None
         return json_response({"version": await self._swap(path)})
 
+    async def _admin_items(self, request: Request) -> Response:
+        _check_admin(request)
+        data = read_json(await read_body(request.scope, request.receive, config=self.config))
+        changes = ItemChanges.from_json(data)
+        if not 0 < len(changes) <= self.config.max_items:
+            raise RequestError(
+                expected=f"1 to {self.config.max_items:,} items in one change",
+                found=f"{len(changes):,}",
+                where="request, body",
+                ways_out='{"upsert": [{"movie_id": "17", "year": 2026}], "delete": ["18"]}',
+            )
+        assert self._change is not None
+        return json_response((await run_in_threadpool(self._change, changes)).to_json())
+
 
 def _check_admin(request: Request) -> None:
     """Let through what comes from this machine, from a program: no page of a browser, nothing that was forwarded."""
@@ -229,7 +252,7 @@ def _check_admin(request: Request) -> None:
             403,
             expected="a request of this machine to localhost, with Content-Type: application/json",
             found=wrong,
-            where="POST /admin/swap",
+            where=f"POST {request.url.path}",
             ways_out=("run it where the server runs", "send SIGHUP to the server", "start the server with --watch"),
         )
 

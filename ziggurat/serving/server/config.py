@@ -44,7 +44,7 @@ class ServerConfig:
         linger_s: while draining, idle connections stay open this long, for requests that are on their way.
         hang_s: a worker that shows no sign of life for this long is killed and replaced.
         watch: load a new version when the export's folder (a link, say) changes.
-        admin: take POST /admin/swap from this machine.
+        admin: take POST /admin/swap and /admin/items from this machine.
     """
 
     host: str = "127.0.0.1"

@@ -29,6 +29,7 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.engine import Request
+from ziggurat.serving.server.live import FOLLOW_S, LiveItems
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
 from ziggurat.serving.server.reading import refused_as
@@ -121,11 +122,15 @@ def _work(task: WorkerTask, control: Control) -> int:
     worker = _Worker(task, control)
     try:
         answerer = task.load(task.export)
+        worker.live = LiveItems.of(answerer)
+        if worker.live is not None:
+            worker.live.follow()
         app = ServerApp(
             answerer=answerer,
             config=task.config,
             api_key=task.api_key,
             swap=worker.swap_by_admin,
+            change=worker.live.change if worker.live else None,
             prepare_thread=set_threads,
         )
         app.engine.warm_up(examples(app.info))
@@ -180,6 +185,7 @@ class _Worker:
         self.task, self.control = task, control
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._server: _Server | None = None
+        self.live: LiveItems | None = None
 
     async def serve(self, app: ServerApp) -> None:
         task = self.task
@@ -191,8 +197,10 @@ class _Worker:
         self.control.socket.setblocking(False)
         loop.add_reader(self.control.socket.fileno(), self._hear)
         alive = loop.create_task(self._show_life(app))
+        following = loop.create_task(self._follow_items())
         await server.serve()
         alive.cancel()
+        following.cancel()
 
     def _drain(self) -> None:
         assert self._server is not None
@@ -221,6 +229,14 @@ class _Worker:
             if app.engine.computing_s < self.task.config.hang_s:
                 self.control.send(alive=True)
             await asyncio.sleep(self.task.config.hang_s / 5)
+
+    async def _follow_items(self) -> None:
+        while self.live is not None:
+            try:
+                await asyncio.to_thread(self.live.follow)
+            except ZigguratError as error:
+                _log.error("the journal of items cannot be followed\n%s", error)
+            await asyncio.sleep(FOLLOW_S)
 
     async def swap_by_admin(self, folder: str) -> str:
         """Ask the supervisor for another version; its version, or RefusedRequestError."""

@@ -1,0 +1,84 @@
+"""Items that change in running servers: one journal, several workers, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ziggurat as zg
+from tests.serving.shop import Shop
+from ziggurat.errors import ExportError, RequestError
+from ziggurat.serving.answering.live_items import ItemChanges
+from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.live import LiveItems
+from ziggurat.serving.server.reading import RefusedRequestError
+
+USER = {"user_id": "3"}
+FRESH = {"item": "fresh", "tags": ["new"], "price": 3}
+
+
+def live(folder: Path) -> LiveItems:
+    found = LiveItems.of(zg.Recommender.load(folder, check=False))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def folder(shop: Shop, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(shop.export, tmp_path / "films"))
+
+
+def test_workers_and_restarts_have_the_same_items(folder: Path) -> None:
+    first, second = live(folder), live(folder)
+    assert first.change(ItemChanges(upsert=(FRESH,))).version.endswith("+1")
+    assert second.change(ItemChanges(delete=("i1",))).version.endswith("+2"), "it caught up before"
+    with pytest.raises(RequestError):
+        second.change(ItemChanges(upsert=({"item": "x", "prise": 1},)))
+    assert (first.follow(), second.follow()) == (2, 2), "what cannot be done is not written"
+    later = live(folder)
+    assert later.follow() == 2
+    answers = [each.recommender.recommend(USER, k=50, exclude_seen=False) for each in (first, second, later)]
+    assert answers[0].version == answers[1].version == answers[2].version
+    assert [item.id for item in answers[0].items] == [item.id for item in answers[2].items]
+    assert "i1" not in {item.id for item in answers[2].items}
+    content = (path := later.folder / "00000002.json").read_bytes()
+    path.write_bytes(content.replace(b"i1", b"i2"))
+    with pytest.raises(ExportError, match=r"00000002\.json"):
+        live(folder).follow()
+    shutil.rmtree(later.folder)
+    later.folder.parent.rmdir()
+    later.folder.parent.write_text("no folder")
+    with pytest.raises(RefusedRequestError, match="journal"):
+        first.change(ItemChanges(delete=("i5",)))
+    assert first.recommender.item("i5")
+
+
+def test_items_are_changed_over_http(folder: Path) -> None:
+    items, headers = live(folder), {"Content-Type": "application/json", "Host": "localhost"}
+
+    async def ask(path: str, data: object, config: ServerConfig) -> httpx.Response:
+        app = ServerApp(answerer=items.recommender, config=config, change=items.change)
+        transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            app.engine.start()
+            answer = await http.post(path, json=data, headers=headers)
+            await app.engine.close()
+            return answer
+
+    def post(path: str, data: object, **settings: bool) -> httpx.Response:
+        return asyncio.run(ask(path, data, ServerConfig(deadline_ms=9000, **settings)))
+
+    changed = post("/admin/items", {"upsert": [FRESH], "delete": ["nobody"]})
+    assert (changed.status_code, changed.json()["added"], changed.json()["unknown"]) == (200, 1, ["nobody"])
+    found = post("/recommend", {"user": USER, "filter": "tags:new"})
+    assert [item["id"] for item in found.json()["items"]] == ["fresh"]
+    assert found.headers["x-export-version"] == found.json()["version"] == changed.json()["version"]
+    assert post("/admin/items", {}).status_code == post("/admin/items", {"upsert": [{}]}).status_code == 400
+    assert post("/admin/items", {"delete": ["i1"]}, admin=False).status_code == 404
+    headers["X-Forwarded-For"] = "192.0.2.7"
+    assert post("/admin/items", {"delete": ["i1"]}).status_code == 403
