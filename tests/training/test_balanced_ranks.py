@@ -12,7 +12,6 @@ import pytest
 from tests.training.rank_runs import Case, stored, trainer_of
 from tests.training.test_many_ranks import close, log, run
 from tests.training.tiny import tiny_dataset
-from ziggurat.data.balance.cost import LengthCost
 from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.ledger import read_ledger
 from ziggurat.errors import ConfigError
@@ -22,7 +21,7 @@ from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.config import Compile
 from ziggurat.training.report.page import write_report
 
-COST = (LengthCost(name="tags", per_event=1.0, per_square=2.0),)
+COST = ("tags", "2*tags^2")
 CASES = [
     (2, Case(), {"balance": Balance.VARIABLE, "balance_cost": COST, "balance_shares": (1.0, 3.0)}),
     pytest.param(2, Case(towers=True, tower_size=1, num_parts=2), {"balance": Balance.ZIGZAG}, marks=pytest.mark.slow),
@@ -92,7 +91,7 @@ def refusals(rank: int, folder: str) -> list[str]:
     for changes in (
         {"balance": Balance.ZIGZAG, "balance_shares": (1.0, 1.0)},
         {"token_budget": 100},
-        {"balance": Balance.ZIGZAG, "balance_cost": (LengthCost(name="tags", per_event=0),)},
+        {"balance": Balance.ZIGZAG, "balance_cost": ("3",)},
     ):
         with pytest.raises(ConfigError) as error:
             trainer_of(Case(), folder, world_size=2, **changes)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ziggurat.data.balance.cost import SampleCost
+from ziggurat.data.balance.cost import cost_of_terms
 from ziggurat.data.balance.partition import Balance, straggler_share
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
@@ -112,11 +112,10 @@ def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | No
         raise _refused(
             f"{world_size} shares, for variable", f"{len(shares)} for {config.balance.value}", ways, "balance-shares"
         )
-    given = SampleCost(fixed=parallel.cost.fixed, lists=config.balance_cost)
-    cost = given if config.balance_cost else parallel.cost
+    cost = cost_of_terms(config.balance_cost) if config.balance_cost else parallel.cost
     source = "as given" if config.balance_cost else parallel.cost_source
     if cost.is_constant:
-        ways = (_OFF, "--training.balance-cost '[{\"name\": LIST}]'")
+        ways = (_OFF, "--training.balance-cost NAME_OF_A_LIST")
         raise _refused("samples of different cost", f"{cost.describe()} for every sample ({source})", ways)
     exchange = SampleExchange(
         parallel.topology,

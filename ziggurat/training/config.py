@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ziggurat.data.balance.cost import LengthCost
 from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.training.checkpoint import CheckpointConfig
@@ -142,7 +141,7 @@ class TrainingConfig:
         evaluation_batch_size: rows a step in evaluation; 0: four times the training batch.
         seed: of weights, shuffling and dropout.
         balance: how the samples of a step are dealt to ranks, by the lengths of their lists; see `Balance`.
-        balance_cost: what lengths cost, one entry a list; none: FLOPs counted from the model.
+        balance_cost: what a sample costs, as terms: "1*clicks, 0.002*clicks^2"; none: FLOPs counted from the model.
         balance_shares: how much of the work each rank gets, in any unit, for `balance` variable; none: all the same.
         token_budget: a step on one device takes samples, in the order of the stream, until their lists have so many
             events together, and `loader.batch_size` samples at most; 0: it takes `loader.batch_size` samples.
@@ -168,7 +167,7 @@ class TrainingConfig:
     evaluation_batch_size: CountOrNone = 0
     seed: int = 0
     balance: Balance = Balance.NONE
-    balance_cost: tuple[LengthCost, ...] = ()
+    balance_cost: tuple[str, ...] = ()
     balance_shares: tuple[PositiveFloat, ...] = ()
     token_budget: CountOrNone = 0
     damaged_records: DamagedRecords = DamagedRecords.STOP

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.features.test_batch import INPUTS, full_batch, samples_of
-from ziggurat.data.balance.cost import LengthCost, SampleCost, fit_cost, lengths_of, terms_of, tokens_of
-from ziggurat.errors import DataError
+from ziggurat.data.balance.cost import LengthCost, SampleCost, cost_of_terms, fit_cost, lengths_of, terms_of, tokens_of
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.testing.batches import random_batch, small_inputs
 
 
@@ -35,6 +35,16 @@ def test_cost_of_a_sample() -> None:
     assert SampleCost(fixed=1, lists=(LengthCost(name="a", per_event=0),)).is_constant
     with pytest.raises(DataError, match="'c'"):
         SampleCost(lists=(LengthCost(name="c"),)).of(lengths, num_samples=2)
+
+
+def test_terms_are_read() -> None:
+    wanted = SampleCost(
+        fixed=42.5, lists=(LengthCost(name="a", per_event=3.5, per_square=1e-3), LengthCost(name="b_2"))
+    )
+    assert cost_of_terms(("40", "2.5", "2.5*a", "a", "1e-3 * a^2", "b_2")) == wanted
+    for text in ("a^3", "-1*a", "a*2", "", "2*"):
+        with pytest.raises(ConfigError, match="balance-cost"):
+            cost_of_terms((text,))
 
 
 def test_coefficients_are_found_again() -> None:

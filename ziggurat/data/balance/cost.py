@@ -9,7 +9,7 @@ Three ways to the coefficients:
 
     counted     the FLOPs of the model's dense network with lists of 1, 2 and 3 events (`models/length_cost.py`)
     measured    `fit_cost`: seconds of some batches against their summed terms, by least squares without negative terms
-    given       `--training.balance-cost`, one entry a list
+    given       `--training.balance-cost "40, 1*clicks, 0.002*clicks^2"`: terms of the sum, by name of list
 
 A run takes counted or given ones, never a stopwatch's: its plan, and with it the order of its sums, must be the same
 when it is resumed.
@@ -17,16 +17,22 @@ when it is resumed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import nnls
 
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.typed import FloatOrZero, checked
+
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?"
+_TERM = re.compile(
+    rf"(?P<number>{_NUMBER})|(?:(?P<factor>{_NUMBER})\s*\*\s*)?(?P<name>[^\W\d][^*^\s]*)(?P<square>\^2)?"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +92,34 @@ class SampleCost:
     def is_constant(self) -> bool:
         """True where every sample costs the same: there is nothing to balance."""
         return not any(each.per_event or each.per_square for each in self.lists)
+
+
+def cost_of_terms(terms: Sequence[str]) -> SampleCost:
+    """A cost from its terms as text: `300`, `clicks`, `1.5*clicks`, `0.002*clicks^2`.
+
+    Raises:
+        ConfigError: a text is no term.
+    """
+    fixed = 0.0
+    lists: dict[str, LengthCost] = {}
+    for text in terms:
+        found = _TERM.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                expected="a number, or NAME, NUMBER*NAME, NUMBER*NAME^2 of a list",
+                found=repr(text),
+                where="training settings, balance-cost",
+                ways_out='for example --training.balance-cost "1*clicks, 0.002*clicks^2"',
+            )
+        factor = float(found["factor"] or found["number"] or 1)
+        name = found["name"]
+        if name is None:
+            fixed += factor
+            continue
+        before = lists.get(name, LengthCost(name=name, per_event=0.0))
+        key = "per_square" if found["square"] else "per_event"
+        lists[name] = replace(before, **{key: getattr(before, key) + factor})
+    return SampleCost(fixed=fixed, lists=tuple(lists.values()))
 
 
 def lengths_of(batch: Batch, inputs: InputSpec) -> dict[str, np.ndarray]:
