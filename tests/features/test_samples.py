@@ -14,7 +14,7 @@ from ziggurat.errors import DataError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.repeats import deduplicate
-from ziggurat.features.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
+from ziggurat.features.samples import batch_of_parts, concatenate_batches, join_lists, named_parts, take_samples
 
 SEQUENCES = st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=1, max_size=4))
 
@@ -60,3 +60,11 @@ def test_named_parts_are_the_batch(size: int, seed: int, sequences: list[int] | 
     assert found.keys() == parts.keys()
     assert all(torch.equal(found[name], value) for name, value in parts.items())
     assert batch_of_parts(parts).expanded().tensors().keys() == batch.expanded().tensors().keys()
+
+
+def test_lengths_of_32_bits_give_offsets_of_64() -> None:
+    """Ranks send lengths in 32 bits; kernels read offsets in 64."""
+    lengths = torch.tensor([[2, 0]], dtype=torch.int32)
+    joined = join_lists([lengths, lengths], [torch.tensor([1, 2]), torch.tensor([3, 4])])
+    assert joined.offsets.dtype == torch.int64
+    assert joined.offsets.tolist() == [0, 2, 2, 4, 4]

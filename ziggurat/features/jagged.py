@@ -23,8 +23,8 @@ from torch import Tensor
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Where lists of these lengths begin, one after the other, and where the last one ends: (n + 1,)."""
-    offsets = lengths.new_zeros(len(lengths) + 1)
+    """Where lists of these lengths begin, one after the other, and where the last one ends: (n + 1,) int64."""
+    offsets = lengths.new_zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     return offsets
 
