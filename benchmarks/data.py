@@ -2,6 +2,7 @@
 
     data_sessions    recd_storage, recd_read, recd_step   what repeats within a session (docs/guides/sessions.md)
     data_loading     prepare_polars, load_…               from text to Parquet, from Parquet to batches
+    data_balance     balance_plan, balance_simulated_…, balance_step   samples dealt to ranks (docs/guides/balancing.md)
 
 A further file of cases is a module with `add_options(parser)` and `cases(quick=…, options=…, report=…)`, named in
 `PARTS`; it appends its cases to the report.
@@ -16,6 +17,7 @@ from benchmarks.report import Report
 from ziggurat.errors import ConfigError
 
 PARTS = ("data_sessions", "data_loading")
+PARTS = ("data_sessions", "data_balance")
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
