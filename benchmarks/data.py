@@ -41,7 +41,7 @@ def run(*, quick: bool, options: argparse.Namespace) -> Report:
         )
     report = Report(
         benchmark="data",
-        claim="What repeats within a session is stored, read and computed once: against the same rows without.",
+        claim="What repeats in a session is kept once, and ranks have equal work: against the same without.",
         command="ziggurat bench data",
     )
     for part in parts:
