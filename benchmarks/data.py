@@ -16,8 +16,7 @@ import importlib
 from benchmarks.report import Report
 from ziggurat.errors import ConfigError
 
-PARTS = ("data_sessions", "data_loading")
-PARTS = ("data_sessions", "data_balance")
+PARTS = ("data_sessions", "data_loading", "data_balance")
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
