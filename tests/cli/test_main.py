@@ -40,7 +40,7 @@ FROZEN = {
         *("--parity-rows", "--allow", "--model"),
     },
     "index recall": {"--k", "--filter", "--users", "--plot", "--model"},
-    "recommend": {"--out", "--k", "--filter", "--include-seen", "--model"},
+    "recommend": {"--out", "--separator", "--k", "--filter", "--include-seen", "--model"},
     "serve": {
         *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),
     },
