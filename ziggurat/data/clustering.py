@@ -168,15 +168,15 @@ class _Work:
     def _conform(self, frame: pl.DataFrame) -> pa.Table:
         """As the first chunk: files may differ in what their columns are stored as."""
         table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-        if self._schema is None:
-            self._schema = table.schema
-        if table.schema.equals(self._schema):
+        schema: pa.Schema = table.schema if self._schema is None else self._schema
+        self._schema = schema
+        if table.schema.equals(schema):
             return table
         try:
-            return table.select(self._schema.names).cast(self._schema)
+            return table.select(schema.names).cast(schema)
         except (pa.ArrowException, KeyError) as error:
             raise DataError(
-                expected=f"the columns and types of the first rows: {', '.join(map(str, self._schema))[:500]}",
+                expected=f"the columns and types of the first rows: {', '.join(map(str, schema))[:500]}",
                 found=f"{', '.join(map(str, table.schema))[:500]}",
                 where="files to cluster by session",
                 ways_out=("convert the files to the same columns", "cluster them apart"),

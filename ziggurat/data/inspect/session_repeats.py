@@ -85,7 +85,8 @@ def measure_sessions(
     Raises:
         SchemaError: there is no such column.
     """
-    source = RawSource(os.fspath(path), text=TextOptions(delimiter=separator or RawSource(path).better_separator()))
+    file = os.fspath(path)
+    source = RawSource(file, text=TextOptions(delimiter=separator or RawSource(file).better_separator()))
     if session not in source.columns():
         raise missing_column(source.paths[0], session, tuple(source.columns()))
     parts: list[pl.DataFrame] = []
