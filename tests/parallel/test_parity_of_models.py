@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from tests.parallel.test_parity import TOWERS, inputs, placed
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.features.batch import Batch
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
     MODEL_CONFIGS,
@@ -39,6 +41,8 @@ from ziggurat.models import (
     build_model,
 )
 from ziggurat.models.build import TowerModelConfig
+from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
+from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind, OverArchLearning
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import ParallelConfig
@@ -81,6 +85,17 @@ CONFIGS: tuple[BuiltInConfig, ...] = (
         item=EncoderConfig(hidden=MLP), temperature=1.0, temperature_is=Temperature.LEARNED, correction=Correction.NONE,
         negatives_block=3, embedding=TABLES, tower_module=FM,
     ),
+    TwoTowerConfig(
+        embedding_dim=8, output_dim=4, user=EncoderConfig(hidden=MLP), item=EncoderConfig(hidden=MLP), temperature=0.5,
+        negatives_block=3, negatives=NegativesConfig(kind=NegativesKind.MIXED, num_drawn=2), embedding=TABLES,
+        over_arch=OverArchConfig(kind=OverArchKind.MIXTURE_OF_LOGITS, hardest=3, component_dim=3, hidden=5),
+        tower_module=FM,
+    ),
+    TwoTowerConfig(
+        embedding_dim=8, output_dim=4, user=EncoderConfig(hidden=MLP), item=EncoderConfig(hidden=MLP), temperature=0.5,
+        negatives_block=3, negatives=NegativesConfig(kind=NegativesKind.MINED, num_drawn=2), embedding=TABLES,
+        over_arch=OverArchConfig(kind=OverArchKind.MLP, hidden=5, learning=OverArchLearning.ON_TOP), tower_module=FM,
+    ),
 )  # fmt: skip
 
 
@@ -106,6 +121,8 @@ def check(rank: int, plan_json: Any, cases: list[Any]) -> None:
         batch = random_batch(features, 13, seed=1)
         if case.soft_labels:
             batch.labels.mul_(0.7).add_(0.1)
+        if isinstance(case.model, TwoTowerConfig) and case.model.negatives.extra_samples:
+            batch = as_if_drawn(batch, case.model)
         try:
             assert_same_as_single_device(
                 lambda case=case, features=features: build_model(case.model, features, seed=3, towers=case.towers),
@@ -118,6 +135,17 @@ def check(rank: int, plan_json: Any, cases: list[Any]) -> None:
             )
         except Exception as error:
             raise AssertionError(f"{case}: {error}") from error
+
+
+def as_if_drawn(batch: Batch, config: TwoTowerConfig) -> Batch:
+    """The same rows, those of them for drawn items that stand where such items would: they ask nothing."""
+    layout = DrawnLayout(batch.batch_size, config.negatives_block, config.negatives.num_drawn)
+    drawn = layout.drawn_items().reshape(-1)
+    batch.labels[drawn] = torch.nan
+    item = [spec.name for spec in inputs().single].index(inputs().items.id)
+    candidates = batch.single[item].clone()
+    candidates[drawn[::4]] = -1
+    return dataclasses.replace(batch, extras={CANDIDATES: candidates})
 
 
 def run(plan: Plan, cases: list[Case]) -> None:

@@ -31,7 +31,7 @@ Loaders of the package make valid batches. `validate_batch` checks those of a so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -173,6 +173,43 @@ class Batch:
             groups=None if self.groups is None else self.groups[samples],
             row_ids=self.row_ids[samples],
             extras={name: value[samples] for name, value in self.extras.items()},
+        )
+
+    def take(self, samples_S: Int64[Tensor, "S"]) -> Batch:
+        """These samples as a batch, in this order, any number of times each; everything is copied."""
+        return Batch(
+            dense=self.dense[samples_S],
+            single=self.single[:, samples_S],
+            jagged=self.jagged.take(samples_S, batch_size=self.batch_size),
+            vectors={name: vector[samples_S] for name, vector in self.vectors.items()},
+            sequences={name: group.expanded().take(samples_S) for name, group in self.sequences.items()},
+            repeated=tuple(group.take(samples_S) for group in self.repeated),
+            labels=self.labels[samples_S],
+            weights=None if self.weights is None else self.weights[samples_S],
+            groups=None if self.groups is None else self.groups[samples_S],
+            row_ids=self.row_ids[samples_S],
+            extras={name: value[samples_S] for name, value in self.extras.items()},
+        )
+
+    @staticmethod
+    def stacked(parts: Sequence[Batch]) -> Batch:
+        """Batches of the same inputs, one after the other; none of them has `sequences`, none is deduplicated."""
+        assert parts, "at least one batch"
+        assert not any(part.sequences or part.repeated for part in parts), "expanded by who stacks them"
+        first, weights = parts[0], [part.weights for part in parts if part.weights is not None]
+        groups = [part.groups for part in parts if part.groups is not None]
+        assert len(weights) in (0, len(parts)), "batches of the same inputs"
+        assert len(groups) in (0, len(parts)), "batches of the same inputs"
+        return Batch(
+            dense=torch.cat([part.dense for part in parts]),
+            single=torch.cat([part.single for part in parts], dim=1),
+            jagged=JaggedRows.stacked([(part.jagged, part.batch_size) for part in parts]),
+            vectors={name: torch.cat([part.vectors[name] for part in parts]) for name in first.vectors},
+            labels=torch.cat([part.labels for part in parts]),
+            weights=torch.cat(weights) if weights else None,
+            groups=torch.cat(groups) if groups else None,
+            row_ids=torch.cat([part.row_ids for part in parts]),
+            extras={name: torch.cat([part.extras[name] for part in parts]) for name in first.extras},
         )
 
     def lists(self, position: int) -> tuple[JaggedRows, Int64[Tensor, "B"] | None]:

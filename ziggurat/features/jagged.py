@@ -15,6 +15,7 @@ learning recommendation model training infrastructure", MLSys 2023, arXiv 2211.0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -75,6 +76,22 @@ class JaggedRows:
         """The lists of one feature (views), their offsets from 0."""
         offsets = self.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
         return JaggedRows(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+
+    @staticmethod
+    def stacked(parts: Sequence[tuple[JaggedRows, int]]) -> JaggedRows:
+        """The lists of several batches of the same features, given with their sizes, one batch after the other."""
+        full = [(rows, size) for rows, size in parts if size]
+        num_features = (len(full[0][0].offsets) - 1) // full[0][1] if full else 0
+        if not num_features:
+            return parts[0][0]
+        bounds = [rows.offsets[::size].tolist() for rows, size in full]
+        values = [
+            rows.values[bound[feature] : bound[feature + 1]]
+            for feature in range(num_features)
+            for (rows, _), bound in zip(full, bounds, strict=True)
+        ]
+        lengths = torch.cat([rows.lengths(num_features=num_features) for rows, _ in full], dim=1)
+        return JaggedRows(torch.cat(values), offsets_of(lengths.reshape(-1)))
 
     @staticmethod
     def joined(parts: list[JaggedRows]) -> JaggedRows:

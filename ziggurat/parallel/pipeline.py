@@ -183,7 +183,7 @@ class Pipeline:
 
     def _cut(self, batch: Batch) -> list[Batch]:
         whole = batch if self.num_parts == 1 else batch.expanded()  # parts go over the last hop as samples
-        return cut_batch(whole, self.num_parts, coupled=self._model.coupled_samples)
+        return cut_batch(whole, self.num_parts, coupled=self._model.coupled_in(whole))
 
 
 @contextlib.contextmanager

@@ -214,6 +214,7 @@ def train_run(
             data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines()) | trainer.repeats
             report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
             report.sections["Machine"]["ziggurat"] = ziggurat.__version__
+            report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines
             if sizes := sizes_text(config):
                 report.sections["Training"]["sizes"] = sizes
             if trainer.feed.balancer is not None:

@@ -68,7 +68,7 @@ def assert_same_as_single_device(
         config: dense parallelism and wire formats.
         tolerance: how exact; by default to FP32 rounding.
         cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty,
-            and between blocks of `Model.coupled_samples`.
+            and between blocks of `Model.coupled_in`.
         num_parts: parts of a batch in the pipeline.
         ranks_per_host: of emulated hosts; 0: all ranks share one.
         hosts: the host of every rank, in place of `ranks_per_host`.
@@ -77,7 +77,7 @@ def assert_same_as_single_device(
     topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=ranks_per_host, hosts=hosts)
     single, many = build(), build()
     if cuts is None:
-        block = single.coupled_samples
+        block = single.coupled_in(batch)
         cuts = [cut // block * block for cut in _uneven(batch.batch_size, topology.world_size)]
     bounds = [0, *cuts, batch.batch_size]
     local = batch.rows(bounds[topology.rank], bounds[topology.rank + 1])

@@ -14,6 +14,9 @@ that there is no other, so that its next `iter` begins the next epoch.
 Where ranks balance their work (`balancing.py`), a batch is dealt anew two steps early, and what is below sees the dealt
 one only. Positions are those of the batches as the source made them.
 
+Negatives that are drawn (`negatives.py`) join a batch when it is taken. Before the step after which the model searches
+for harder ones the next batch is not taken ahead: what is drawn for it depends on what is found.
+
 Our own source makes the same number of steps on every rank. Others may not: there, ranks tell each other every step
 whether they have a batch, and one that has none left joins with an empty batch until all are done.
 """
@@ -25,12 +28,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Int64
+from torch import Tensor
 
 from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.training.balancing import Balancer
 from ziggurat.training.config import Decay, TrainingConfig
+from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
 
 
@@ -40,13 +46,17 @@ class Fed:
 
     Args:
         batch: to train on, on the device.
-        upcoming: the batch after it; None at the end of the epoch.
+        upcoming: the batch after it, if it is known by now.
         num_rows: samples of the step, over all ranks.
+        row_ids: of the samples of the data in the batch.
+        is_last: whether the epoch has no batch after it.
     """
 
     batch: Batch
     upcoming: Batch | None
     num_rows: int
+    row_ids: Int64[Tensor, "B"]
+    is_last: bool
 
 
 @dataclass(frozen=True)
@@ -126,24 +136,35 @@ class Feed:
                 steps += (epochs - position.epoch - 1) * self.steps_per_epoch
         return min(steps, limit) if limit else steps
 
-    def epoch(self, *, device: torch.device, empty: Batch) -> Iterator[Fed]:
+    def epoch(
+        self, *, device: torch.device, empty: Batch, step: int = 0, negatives: DrawnNegatives | None = None
+    ) -> Iterator[Fed]:
         """The rest of the source's epoch.
 
         Args:
             device: of the model.
             empty: a batch of no samples.
+            step: steps that were made before.
+            negatives: draws further samples for each batch.
         """
+
+        def made(batch: Batch, step: int) -> Batch:
+            return (batch if negatives is None else negatives.extended(batch, step=step)).to(device)
+
         waits, self._waits = self._waits, False
         taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty))
         current = next(taken)
-        while current.batch is not None:
-            batch = current.batch.to(device)
-            following = next(taken)
-            upcoming = None if following.batch is None else following.batch.to(device)
+        batch = None if current.batch is None else made(current.batch, step)
+        while current.batch is not None and batch is not None:
+            row_ids, following = current.batch.row_ids, next(taken)
+            step += 1
+            is_due = negatives is not None and negatives.is_due(step)
+            ahead = None if is_due or following.batch is None else made(following.batch, step)
             is_done = following.is_done
             self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
-            yield Fed(batch, upcoming, current.num_rows)
-            current = following if upcoming is None else replace(following, batch=upcoming)
+            yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)
+            batch = made(following.batch, step) if ahead is None and following.batch is not None else ahead
+            current = following
 
     def timing(self) -> dict[str, float]:
         """Share of time lost to the slowest rank by planned cost, as samples came and as dealt; {} where none are."""

@@ -4,6 +4,7 @@
     live.<name>, average_count        with `weight_average`: what training goes on with (`model.…` is the average)
     dense_optimizer.<weight>.<part>   Adam's moments and step, …
     table_optimizer.<table>.<part>    row-wise sums, …
+    negatives.mined                   what was found for each user, where negatives are mined
     rng.<generator>                   random state, as bytes; on many ranks rng.rank<r>.<generator>
 
 On many ranks each holds its part of it; the names, and what is stored under them, do not depend on the number of ranks,
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.checkpoint import rng_state, set_rng_state
+from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.step.train_step import TrainStep
 
 RNG = "rng."
@@ -43,10 +45,11 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     return tensors
 
 
-def snapshot_tensors(step: TrainStep) -> dict[str, Tensor]:
-    """What a checkpoint saves: the run's tensors and the random state."""
+def snapshot_tensors(step: TrainStep, negatives: DrawnNegatives | None = None) -> dict[str, Tensor]:
+    """What a checkpoint saves: the run's tensors, mined negatives and the random state."""
     prefix = rng_prefix(step)
-    return state_tensors(step) | {f"{prefix}{name}": value for name, value in rng_state().items()}
+    mined = {} if negatives is None else negatives.state()
+    return state_tensors(step) | mined | {f"{prefix}{name}": value for name, value in rng_state().items()}
 
 
 def rng_prefix(step: TrainStep) -> str:

@@ -33,7 +33,7 @@ from ziggurat.training.config import NonFinite, TrainingConfig
 from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
-from ziggurat.training.evaluation.first_look import first_look
+from ziggurat.training.evaluation.first_look import drawn_negatives, first_look
 from ziggurat.training.feed import Fed
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.position import Position
@@ -104,6 +104,7 @@ class Trainer:
         self.feed = team.feed(train, model, config)
         self.repeats = deduplicate_source(self.feed.source, model, parallel=parallel)
         self._rankings = first_look(model, train, valid=valid, loader=config.loader)
+        self.negatives = drawn_negatives(model, train, rankings=self._rankings, seed=config.seed)
         if valid is not None:
             self.config = with_stop_metric(self.config, model.inputs, own=self.metrics, more=self._rankings.names)
         self.valid = valid
@@ -210,7 +211,7 @@ class Trainer:
         first_row = position.rows - self.feed.row_in_epoch(position)
         begin = time.perf_counter()
         empty = Batch.empty(self.model.inputs)
-        for fed in self.feed.epoch(device=self.step.device, empty=empty):
+        for fed in self.feed.epoch(device=self.step.device, empty=empty, step=position.step, negatives=self.negatives):
             result = self._train(fed)
             elapsed = time.perf_counter() - begin
             self._pace.count(elapsed, rows=fed.num_rows, busy_s=result.busy_s)
@@ -220,13 +221,12 @@ class Trainer:
                 self._showing = True
             note = f"loss {result.loss:.4f} · {self._pace.text()}"
             self.progress.update(position.rows - first_row, note=note)
-            self._boundary(last=fed.upcoming is None)
+            self._boundary(last=fed.is_last)
             if position.finished or position.epoch != epoch:
                 self.team.drain(self.model, feed=self.feed)
                 return
             begin = time.perf_counter()
-        # An epoch without a single batch left (an empty data set, or a resume at its very end).
-        self._boundary(last=True)
+        self._boundary(last=True)  # no batch was left: an empty data set, or a resume at its very end
 
     def _train(self, fed: Fed) -> StepResult:
         position, num_rows = self.position, fed.num_rows
@@ -242,7 +242,7 @@ class Trainer:
             position.loss_rows += num_rows
         else:
             position.skipped += 1
-        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.batch.row_ids.cpu().numpy())
+        self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
         return result
 
     def _factor(self) -> float:
@@ -317,7 +317,9 @@ class Trainer:
         for old in self._pinned - needed:
             self.store.unpin(old)
         self._pinned = (self._pinned & needed) | {self.position.best_step}
-        self.store.save(self.position.step, tensors=snapshot_tensors(self.step), state=state, pinned=pinned)
+        self.store.save(
+            self.position.step, tensors=snapshot_tensors(self.step, self.negatives), state=state, pinned=pinned
+        )
 
     # ------------------------------------------------------------------------------------------ start and resume
 
@@ -334,7 +336,7 @@ class Trainer:
             seed_everything(self.config.seed, rank=self.team.rank)
             return False
         allocate_optimizer_state(self.step)
-        into = snapshot_tensors(self.step)
+        into = snapshot_tensors(self.step, self.negatives)
         checkpoint = self.store.load(into=into, optional=RNG)
         restore_state(self.step, into)
         for damaged in checkpoint.skipped:

@@ -32,6 +32,7 @@ from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
+from ziggurat.models.contract.negatives import DrawnLayout, NegativesConfig
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.repeat import expand_lists
 
@@ -91,12 +92,14 @@ class Embedded:
             make of them.
         sequences: the lists that are not pooled (`Pooling.NONE`), by feature name.
         vectors: (B, dim) pretrained vectors, by feature name.
+        named: further tensors that the dense network reads; see `Model.further`.
     """
 
     dense: Float[Tensor, "B N"]
     fields: Float[Tensor, "B X"]
     sequences: dict[str, Unpooled] = field(default_factory=dict)
     vectors: dict[str, Float[Tensor, "B V"]] = field(default_factory=dict)
+    named: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +138,14 @@ class Model(nn.Module, ABC):
             the list alone; others get one list a sample. See `Unpooled`.
         exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
             () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
+        draws: items that training adds to each block of samples (`negatives.py`); None: none.
     """
 
     observes: ClassVar[bool] = False
     finds_items: ClassVar[bool] = False
     reads_slices: ClassVar[bool] = False
     exploits_repeats: ClassVar[tuple[str, ...]] = ()
+    draws: NegativesConfig | None = None
 
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:
         super().__init__()
@@ -160,6 +165,15 @@ class Model(nn.Module, ABC):
         1 where the loss of a sample does not depend on others. The batch size of a rank is a multiple of it.
         """
         return 1
+
+    def coupled_in(self, batch: Batch) -> int:
+        """`coupled_samples` of a batch that may have drawn items in it: it may be cut between so many."""
+        return self.coupled_samples
+
+    def trained_rows(self, batch_size: int) -> int:
+        """Rows of a batch of so many samples after items were drawn for it."""
+        extra = 0 if self.draws is None else self.draws.extra_samples
+        return DrawnLayout.of_samples(batch_size, block=self.coupled_samples, drawn=extra).num_rows
 
     @property
     def has_observed(self) -> bool:
@@ -185,7 +199,12 @@ class Model(nn.Module, ABC):
             fields=fields_BX,
             sequences={spec.name: self.unpooled(batch, spec.name) for spec in self.inputs.sequences},
             vectors=batch.vectors,
+            named=self.further(batch),
         )
+
+    def further(self, batch: Batch) -> dict[str, Tensor]:
+        """What the dense network reads of a batch beside its features, by names of the model's own; mostly nothing."""
+        return {}
 
     def fields(self, batch: Batch) -> Float[Tensor, "B X"]:
         """Pooled embeddings, then towers if there are any; X = Σ field_dims.

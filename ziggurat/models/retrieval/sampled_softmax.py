@@ -11,6 +11,10 @@ Bengio and Senécal 2008):
 A *false negative* is an item that the user is known to like: the item of sample b itself, and those of the positive
 samples of the same user in the block. They are left out of the sum.
 
+Q is how often an item is expected among the candidates, so that 1 / Q counts it once. With m items drawn uniformly of N
+beside those of the block Q(i) = n·p(i) + m / N (Yang et al., WWW 2020); without those of the block it is m / N, which
+drops out. A mined negative is a candidate for certain: Q = 1 (see `contract/negatives.py`).
+
 Blocks, not batches: consecutive samples of a fixed number form a block, whatever the batch. Ranks that share a global
 batch in slices of whole blocks see the same blocks as one device would, so the loss does not depend on their number.
 
@@ -35,16 +39,20 @@ class Pool:
         groups: the user of each sample, 0 where unknown; None where no sample has one.
         is_positive: samples whose user likes their item.
         log_q: ln Q of each candidate; None for no correction.
+        takes_block: whether the items of other samples are negatives; if not, those drawn alone.
     """
 
     rows: Int64[Tensor, "Z C"]
     groups: Int64[Tensor, "Z n"] | None
     is_positive: Bool[Tensor, "Z n"]
     log_q: Float[Tensor, "Z C"] | None
+    takes_block: bool = True
 
 
-def sampled_softmax(scores_ZnC: Float[Tensor, "Z n C"], pool: Pool) -> Float[Tensor, "Z n"]:
-    """The loss of every sample with the item of its own as the positive one.
+def corrected(scores_ZnC: Float[Tensor, "Z n C"], pool: Pool) -> Float[Tensor, "Z n C"]:
+    """Scores less ln Q; minus infinity for candidates that are no negatives of a sample, but for its own item.
+
+    The loss of a sample is the logarithm of the sum of their exponentials, less the score of its own item.
 
     Args:
         scores_ZnC: ⟨u, i⟩ / τ of each sample with each candidate of its block, FP32.
@@ -52,9 +60,7 @@ def sampled_softmax(scores_ZnC: Float[Tensor, "Z n C"], pool: Pool) -> Float[Ten
     """
     if pool.log_q is not None:
         scores_ZnC = scores_ZnC - pool.log_q.unsqueeze(1)
-    own_Zn = scores_ZnC.diagonal(dim1=1, dim2=2)
-    masked_ZnC = scores_ZnC.masked_fill(false_negatives(pool), -torch.inf)
-    return masked_ZnC.logsumexp(dim=2) - own_Zn
+    return scores_ZnC.masked_fill(false_negatives(pool), -torch.inf)
 
 
 def false_negatives(pool: Pool) -> Bool[Tensor, "Z n C"]:
@@ -68,6 +74,8 @@ def false_negatives(pool: Pool) -> Bool[Tensor, "Z n C"]:
     own = torch.eye(num_samples, pool.rows.shape[1], dtype=torch.bool, device=pool.rows.device)
     if pool.groups is not None:
         found_ZnC = found_ZnC | _liked(pool, same_ZnC)
+    if not pool.takes_block:
+        found_ZnC = found_ZnC | (torch.arange(pool.rows.shape[1], device=pool.rows.device) < num_samples)
     return found_ZnC & ~own
 
 

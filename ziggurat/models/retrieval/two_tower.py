@@ -9,9 +9,10 @@ items for a user are found by an index. Which features describe the item is said
 items that the user liked (a list that shares the item's table) makes a vector for users never seen before, too.
 
 The loss is in `sampled_softmax.py`: a sample whose label is positive is a question whose answer is its item; the other
-items of its block of `negatives_block` consecutive samples are the negatives, positive or not. How often an item is one
-of them (logQ) is counted exactly in the training data
-(`observe`), and kept in the buffer `item_counts`, and so in checkpoints.
+items of its block of `negatives_block` consecutive samples are the negatives, positive or not, and beside them or in
+their place items that are drawn (`contract/negatives.py`). How often an item is one of them (logQ) is counted exactly
+in the training data (`observe`), and kept in the buffer `item_counts`, and so in checkpoints. An OverArch
+(`over_arch.py`) may score what was found anew; its loss is added.
 
 The logit of every label is ⟨u, i⟩ / τ. It ranks items for a user, and so AUC, GAUC and NDCG mean what they always do;
 it is no log odds, so its sigmoid is no probability, and log loss and calibration say nothing. Whether the model finds
@@ -34,19 +35,24 @@ from torch import Tensor, nn
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
-from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.items import Items
 from ziggurat.features.permutation import feature_names
-from ziggurat.features.schema import Task
+from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
 from ziggurat.models.retrieval.encoders import EncoderConfig, ItemEncoder, UserEncoder, VectorLength, side_of
-from ziggurat.models.retrieval.sampled_softmax import Pool, in_blocks, sampled_softmax
+from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchLearning, hardest_softmax
+from ziggurat.models.retrieval.retrieval_inputs import check_retrieval_inputs
+from ziggurat.models.retrieval.sampled_softmax import Pool, corrected, in_blocks
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Count, Dim, PositiveFloat, checked
+
+_SAMPLES = "samples"  # places of the samples that have a user
+_WEIGHT = "over_arch."  # before the names of its weights in `Outputs.named`
 
 
 class Temperature(StrEnum):
@@ -79,6 +85,8 @@ class TwoTowerConfig:
         correction: log_q or none; see `Correction`.
         negatives_block: n, consecutive samples whose items are each other's negatives. The batch size (of a rank) must
             be a multiple of it.
+        negatives: where further negatives come from.
+        over_arch: what scores found items anew, and how it learns.
         embedding: tables: optimizer, kernel, starting weights.
         tower_module: what towers compute; unused unless the model has towers.
     """
@@ -95,6 +103,8 @@ class TwoTowerConfig:
     temperature_is: Temperature = Temperature.FIXED
     correction: Correction = Correction.LOG_Q
     negatives_block: Count = 512
+    negatives: NegativesConfig = field(default_factory=NegativesConfig)
+    over_arch: OverArchConfig = field(default_factory=OverArchConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     tower_module: TowerModuleConfig = field(default_factory=TowerModuleConfig)
 
@@ -127,6 +137,7 @@ class TwoTower(Model):
     Attributes:
         user_encoder: from user features to vectors.
         item_encoder: from item features to vectors.
+        over_arch: scores of pairs of vectors, or None.
         item_counts: (rows of the item's table,) samples of the training data with this item; zeros until `observe`.
         log_temperature: ln τ.
 
@@ -165,6 +176,8 @@ class TwoTower(Model):
             self.log_temperature = nn.Parameter(log_temperature)
         else:
             self.register_buffer("log_temperature", log_temperature)
+        self.over_arch = config.over_arch.build(config.output_dim)
+        self.draws = config.negatives if config.negatives.extra_samples else None
         self._item = [spec.name for spec in inputs.single].index(items.id)
         table = inputs.table(inputs.single[self._item].table)
         self.register_buffer("item_counts", torch.zeros(table.num_rows, dtype=torch.int64))
@@ -196,23 +209,50 @@ class TwoTower(Model):
         """The vectors of the items of a batch, FP32; what it says of users does not matter."""
         return self._vectors(batch, self.item_encoder, "item")
 
+    def coupled_in(self, batch: Batch) -> int:
+        """n, or n + m where items were drawn for the batch."""
+        return self.coupled_samples + (self.config.negatives.extra_samples if CANDIDATES in batch.extras else 0)
+
+    def further(self, batch: Batch) -> dict[str, Tensor]:
+        """Where the samples stand that have a user, in a batch that items were drawn for."""
+        layout = self._layout(batch)
+        return {} if layout is None else {_SAMPLES: layout.samples().to(batch.dense.device)}
+
     def forward_dense(self, embedded: Embedded) -> Outputs:
-        """Both vectors, and their inner product over τ as the logit of every label."""
-        user_BD, item_BD = self.user_encoder(embedded), self.item_encoder(embedded)
+        """Both vectors, and their inner product over τ as the logit of every label; drawn items have no user: 0."""
+        item_BD = self.item_encoder(embedded)
+        user_BD = self._users(embedded, item_BD)
         scale_1 = (-self.log_temperature.float()).exp()
         logits_B1 = (user_BD * item_BD).sum(dim=1, keepdim=True) * scale_1
         named = {"user": user_BD, "item": item_BD, "scale": scale_1}
+        if self.over_arch is not None:
+            on_top = self.config.over_arch.learning is OverArchLearning.ON_TOP
+            vectors = (user_BD.detach(), item_BD.detach()) if on_top else (user_BD, item_BD)
+            named |= {"user_parts": self.over_arch.user_parts(vectors[0])}
+            named |= {"item_parts": self.over_arch.item_parts(vectors[1])}
+            named |= {f"{_WEIGHT}{name}": value for name, value in self.over_arch.pair_weights().items()}
         return Outputs(logits=logits_B1.expand(-1, len(self.inputs.labels)), named=named)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
-        """Sampled softmax of the samples that are positive; see `sampled_softmax.py`."""
-        size, weights_BL = self.config.negatives_block, self._weights(batch)
-        user_ZnD, item_ZnD = (in_blocks(outputs.named[name].float(), size) for name in ("user", "item"))
-        scores_Znn = torch.bmm(user_ZnD, item_ZnD.transpose(1, 2)) * outputs.named["scale"]
-        losses_B = sampled_softmax(scores_Znn, self._pool(batch)).flatten()[: batch.batch_size]
+        """Sampled softmax of the samples that are positive (`sampled_softmax.py`), and that of the OverArch.
+
+        Raises:
+            ConfigError: negatives are to be drawn, and nobody drew any for this batch.
+        """
+        self._require_drawn(batch)
+        places, weights_BL, pool = self._places(batch), self._weights(batch), self._pool(batch)
+        user_ZnD, item_ZCD = self._blocks(outputs.named["user"], outputs.named["item"], places)
+        scores_ZnC = torch.bmm(user_ZnD, item_ZCD.transpose(1, 2)) * outputs.named["scale"]
+        masked_ZnC = corrected(scores_ZnC, pool)
+        losses_Zn = masked_ZnC.logsumexp(dim=2) - masked_ZnC.diagonal(dim1=1, dim2=2)
+        if self.over_arch is not None:
+            again_Zn = self._over_arch_losses(outputs, places, pool, masked_ZnC.detach())
+            losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
+        samples_S = places[0]
+        losses_S, weights_SL = losses_Zn.flatten()[: len(samples_S)], weights_BL[samples_S]
         # A sample that is no question must not lend the sum a NaN of its own weightlessness: 0 · inf.
-        losses_BL = torch.where(weights_BL > 0, losses_B.unsqueeze(1), 0.0)
-        return LossSums(total=(losses_BL * weights_BL).sum(dim=0), weight=weights_BL.sum(dim=0))
+        losses_SL = torch.where(weights_SL > 0, losses_S.unsqueeze(1), 0.0)
+        return LossSums(total=(losses_SL * weights_SL).sum(dim=0), weight=weights_BL.sum(dim=0))
 
     def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
         """The weight of the positive samples, for each label."""
@@ -223,17 +263,110 @@ class TwoTower(Model):
         known_BL = torch.where(batch.labels.isnan(), 0.0, batch.labels)
         return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_BL
 
-    def _pool(self, batch: Batch) -> Pool:
-        size, rows_B = self.config.negatives_block, batch.single[self._item]
+    def _users(self, embedded: Embedded, item_BD: Tensor) -> Float[Tensor, "B D"]:
+        """Vectors of users; zeros where a drawn item stands."""
+        samples_S = embedded.named.get(_SAMPLES)
+        if samples_S is None:
+            return self.user_encoder(embedded)
+        some = Embedded(
+            dense=embedded.dense[samples_S],
+            fields=embedded.fields[samples_S],
+            vectors={name: vector[samples_S] for name, vector in embedded.vectors.items()},
+        )
+        return torch.zeros_like(item_BD).index_copy(0, samples_S, self.user_encoder(some))
+
+    def _over_arch_losses(
+        self, outputs: Outputs, places: tuple[Tensor, Tensor], pool: Pool, masked_ZnC: Float[Tensor, "Z n C"]
+    ) -> Float[Tensor, "Z n"]:
+        """Softmax of the OverArch over the own item and the hardest candidates of each sample."""
+        assert self.over_arch is not None
+        named, hardest = outputs.named, self.config.over_arch.hardest
+        user_ZnU, item_ZCX = self._blocks(named["user_parts"], named["item_parts"], places)
+        num_blocks, size, num_candidates = masked_ZnC.shape
+        own_n = torch.arange(size, device=masked_ZnC.device)
+        others_ZnC = masked_ZnC.clone()
+        others_ZnC[:, own_n, own_n] = -torch.inf
+        top_ZnK, at_ZnK = others_ZnC.topk(min(hardest, num_candidates), dim=2)
+        at_ZnK = torch.cat([own_n.view(1, -1, 1).expand(num_blocks, -1, 1), at_ZnK], dim=2)
+        allowed_ZnK = torch.cat([torch.ones_like(top_ZnK[..., :1], dtype=torch.bool), top_ZnK > -torch.inf], dim=2)
+        chosen_NKX = item_ZCX.gather(1, at_ZnK.reshape(num_blocks, -1, 1).expand(-1, -1, item_ZCX.shape[2])).view(
+            num_blocks * size, -1, item_ZCX.shape[2]
+        )
+        weights = {name.removeprefix(_WEIGHT): value for name, value in named.items() if name.startswith(_WEIGHT)}
+        scores_NK = self.over_arch.scores(user_ZnU.flatten(0, 1), chosen_NKX, weights=weights) * named["scale"]
         log_q = None
-        if self.config.correction is Correction.LOG_Q:
-            counts_B = self.item_counts[rows_B].clamp(min=1).float()
-            log_q = in_blocks(counts_B.log() - self.item_counts.sum().clamp(min=1).log(), size)
+        if pool.log_q is not None:
+            log_q = pool.log_q.unsqueeze(1).expand(-1, size, -1).gather(2, at_ZnK)
+        return hardest_softmax(scores_NK.view_as(at_ZnK), log_q=log_q, allowed=allowed_ZnK)
+
+    def _layout(self, batch: Batch) -> DrawnLayout | None:
+        """Where drawn items stand in the batch; None where there are none."""
+        if CANDIDATES not in batch.extras:
+            return None
+        return DrawnLayout(batch.batch_size, self.coupled_samples, self.config.negatives.num_drawn)
+
+    def _places(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Places of the samples (S,) and of the drawn items of each block (Z, m)."""
+        layout, device = self._layout(batch), batch.dense.device
+        if layout is None:
+            num_blocks = -(-batch.batch_size // self.coupled_samples)
+            samples_S = torch.arange(batch.batch_size, device=device)
+            return samples_S, samples_S.new_empty(num_blocks, 0)
+        return layout.samples().to(device), layout.drawn_items().to(device)
+
+    def _blocks(
+        self, users_BU: Tensor, items_BX: Tensor, places: tuple[Tensor, Tensor]
+    ) -> tuple[Float[Tensor, "Z n U"], Float[Tensor, "Z C X"]]:
+        """What belongs to the samples of each block, and to its candidates."""
+        samples_S, drawn_Zm = places
+        user_ZnU, own_ZnX = (in_blocks(each.float()[samples_S], self.coupled_samples) for each in (users_BU, items_BX))
+        return user_ZnU, torch.cat([own_ZnX, items_BX.float()[drawn_Zm]], dim=1)
+
+    def _pool(self, batch: Batch) -> Pool:
+        size, (samples_S, drawn_Zm) = self.config.negatives_block, self._places(batch)
+        candidates_B = batch.extras.get(CANDIDATES, batch.single[self._item])
+        own_Zn, drawn_rows_Zm = in_blocks(candidates_B[samples_S], size, fill=-1), candidates_B[drawn_Zm]
+        weights_SL = self._weights(batch)[samples_S]
         return Pool(
-            rows=in_blocks(rows_B, size, fill=-1),
-            groups=None if batch.groups is None else in_blocks(batch.groups, size),
-            is_positive=in_blocks((self._weights(batch) > 0).any(dim=1), size),
-            log_q=log_q,
+            rows=torch.cat([own_Zn, drawn_rows_Zm], dim=1),
+            groups=None if batch.groups is None else in_blocks(batch.groups[samples_S], size),
+            is_positive=in_blocks((weights_SL > 0).any(dim=1), size),
+            log_q=self._log_q(own_Zn, drawn_rows_Zm) if self.config.correction is Correction.LOG_Q else None,
+            takes_block=self.config.negatives.kind is not NegativesKind.UNIFORM,
+        )
+
+    def _log_q(self, own_Zn: Tensor, drawn_Zm: Tensor) -> Float[Tensor, "Z C"]:
+        """The ln of how often each candidate is expected among those of its block; see `contract/negatives.py`.
+
+        Without drawn items the number of samples of a block is left out: it is the same for all of them.
+        """
+        kind, counts = self.config.negatives.kind, self.item_counts
+        rows_ZC = torch.cat([own_Zn, drawn_Zm], dim=1).clamp(min=0)
+        shares_ZC = counts[rows_ZC].clamp(min=1).float().log() - counts.sum().clamp(min=1).log()
+        if kind is NegativesKind.IN_BATCH:
+            return torch.where(torch.cat([own_Zn, drawn_Zm], dim=1) < 0, 0.0, shares_ZC)
+        if kind is NegativesKind.UNIFORM:
+            return torch.zeros_like(shares_ZC)
+        expected_ZC = shares_ZC.exp() * (own_Zn >= 0).sum(dim=1, keepdim=True)
+        if kind is NegativesKind.MIXED:
+            num_items = (counts[NUM_RESERVED_ROWS:] > 0).sum().clamp(min=1)
+            return (expected_ZC + drawn_Zm.shape[1] / num_items).log()
+        certain_Zm = torch.zeros_like(drawn_Zm, dtype=torch.float32)
+        # A block of none but padding has no candidates to correct.
+        return torch.cat([expected_ZC[:, : own_Zn.shape[1]].clamp(min=1e-30).log(), certain_Zm], dim=1)
+
+    def _require_drawn(self, batch: Batch) -> None:
+        if self.draws is None or not batch.batch_size or CANDIDATES in batch.extras:
+            return
+        raise ConfigError(
+            expected=f"a batch that {self.draws.num_drawn} items were drawn for, block by block",
+            found="one of samples alone",
+            where=f"two_tower, negatives.kind = {self.draws.kind.value}",
+            ways_out=(
+                "train with zg.Trainer or zg.train on a data set, which draws them",
+                "DrawnNegatives(…).extended(batch, step=…) of ziggurat/training/negatives.py",
+                'negatives.kind = "in_batch"',
+            ),
         )
 
     def _vectors(self, batch: Batch, encoder: nn.Module, name: str) -> Float[Tensor, "B D"]:
@@ -241,46 +374,3 @@ class TwoTower(Model):
         if "forward_dense" in self.__dict__:  # spread over ranks: whole weights are found through it alone
             return self.forward_dense(embedded).named[name]
         return encoder(embedded)
-
-
-def check_retrieval_inputs(inputs: InputSpec) -> Items:
-    """The items of the inputs, after a look at what vectors of users and items need.
-
-    Raises:
-        SchemaError: there are no items, no user feature, or a label that is not binary.
-        ConfigError: a list that is not pooled.
-    """
-    items = inputs.items
-    if items is None:
-        raise SchemaError(
-            expected="a schema that says which features describe the item",
-            found="no items",
-            where="inputs of model two_tower",
-            ways_out=(
-                'in the schema: [items], and below it id = "movie_id", features = ["movie_id", "genres"]',
-                "take a ranking model: dlrm, dcn_v2",
-            ),
-        )
-    if not set(feature_names(inputs)) - set(items.features):
-        raise SchemaError(
-            expected="at least one feature of the user or the moment",
-            found=f"item features only: {', '.join(items.features)}",
-            where="inputs of model two_tower",
-            ways_out=("take features out of [items]", "add a feature of the user, or a history of items"),
-        )
-    numbers = [label.name for label in inputs.labels if label.task is not Task.BINARY]
-    if numbers:
-        raise SchemaError(
-            expected="binary labels: a positive sample is a question whose answer is its item",
-            found=f"task = regression for {', '.join(numbers)}",
-            where="labels of the schema, model two_tower",
-            ways_out=("say what is liked: positive_from = 4.0", "take a ranking model"),
-        )
-    if inputs.sequences:
-        raise ConfigError(
-            expected="lists that are pooled: the encoders read one vector a feature",
-            found=f"pooling = none for {', '.join(spec.name for spec in inputs.sequences)}",
-            where="features of the schema, model two_tower",
-            ways_out="set pooling = mean or sum in the schema",
-        )
-    return items

@@ -113,25 +113,7 @@ def stacked(parts: Sequence[Batch]) -> Batch:
     """Batches of one side, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    sizes = [part.batch_size for part in parts]
-    num_lists = (len(parts[0].jagged.offsets) - 1) // sizes[0]
-    jagged = JaggedRows.empty()
-    if num_lists:
-        cuts = [part.jagged.offsets.diff().view(num_lists, -1) for part in parts]
-        values = [
-            part.jagged.values[int(part.jagged.offsets[j * size]) : int(part.jagged.offsets[(j + 1) * size])]
-            for j in range(num_lists)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-        jagged = JaggedRows(torch.cat(values), _offsets_of(torch.cat(cuts, dim=1).reshape(-1)))
-    return Batch(
-        dense=torch.cat([part.dense for part in parts]),
-        single=torch.cat([part.single for part in parts], dim=1),
-        jagged=jagged,
-        vectors={name: torch.cat([part.vectors[name] for part in parts]) for name in parts[0].vectors},
-        labels=torch.cat([part.labels for part in parts]),
-        row_ids=torch.arange(sum(sizes)),
-    )
+    return dataclasses.replace(Batch.stacked(parts), row_ids=torch.arange(sum(part.batch_size for part in parts)))
 
 
 def join(

@@ -13,6 +13,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models import Model
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.evaluation.full_ranking_pass import FullRankings
+from ziggurat.training.negatives import DrawnNegatives
 
 _ROWS = 65_536
 
@@ -46,6 +47,30 @@ def first_look(model: Model, train: Any, *, valid: Any, loader: LoaderConfig) ->
             ),
         )
     return FullRankings(model, train=train, valid=valid)
+
+
+def drawn_negatives(model: Model, train: Any, *, rankings: FullRankings, seed: int) -> DrawnNegatives | None:
+    """Who draws negatives for the batches of a run; None where the model wants none.
+
+    Args:
+        model: see `Model.draws`.
+        train: a data set.
+        rankings: of the run.
+        seed: of the run.
+
+    Raises:
+        ConfigError: a source of batches, whose items nobody knows; or nothing in the data to mine by.
+    """
+    if model.draws is None:
+        return None
+    if not rankings.names:
+        raise ConfigError(
+            expected="a data set to train on: negatives are drawn from the items of its samples",
+            found=f"a source of batches ({type(train).__name__})",
+            where=f"model {type(model).__name__}, negatives.kind = {model.draws.kind.value}",
+            ways_out=("train from a data set: zg.prepare(…).train", 'negatives.kind = "in_batch"'),
+        )
+    return DrawnNegatives(model, train=train, ranking=rankings.of_training(), seed=seed)
 
 
 def check_blocks(model: Any, *, batch_size: int) -> None:

@@ -11,7 +11,7 @@ computes the vectors of all items, and asks the questions of its own rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -84,9 +84,16 @@ class FullRankings:
         if not self.names:
             return None
         after_valid = dataset is not self._valid and hasattr(self._valid, "read_group")
+        return self._ranking(after_valid=after_valid).begin(cast(FindsItems, self._model))
+
+    def of_training(self) -> FullRanking:
+        """The items of the training data and what users had in it, for who draws negatives."""
+        return self._ranking(after_valid=False)
+
+    def _ranking(self, *, after_valid: bool) -> FullRanking:
         if after_valid not in self._made:
             self._made[after_valid] = FullRanking(self._train, before=(self._valid,) if after_valid else ())
-        return self._made[after_valid].begin(cast(FindsItems, self._model))
+        return self._made[after_valid]
 
 
 class FullRanking:
@@ -104,22 +111,22 @@ class FullRanking:
         inputs: InputSpec = train.inputs
         assert inputs.items is not None
         self.inputs = inputs
-        self._item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
+        self.item = next(spec for spec in inputs.single if spec.name == inputs.items.id)
         self.items = self._items_of(train)
         if not self.items.num_rows:
             raise ConfigError(
                 expected="training samples with an item that has a row of its own",
                 found="unknown or missing items only",
-                where=f"feature {self._item.name!r}, full ranking",
+                where=f"feature {self.item.name!r}, full ranking",
                 ways_out=("lower min_count of the item's table", "name the feature with the item's id in [items]"),
             )
-        rows = self.items.column(self._item.name).to_numpy()
-        self._number_of_row = np.full(inputs.table(self._item.table).num_rows, -1, dtype=np.int64)
+        rows = self.items.column(self.item.name).to_numpy()
+        self._number_of_row = np.full(inputs.table(self.item.table).num_rows, -1, dtype=np.int64)
         self._number_of_row[rows] = np.arange(len(rows))
         self._histories = [
             index
             for index, spec in enumerate(inputs.jagged)
-            if spec.table == self._item.table and spec.name not in inputs.items.features
+            if spec.table == self.item.table and spec.name not in inputs.items.features
         ]
         self._had = HadBefore(pair for dataset in (train, *before) for pair in self._pairs(dataset))
 
@@ -133,7 +140,7 @@ class FullRanking:
 
     def targets(self, batch: Batch) -> NDArray[np.int64]:
         """(B,) the number of each sample's item."""
-        index = self.inputs.single.index(self._item)
+        index = self.inputs.single.index(self.item)
         return self.numbers(batch.single[index].cpu().numpy())
 
     def excluded(self, batch: Batch, samples: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -165,11 +172,11 @@ class FullRanking:
         found: pa.Table | None = None
         for number in range(len(dataset.group_sizes)):
             table = _with_times(dataset.read_group(number), latest)
-            table = table if found is None else pa.concat_tables([found, _last_rows(table, self._item.name)])
-            found = _last_rows(table, self._item.name)
+            table = table if found is None else pa.concat_tables([found, _last_rows(table, self.item.name)])
+            found = _last_rows(table, self.item.name)
         if found is None:
-            return pa.table({self._item.name: pa.array([], type=pa.int32())})
-        rows = found.column(self._item.name).to_numpy()
+            return pa.table({self.item.name: pa.array([], type=pa.int32())})
+        rows = found.column(self.item.name).to_numpy()
         return found.drop_columns([_TIME]).filter(pa.array(rows >= NUM_RESERVED_ROWS))
 
     def _pairs(self, dataset: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -177,7 +184,7 @@ class FullRanking:
             return
         for number in range(len(dataset.group_sizes)):
             table = dataset.read_group(number)
-            numbers = self._number_of_row[table.column(self._item.name).to_numpy()]
+            numbers = self._number_of_row[table.column(self.item.name).to_numpy()]
             groups = table.column(GROUP_COLUMN).to_numpy()
             yield groups[numbers >= 0], numbers[numbers >= 0]
 
@@ -195,14 +202,7 @@ class FullRankingPass:
         self._ranking, self._model, self._depth = ranking, model, max(ks)
         self._sums = FullRankingSums(model.inputs.labels, num_items=ranking.items.num_rows, ks=ks)
         self._device = next(iter(cast(Model, model).parameters())).device
-        was_training, parts = model.training, []
-        model.train(False)
-        with torch.no_grad():
-            for first in range(0, ranking.items.num_rows, _ROWS):
-                batch = table_to_batch(ranking.items.slice(first, _ROWS), ranking.inputs)
-                parts.append(model.item_vectors(batch.to(self._device)))
-        model.train(was_training)
-        self._items_ND = torch.cat(parts)
+        self._items_ND = vectors_of_table(model, ranking.items, compute=model.item_vectors, device=self._device)
 
     def update(self, batch: Batch) -> None:
         """Ask the questions of a batch, its positive samples, of a model in evaluation mode; collective on ranks."""
@@ -247,3 +247,24 @@ def _last_rows(table: pa.Table, name: str) -> pa.Table:
     order = np.lexsort((np.arange(len(items)), times, items))
     last = np.diff(items[order], append=-1) != 0
     return table.take(pa.array(order[last]))
+
+
+def vectors_of_table(
+    model: FindsItems, table: pa.Table, *, compute: Callable[[Batch], Tensor], device: torch.device
+) -> Tensor:
+    """(rows, D) vectors of the samples of a table, in evaluation mode; collective on many ranks.
+
+    Args:
+        model: whose method `compute` is.
+        table: encoded samples, at least one.
+        compute: `user_vectors` or `item_vectors`.
+        device: of the model.
+    """
+    was_training, parts = model.training, []
+    model.train(False)
+    with torch.no_grad():
+        for first in range(0, table.num_rows, _ROWS):
+            batch = table_to_batch(table.slice(first, _ROWS), model.inputs)
+            parts.append(compute(batch.to(device)))
+    model.train(was_training)
+    return torch.cat(parts)

@@ -115,13 +115,14 @@ class TrainStep:
         self.average = _weight_average(model, config, fused=fused, parallel=parallel)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
+        self._full_size = model.trained_rows(config.loader.batch_size)
         self._forward_dense = model.forward_dense
         if parallel is None:
             self._forward_dense = compiled_dense(model.forward_dense, config.compile)
         elif config.compile is not Compile.OFF:
             eager = type(model).forward_dense.__get__(model)
             compiled = compiled_dense(eager, config.compile)
-            compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=config.loader.batch_size))
+            compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult:
@@ -163,7 +164,7 @@ class TrainStep:
 
     def outputs(self, batch: Batch) -> Outputs:
         """Forward pass in the step's precision; full batches run the compiled network, others the eager one."""
-        full = batch.batch_size == self.config.loader.batch_size
+        full = batch.batch_size == self._full_size
         with self._autocast():  # of the tower modules too; `embed` leaves the lookup out
             embedded = self.model.embed(batch)
             if not full or self.config.compile is Compile.OFF:

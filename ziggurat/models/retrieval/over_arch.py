@@ -1,0 +1,232 @@
+"""OverArch: a network that scores thousands of found items anew, between retrieval and the ranker.
+
+    user vector u (D) ──► user part  ─┐
+                                      ├─► φ(u, x) = ⟨u, x⟩ + g(u, x)           for each pair, in one forward
+    item vector x (D) ──► item part  ─┘   (item parts of a whole catalogue are computed once)
+
+An inner product cannot say everything that a function of two vectors can; the index needs one, what it found does not.
+
+    mlp                  g = w · relu(A u + B x + P (u ∘ x) + b)               A u and B x are parts of one side
+    mixture_of_logits    g = a · Σ_p π_p(u, x) δ_p(u, x)                       p: pairs (i, j) of components
+                         δ_ij = cosine of f_i(u) and h_j(x)                    k_u · k_x of them
+                         π = softmax over p of G_u(u)_p · G_x(x)_p + MLP(δ)_p
+
+The mixture follows Zhai et al., KDD 2023 (arXiv 2306.04039): adaptive weights over elementary inner products reach
+matrices of pairs of any rank. Here ⟨u, x⟩ always stands beside g, and g is 0 at the start, so that training begins with
+the order of retrieval.
+
+Loss: sampled softmax of φ / τ over a sample's own item and its `hardest` candidates, those whose corrected inner
+product is largest, since that is what it will have to order. It is added, times `weight`, to the loss of retrieval.
+
+Cost a pair: mlp 2·D·h FLOPs; mixture 2·k_u·k_x·(d + 2·h). Memory of the item parts: `item_width` numbers an item.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from ziggurat.typed import Count, Dim, PositiveFloat, checked
+
+
+class OverArchKind(StrEnum):
+    """What scores found items anew."""
+
+    NONE = "none"
+    MLP = "mlp"
+    MIXTURE_OF_LOGITS = "mixture_of_logits"
+
+
+class OverArchLearning(StrEnum):
+    """What its loss changes."""
+
+    TOGETHER = "together"  # encoders and tables, too
+    ON_TOP = "on_top"  # itself alone: retrieval is what it would be without it
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class OverArchConfig:
+    """Settings of the OverArch.
+
+    Args:
+        kind: none, mlp or mixture_of_logits.
+        hidden: h, of the MLP, or of the gate of the mixture.
+        user_components: k_u of the mixture.
+        item_components: k_x of the mixture.
+        component_dim: d, columns of each component.
+        hardest: candidates of a sample that its loss orders, beside its own item.
+        weight: of its loss, beside that of retrieval.
+        learning: together or on_top.
+    """
+
+    kind: OverArchKind = OverArchKind.NONE
+    hidden: Dim = 64
+    user_components: Dim = 4
+    item_components: Dim = 4
+    component_dim: Dim = 16
+    hardest: Count = 64
+    weight: PositiveFloat = 1.0
+    learning: OverArchLearning = OverArchLearning.TOGETHER
+
+    def build(self, dim: int) -> OverArch | None:
+        """The network over vectors of `dim` columns; None for `none`."""
+        match self.kind:
+            case OverArchKind.NONE:
+                return None
+            case OverArchKind.MLP:
+                return MLPOverArch(self, dim=dim)
+            case OverArchKind.MIXTURE_OF_LOGITS:
+                return MixtureOfLogits(self, dim=dim)
+
+
+class OverArch(nn.Module):
+    """Scores pairs of vectors; what depends on one side alone is computed apart, and kept for a catalogue.
+
+    Args:
+        config: which one.
+        dim: D, columns of the vectors.
+        user_width: numbers of a user's part.
+        item_width: numbers of an item's part.
+    """
+
+    def __init__(self, config: OverArchConfig, *, dim: int, user_width: int, item_width: int) -> None:
+        super().__init__()
+        self.config, self.dim = config, dim
+        self.user_width, self.item_width = user_width, item_width
+
+    def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
+        """What a score needs of users, FP32."""
+        raise NotImplementedError
+
+    def item_parts(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N X"]:
+        """What a score needs of items, FP32."""
+        raise NotImplementedError
+
+    def pair_weights(self) -> dict[str, Tensor]:
+        """Copies of the weights that meet both sides, for `scores` where the network itself is spread over ranks."""
+        raise NotImplementedError
+
+    def scores(
+        self, users_BU: Float[Tensor, "B U"], items_BKX: Float[Tensor, "B K X"], *, weights: dict[str, Tensor]
+    ) -> Float[Tensor, "B K"]:
+        """φ of each user with its items, in the scale of inner products.
+
+        Args:
+            users_BU: parts of users.
+            items_BKX: parts of the items of each user.
+            weights: `pair_weights`.
+        """
+        raise NotImplementedError
+
+
+class MLPOverArch(OverArch):
+    """One hidden layer over both vectors and their product."""
+
+    def __init__(self, config: OverArchConfig, *, dim: int) -> None:
+        super().__init__(config, dim=dim, user_width=dim + config.hidden, item_width=dim + config.hidden)
+        self.of_user = nn.Linear(dim, config.hidden)
+        self.of_item = nn.Linear(dim, config.hidden, bias=False)
+        self.of_product = nn.Parameter(torch.empty(dim, config.hidden).uniform_(-1.0, 1.0) / math.sqrt(dim))
+        self.out = nn.Parameter(torch.zeros(config.hidden))
+
+    def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
+        """The vector, and its share of the hidden layer."""
+        return torch.cat([users_BD, self.of_user(users_BD)], dim=1).float()
+
+    def item_parts(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N X"]:
+        """The vector, and its share of the hidden layer."""
+        return torch.cat([items_ND, self.of_item(items_ND)], dim=1).float()
+
+    def pair_weights(self) -> dict[str, Tensor]:
+        """The map of the product, and the last layer."""
+        return {"of_product": self.of_product.clone(), "out": self.out.clone()}
+
+    def scores(
+        self, users_BU: Float[Tensor, "B U"], items_BKX: Float[Tensor, "B K X"], *, weights: dict[str, Tensor]
+    ) -> Float[Tensor, "B K"]:
+        """See the module's docstring."""
+        products_BKD = users_BU[:, None, : self.dim] * items_BKX[:, :, : self.dim]
+        hidden_BKH = products_BKD @ weights["of_product"].float()
+        hidden_BKH = (hidden_BKH + users_BU[:, None, self.dim :] + items_BKX[:, :, self.dim :]).relu()
+        return products_BKD.sum(dim=2) + hidden_BKH @ weights["out"].float()
+
+
+class MixtureOfLogits(OverArch):
+    """Many inner products with weights that depend on the pair."""
+
+    def __init__(self, config: OverArchConfig, *, dim: int) -> None:
+        num_user, num_item = _components(config)
+        num_pairs = num_user * num_item
+        widths = [dim + num * config.component_dim + num_pairs for num in (num_user, num_item)]
+        super().__init__(config, dim=dim, user_width=widths[0], item_width=widths[1])
+        self.num_pairs = num_pairs
+        self.user_components = nn.Linear(dim, num_user * config.component_dim)
+        self.item_components = nn.Linear(dim, num_item * config.component_dim)
+        self.user_gate = nn.Linear(dim, self.num_pairs)
+        self.item_gate = nn.Linear(dim, self.num_pairs)
+        self.gate_in = nn.Linear(self.num_pairs, config.hidden)
+        self.gate_out = nn.Linear(config.hidden, self.num_pairs)
+        self.amount = nn.Parameter(torch.zeros(1))
+
+    def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
+        """The vector, its components and its share of the weights."""
+        return self._parts(users_BD, self.user_components(users_BD), self.user_gate(users_BD))
+
+    def item_parts(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N X"]:
+        """The vector, its components and its share of the weights."""
+        return self._parts(items_ND, self.item_components(items_ND), self.item_gate(items_ND))
+
+    def pair_weights(self) -> dict[str, Tensor]:
+        """The network of the weights, and how much the mixture counts."""
+        named = {"amount": self.amount}
+        for name, layer in (("in", self.gate_in), ("out", self.gate_out)):
+            named |= {f"{name}.weight": layer.weight, f"{name}.bias": layer.bias}
+        return {name: value.clone() for name, value in named.items()}
+
+    def scores(
+        self, users_BU: Float[Tensor, "B U"], items_BKX: Float[Tensor, "B K X"], *, weights: dict[str, Tensor]
+    ) -> Float[Tensor, "B K"]:
+        """See the module's docstring."""
+        weights = {name: value.float() for name, value in weights.items()}
+        size, num_items, pairs = len(users_BU), items_BKX.shape[1], self.num_pairs
+        num_user, num_item = _components(self.config)
+        dim, each = self.dim, self.config.component_dim
+        products_BK = torch.bmm(items_BKX[:, :, :dim], users_BU[:, :dim].unsqueeze(2)).squeeze(2)
+        user_BDI = users_BU[:, dim:-pairs].view(size, num_user, each).transpose(1, 2)
+        item_BJD = items_BKX[:, :, dim:-pairs].reshape(size, num_items * num_item, each)
+        logits_BKP = torch.bmm(item_BJD, user_BDI).view(size, num_items, pairs)
+        hidden_BKH = F.silu(F.linear(logits_BKP, weights["in.weight"], weights["in.bias"]))
+        gate_BKP = F.linear(hidden_BKH, weights["out.weight"], weights["out.bias"])
+        gate_BKP = gate_BKP + users_BU[:, None, -pairs:] * items_BKX[:, :, -pairs:]
+        return products_BK + weights["amount"] * (gate_BKP.softmax(dim=2) * logits_BKP).sum(dim=2)
+
+    def _parts(self, vectors: Tensor, components: Tensor, gate: Tensor) -> Tensor:
+        each = self.config.component_dim
+        cut = components.float().view(len(components), components.shape[1] // each, each)
+        return torch.cat([vectors.float(), F.normalize(cut, dim=2).flatten(1), gate.float()], dim=1)
+
+
+def _components(config: OverArchConfig) -> tuple[int, int]:
+    return config.user_components, config.item_components
+
+
+def hardest_softmax(
+    scores: Float[Tensor, "Z n 1+K"], *, log_q: Float[Tensor, "Z n 1+K"] | None, allowed: Bool[Tensor, "Z n 1+K"]
+) -> Float[Tensor, "Z n"]:
+    """The loss of samples whose own item comes first, over the candidates that are allowed.
+
+    Args:
+        scores: φ / τ.
+        log_q: ln Q of each candidate; None for no correction.
+        allowed: False for candidates that are no negatives.
+    """
+    if log_q is not None:
+        scores = scores - log_q
+    return scores.masked_fill(~allowed, -torch.inf).logsumexp(dim=2) - scores[..., 0]

@@ -1,0 +1,263 @@
+"""DrawnNegatives: draws items for each block of samples of a batch, and searches for those that are hard to tell apart.
+
+    batch of the data ──► draw m items a block ──► their features, as m more samples of the block ──► step
+
+What is drawn for a block depends on the seed, the step and the block's first sample, and on nothing else: on any number
+of ranks, and after a resume, the same samples get the same negatives. The items are those of the training data, each
+with the features of the last row that names it.
+
+Mined negatives: every so many steps the present model gives vectors to all items and to all users (each as their last
+training row describes them), and the best items of each user are found by inner product, but for those that the user
+likes in the training data. Drawn for a block are such items of its users, one of the first `depth` each; an item that
+is drawn twice for a block counts once. The lists are state of the run and lie in its checkpoints, so that a run that is
+resumed between two searches goes on with the same ones.
+
+Cost of a search: the encoders of all users and items, and 2·U·N·D FLOPs for U users and N items; on many ranks each
+searches for all users. Memory: U · depth numbers of 4 bytes, and the item features of N samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ziggurat.data.encoded.records import GROUP_COLUMN, WEIGHT_COLUMN, label_column, table_to_batch
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import JaggedRows
+from ziggurat.models import Model
+from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
+from ziggurat.training.evaluation.full_ranking_pass import FindsItems, FullRanking, vectors_of_table
+from ziggurat.training.metrics.full_ranking import HadBefore, Questions, rank_all
+
+STATE = "negatives."
+
+
+class DrawnNegatives:
+    """Draws negatives for the batches of a run.
+
+    Args:
+        model: whose `draws` says what; it finds items.
+        train: the training data, a data set.
+        ranking: its items.
+        seed: of the run.
+    """
+
+    def __init__(self, model: Model, *, train: Any, ranking: FullRanking, seed: int) -> None:
+        assert model.draws is not None, "asked by who makes it"
+        self._model, self._inputs, self._config, self._seed = model, model.inputs, model.draws, seed
+        self._item = [spec.name for spec in self._inputs.single].index(ranking.item.name)
+        self._items = _without_lists_of_users(table_to_batch(ranking.items, ranking.inputs), self._inputs)
+        self._table = ranking.items
+        self._mined: MinedNegatives | None = None
+        if self._config.kind is NegativesKind.MINED:
+            self._mined = MinedNegatives(self._config, train=train, ranking=ranking)
+
+    @property
+    def lines(self) -> dict[str, str]:
+        """What the start-up report says."""
+        config, num_items = self._config, self._items.batch_size
+        text = f"{config.kind.value}: {config.num_drawn:,} of {num_items:,} items drawn for each block of "
+        lines = {"negatives": text + f"{self._model.coupled_samples:,} samples, looked up and encoded with them"}
+        if self._mined is not None:
+            lines["mining"] = self._mined.text(self._table.num_rows, dim=getattr(self._model.config, "output_dim", 0))
+        return lines
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, sharing memory."""
+        return {} if self._mined is None else {f"{STATE}mined": self._mined.lists}
+
+    def is_due(self, step: int) -> bool:
+        """Whether a search comes before the batch of the step after this one is drawn for."""
+        return self._mined is not None and self._mined.is_due(step)
+
+    def extended(self, batch: Batch, *, step: int) -> Batch:
+        """The batch with drawn items in it (`models/contract/negatives.py`); collective where a search is due.
+
+        Args:
+            batch: of the data, on the CPU.
+            step: steps that were made before the one that it is for.
+        """
+        if self._mined is not None and self._mined.is_due(step):
+            self._mined.search(cast(FindsItems, self._model), self._table, step=step)
+        batch = batch.expanded()
+        if not batch.batch_size:
+            return dataclasses.replace(batch, extras=batch.extras | {CANDIDATES: batch.row_ids})
+        block, drawn = self._model.coupled_samples, self._config.num_drawn
+        layout = DrawnLayout.of_samples(batch.batch_size, block=block, drawn=drawn)
+        firsts = torch.arange(layout.num_blocks) * block
+        numbers_Zm = np.stack([self._draw(batch, first, step=step) for first in firsts.tolist()])
+        numbers = torch.from_numpy(numbers_Zm.reshape(-1))
+        items = self._items.take(numbers.clamp(min=0))
+        candidates = torch.where(numbers < 0, -1, items.single[self._item])
+        whole = Batch.stacked(
+            [_marked(batch, batch.single[self._item]), _marked(self._as_batch(items, batch), candidates)]
+        )
+        # Of users a drawn sample reads what its block reads anyway, so that no other row of a table is touched.
+        of_user = [i for i, spec in enumerate(self._inputs.single) if spec.name not in self._item_features]
+        whole.single[of_user, batch.batch_size :] = batch.single[of_user][:, firsts].repeat_interleave(drawn, dim=1)
+        return whole.take(layout.order())
+
+    @property
+    def _item_features(self) -> tuple[str, ...]:
+        assert self._inputs.items is not None
+        return self._inputs.items.features
+
+    def _draw(self, batch: Batch, first: int, *, step: int) -> NDArray[np.int64]:
+        """(m,) numbers of items for the block that begins at a sample; -1 for none."""
+        row = int(batch.row_ids[first])
+        generator = np.random.default_rng([self._seed, step, row & (2**63 - 1)])
+        if self._mined is None:
+            return generator.integers(0, self._items.batch_size, self._config.num_drawn)
+        some = batch.rows(first, min(first + self._model.coupled_samples, batch.batch_size))
+        return self._mined.draw(some, generator)
+
+    def _as_batch(self, items: Batch, like: Batch) -> Batch:
+        """Drawn items as samples that ask nothing: no label, weight, user or row of the data."""
+        size = items.batch_size
+        assert not like.extras, "batches of encoded data have none"
+        return dataclasses.replace(
+            items,
+            labels=torch.full((size, like.labels.shape[1]), torch.nan),
+            weights=None if like.weights is None else torch.zeros(size),
+            groups=None if like.groups is None else torch.zeros(size, dtype=torch.int64),
+            row_ids=torch.full((size,), -1),
+        )
+
+
+class MinedNegatives:
+    """The items that a model gives users high scores, and that they do not like.
+
+    Args:
+        config: depth, and steps between searches.
+        train: the training data, a data set with groups.
+        ranking: its items.
+
+    Raises:
+        ConfigError: the data does not say which samples are of one user.
+    """
+
+    def __init__(self, config: NegativesConfig, *, train: Any, ranking: FullRanking) -> None:
+        self._config, self._ranking, self._searched_at = config, ranking, -1
+        if not train.inputs.has_groups:
+            raise ConfigError(
+                expected="data that says which samples are of one user: mined negatives are what a user does not like",
+                found="a schema without group",
+                where="two_tower, negatives.kind = mined",
+                ways_out=('in the schema: [roles], group = "user_id"', 'negatives.kind = "mixed"'),
+            )
+        self._users = _last_of_groups(train)
+        self.groups = self._users.column(GROUP_COLUMN).to_numpy()
+        self._likes = HadBefore(_likes(train, ranking))
+        self._seconds = 0.0
+        self.lists = torch.full((len(self.groups), config.mining.depth), -1, dtype=torch.int32)
+
+    def is_due(self, step: int) -> bool:
+        """Whether there is to be a search before this step's batch is drawn for."""
+        return step > 0 and step % self._config.mining.every == 0 and step != self._searched_at
+
+    def text(self, num_items: int, *, dim: int) -> str:
+        """What a search is and costs, in words."""
+        users, mining = len(self.groups), self._config.mining
+        flops = 2 * users * num_items * dim
+        return (
+            f"every {mining.every:,} steps the {mining.depth:,} best of {num_items:,} items for each of {users:,} "
+            f"users, {flops / 1e9:,.1f} GFLOP and the encoders; {self.lists.numel() * 4 / 2**20:,.1f} MiB"
+        )
+
+    def search(self, model: FindsItems, items: pa.Table, *, step: int) -> None:
+        """Find the best items of all users anew; collective on many ranks.
+
+        Args:
+            model: as it is now.
+            items: all of them.
+            step: steps made.
+        """
+        begin, device = time.perf_counter(), next(iter(cast(Model, model).parameters())).device
+        items_ND = vectors_of_table(model, items, compute=model.item_vectors, device=device)
+        users_UD = vectors_of_table(model, self._users, compute=model.user_vectors, device=device)
+        pairs = torch.from_numpy(np.stack(self._likes.pairs_of(self.groups), axis=1)).to(device)
+        nothing_U = torch.full((len(users_UD),), -1, dtype=torch.int64, device=device)
+        questions = Questions(users=users_UD, targets=nothing_U, excluded=pairs)
+        _, found = rank_all(items_ND, questions, depth=self._config.mining.depth)
+        self.lists.copy_(found.int())
+        self._searched_at, self._seconds = step, time.perf_counter() - begin
+
+    @property
+    def seconds(self) -> float:
+        """What the last search took; 0 before the first."""
+        return self._seconds
+
+    def draw(self, block: Batch, generator: np.random.Generator) -> NDArray[np.int64]:
+        """(m,) numbers of items for a block of samples, each once; -1 for none.
+
+        Args:
+            block: its samples; those that are liked are drawn for, if there are any.
+            generator: of random numbers.
+        """
+        assert block.groups is not None
+        groups, size = block.groups.numpy(), self._config.num_drawn
+        liked = np.flatnonzero((block.labels.numpy() > 0).any(axis=1))
+        samples = generator.permutation(liked if len(liked) else np.arange(len(groups)))
+        samples = np.resize(samples, size)
+        places = np.minimum(np.searchsorted(self.groups, groups[samples]), max(len(self.groups) - 1, 0))
+        depths = generator.integers(0, self._config.mining.depth, size)
+        if not len(self.groups):
+            return np.full(size, -1)
+        numbers = self.lists.numpy()[places, depths].astype(np.int64)
+        numbers[self.groups[places] != groups[samples]] = -1
+        _, once = np.unique(numbers, return_index=True)
+        found = np.full(size, -1)
+        found[once] = numbers[once]
+        return found
+
+
+def _marked(batch: Batch, candidates: Tensor) -> Batch:
+    return dataclasses.replace(batch, extras={CANDIDATES: candidates})
+
+
+def _without_lists_of_users(items: Batch, inputs: InputSpec) -> Batch:
+    """The batch with empty lists for users: an item has none."""
+    assert inputs.items is not None
+    of_item = torch.tensor([spec.name in inputs.items.features for spec in inputs.jagged], dtype=torch.bool)
+    if not len(of_item):
+        return items
+    lengths = items.jagged.lengths(num_features=len(of_item))
+    kept = of_item.unsqueeze(1).expand_as(lengths).reshape(-1)
+    values = items.jagged.values[kept.repeat_interleave(lengths.reshape(-1))]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), torch.where(kept, lengths.reshape(-1), 0).cumsum(0)])
+    return dataclasses.replace(items, jagged=JaggedRows(values, offsets))
+
+
+def _last_of_groups(train: Any) -> pa.Table:
+    """The last row of each user, by user; nobody's rows are left out."""
+    found: pa.Table | None = None
+    for number in range(len(train.group_sizes)):
+        table = train.read_group(number)
+        table = table if found is None else pa.concat_tables([found, table])
+        groups = table.column(GROUP_COLUMN).to_numpy()
+        _, from_the_end = np.unique(groups[::-1], return_index=True)
+        found = table.take(pa.array(len(groups) - 1 - from_the_end))
+    assert found is not None, "checked where items are looked for"
+    return found.filter(pa.array(found.column(GROUP_COLUMN).to_numpy() != 0))
+
+
+def _likes(train: Any, ranking: FullRanking) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Pairs of user and item of the samples with a positive label."""
+    for number in range(len(train.group_sizes)):
+        table = train.read_group(number)
+        liked = np.any([table.column(label_column(spec.name)).to_numpy() > 0 for spec in train.inputs.labels], axis=0)
+        if WEIGHT_COLUMN in table.column_names:
+            liked &= table.column(WEIGHT_COLUMN).to_numpy() > 0
+        numbers = ranking.numbers(table.column(ranking.item.name).to_numpy())
+        liked &= numbers >= 0
+        yield table.column(GROUP_COLUMN).to_numpy()[liked], numbers[liked]
