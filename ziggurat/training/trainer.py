@@ -209,8 +209,7 @@ class Trainer:
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch
         first_row = position.rows - self.feed.row_in_epoch(position)
-        begin = time.perf_counter()
-        empty = Batch.empty(self.model.inputs)
+        begin, empty = time.perf_counter(), Batch.empty(self.model.inputs)
         for fed in self.feed.epoch(device=self.step.device, empty=empty, step=position.step, negatives=self.negatives):
             result = self._train(fed)
             elapsed = time.perf_counter() - begin

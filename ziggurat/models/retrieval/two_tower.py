@@ -289,9 +289,9 @@ class TwoTower(Model):
         top_ZnK, at_ZnK = others_ZnC.topk(min(hardest, num_candidates), dim=2)
         at_ZnK = torch.cat([own_n.view(1, -1, 1).expand(num_blocks, -1, 1), at_ZnK], dim=2)
         allowed_ZnK = torch.cat([torch.ones_like(top_ZnK[..., :1], dtype=torch.bool), top_ZnK > -torch.inf], dim=2)
-        chosen_NKX = item_ZCX.gather(1, at_ZnK.reshape(num_blocks, -1, 1).expand(-1, -1, item_ZCX.shape[2])).view(
-            num_blocks * size, -1, item_ZCX.shape[2]
-        )
+        num, width = at_ZnK.shape[2], item_ZCX.shape[2]
+        places_ZNX = at_ZnK.flatten(1).unsqueeze(2).expand(-1, -1, width)
+        chosen_NKX = item_ZCX.gather(1, places_ZNX).reshape(num_blocks * size, num, width)
         weights = {name.removeprefix(_WEIGHT): value for name, value in named.items() if name.startswith(_WEIGHT)}
         scores_NK = self.over_arch.scores(user_ZnU.flatten(0, 1), chosen_NKX, weights=weights) * named["scale"]
         log_q = None
