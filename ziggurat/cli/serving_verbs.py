@@ -84,6 +84,13 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--candidates", metavar="C", type=int, default=500, help="items that the ranker scores (default: %(default)s)"
     )
     parser.add_argument(
+        "--candidates-overarch",
+        metavar="C",
+        type=int,
+        default=2000,
+        help="items that the OverArch scores before, where the run has one (default: %(default)s)",
+    )
+    parser.add_argument(
         "--parity-rows",
         metavar="N",
         type=int,
@@ -111,6 +118,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         keep=tuple(name.strip() for name in options.keep.split(",") if name.strip()),
         users=not options.no_users,
         num_candidates=options.candidates,
+        num_over_arch=options.candidates_overarch,
         parity_rows=options.parity_rows,
         allow=options.allow,
     )

@@ -35,7 +35,8 @@ class Effort(StrEnum):
 
     FULL = "full"  # retrieval with all probes, then the ranker over all candidates
     FEWER_PROBES = "fewer_probes"  # a quarter of the probes and of the candidates
-    RETRIEVAL_ONLY = "retrieval_only"  # and no ranker: the order of retrieval
+    SMALLER_OVER_ARCH = "smaller_over_arch"  # and a sixteenth of the items that the OverArch scores, not a quarter
+    RETRIEVAL_ONLY = "retrieval_only"  # and neither OverArch nor ranker: the order of retrieval
     POPULAR = "popular"  # no model: the most frequent items that pass the filter
 
 
@@ -123,6 +124,7 @@ class ScoredItem:
         score: what the answer is ordered by: the value model's, larger is better.
         tasks: the score of each task of the ranker, by the name of its label.
         retrieval: the inner product of the vectors of user and item; None where neither search nor formula needed it.
+        over_arch: the score of the OverArch; None where there is none, or where nothing needed it.
         position: where the item stood in a `RankRequest`; in recommendations its place, from 0.
     """
 
@@ -130,12 +132,14 @@ class ScoredItem:
     score: float
     tasks: dict[str, float] = field(default_factory=dict)
     retrieval: float | None = None
+    over_arch: float | None = None
     position: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The item as plain data."""
         data: dict[str, Any] = {"id": self.id, "score": self.score, "tasks": self.tasks, "position": self.position}
-        return data if self.retrieval is None else data | {"retrieval": self.retrieval}
+        further = {"retrieval": self.retrieval, "over_arch": self.over_arch}
+        return data | {name: value for name, value in further.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +223,7 @@ class Info:
         filter_example: a filter that works on this catalogue, or "".
         num_candidates: items that retrieval gives the ranker for an answer of few items.
         user_id: column with the user's id, or "".
+        num_over_arch: items that the OverArch scores before, 0 without one.
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
     """
 
@@ -236,6 +241,7 @@ class Info:
     filter_example: str = ""
     num_candidates: int = 0
     user_id: str = ""
+    num_over_arch: int = 0
     examples: tuple[dict[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:

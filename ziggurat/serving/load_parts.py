@@ -11,6 +11,7 @@ from ziggurat.errors import ExportError
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.serving.answering.chain import (
     CHAIN_FILE,
+    OVER_ARCH,
     RETRIEVAL,
     Chain,
     ChainSettings,
@@ -21,6 +22,7 @@ from ziggurat.serving.answering.chain import (
 from ziggurat.serving.answering.item_catalogue import CATALOGUE_FILE, USERS_FILE, ItemCatalogue, KnownUsers
 from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.ranker import Ranker
+from ziggurat.serving.answering.rescorer import OVER_ARCH_FILE, Rescorer
 from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
 from ziggurat.serving.answers import Column, Info
@@ -48,7 +50,7 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
     settings = ChainSettings.read(export.file(CHAIN_FILE))
     catalogue = ItemCatalogue.load(export) if export.has(CATALOGUE_FILE) else None
     of_item = () if catalogue is None else catalogue.columns.features
-    ranker = encoder = index = users = None
+    ranker = encoder = index = users = rescorer = None
     if export.has(f"{RANKER}/{MODEL_FILE}"):
         ranker = Ranker(load_model(export, RANKER, models=models), item_columns=of_item)
         if catalogue is not None:
@@ -59,6 +61,9 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
             raise damaged(export.path, expected="a model with vectors, and a catalogue", found="one without the other")
         encoder = VectorEncoder(packed, item_columns=of_item)
         index = ItemSearch.load(export.file(INDEX_FILE), num_items=len(catalogue))
+        if encoder.over_arch is not None:
+            path = export.file(OVER_ARCH_FILE)
+            rescorer = Rescorer.load(path, over_arch=encoder.over_arch, num_items=len(catalogue))
     if catalogue is not None and export.has(USERS_FILE):
         users = KnownUsers.load(export, id_column=settings.user_id, num_items=len(catalogue))
     labels = () if ranker is None else ranker.labels
@@ -66,7 +71,7 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
     where = str(export.path / CHAIN_FILE)
     try:
         value = ValueModel(
-            settings.formula, names=(*labels, *([RETRIEVAL] if encoder is not None else []), *names), where=where
+            settings.formula, names=(*labels, *further_names(encoder and encoder.packed.model), *names), where=where
         )
     except ValueError as error:
         raise ExportError(
@@ -83,10 +88,18 @@ def load_parts(export: ExportFolder, *, models: Sequence[type[Any]] = ()) -> tup
         encoder=encoder,
         index=index,
         value=value,
+        rescorer=rescorer,
         numbers={} if catalogue is None else numbers_of(catalogue.frame, names=used),
         known=_known_sides(users, ranker, encoder),
     )
     return chain, users, _info(export, chain, users)
+
+
+def further_names(model: object) -> list[str]:
+    """What a formula may name beside tasks and columns, from the model that retrieves, or None."""
+    if model is None:
+        return []
+    return [RETRIEVAL] if getattr(model, "over_arch", None) is None else [RETRIEVAL, OVER_ARCH]
 
 
 def _known_sides(users: KnownUsers | None, ranker: Ranker | None, encoder: VectorEncoder | None) -> KnownSides:
@@ -127,6 +140,7 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
         value_model=chain.settings.formula,
         num_candidates=chain.settings.num_candidates if chain.index is not None else 0,
         user_id="" if users is None else users.id_column,
+        num_over_arch=0 if chain.rescorer is None else chain.settings.num_over_arch,
         examples=read_requests(export),
     )
 

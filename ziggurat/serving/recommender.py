@@ -308,13 +308,16 @@ class Recommender:
     def _items(self, found: Candidates) -> tuple[ScoredItem, ...]:
         ids = self._catalogue().ids_at(found.items)
         labels, tasks = self.chain.labels, found.tasks.tolist()
-        products = [None] * len(ids) if found.retrieval is None else found.retrieval.tolist()
+        products, again = (
+            [None] * len(ids) if each is None else each.tolist() for each in (found.retrieval, found.over_arch)
+        )
         return tuple(
             ScoredItem(
                 id=ids[place],
                 score=value,
                 tasks=dict(zip(labels, tasks[place], strict=False)),
                 retrieval=products[place],
+                over_arch=again[place],
                 position=place,
             )
             for place, value in enumerate(found.values.tolist())
@@ -367,6 +370,7 @@ class Recommender:
                 score=float(found.values[place]),
                 tasks=dict(zip(labels, scores[place], strict=True)),
                 retrieval=None if found.retrieval is None else float(found.retrieval[place]),
+                over_arch=None if found.over_arch is None else float(found.over_arch[place]),
                 position=place,
             )
             for place in found.values.argsort(descending=True, stable=True).tolist()

@@ -35,33 +35,25 @@ from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
+from ziggurat.runs.export.index_files import Found, write_index
 from ziggurat.runs.export.known_ids import known_shares, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
-from ziggurat.serving.answering.chain import CHAIN_FILE, RETRIEVAL, ChainSettings, numeric_names
-from ziggurat.serving.answering.item_catalogue import (
-    USERS_FILE,
-    ItemCatalogue,
-    KnownUsers,
-    read_parquet,
-    sample_numbers,
-)
-from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
-from ziggurat.serving.answering.sides import encode_frame
-from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
+from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings, numeric_names
+from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
+from ziggurat.serving.answering.vector_encoder import VectorModel
 from ziggurat.serving.export.dense_program import PROGRAM_FILE, export_program, save_program
 from ziggurat.serving.export.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
-from ziggurat.serving.export.packed_model import load_model, save_model
+from ziggurat.serving.export.packed_model import save_model
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
-from ziggurat.serving.load_parts import ENCODER, RANKER
+from ziggurat.serving.load_parts import ENCODER, RANKER, further_names
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, Share, checked
 
 _GOLDEN_ITEMS = 20
-_TUNED_USERS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +67,8 @@ class ExportConfig:
         items: files with the catalogue, one row an item; none: what was last seen of each item in the run's data.
         keep: further columns of the data for the catalogue: for filters, people, and the value model.
         users: whether columns and items of known users go into the export.
-        num_candidates: items that the index gives the ranker.
+        num_candidates: items that the ranker scores.
+        num_over_arch: items that the index gives the OverArch, where the retrieving run has one.
         recall: share of the exact candidates that the index finds, for known users; more takes more time.
         parity_rows: raw rows that the export is compared with its run on.
         golden: golden requests of each kind.
@@ -89,6 +82,7 @@ class ExportConfig:
     keep: tuple[str, ...] = ()
     users: bool = True
     num_candidates: Count = 500
+    num_over_arch: Count = 2000
     recall: Share = 0.995
     parity_rows: Count = 100_000
     golden: CountOrNone = 8
@@ -164,11 +158,17 @@ def export_run(
         facts |= _check_ranker(runs, catalogue, users, config, progress)
         _check_formula(formula, runs, catalogue)
         user_id = runs.main.preprocessing.schema.group if (folder / "users").exists() else ""
-        ChainSettings(formula=formula, num_candidates=config.num_candidates, user_id=user_id).write(folder / CHAIN_FILE)
+        sizes = {"num_candidates": config.num_candidates, "num_over_arch": config.num_over_arch}
+        ChainSettings(formula=formula, user_id=user_id, **sizes).write(folder / CHAIN_FILE)
         made = {"sources": _sources(runs), "made_with": _versions()}
         seal_export(folder, facts=facts, **made)
         if runs.encoder is not None and catalogue is not None:
-            facts["index"] = _write_index(folder, catalogue, config, models=models, progress=progress)
+            wanted = Found(
+                num_candidates=config.num_candidates, num_over_arch=config.num_over_arch, recall=config.recall
+            )
+            progress.begin("index", total=None)
+            facts["index"] = write_index(folder, catalogue=catalogue, wanted=wanted, models=models)
+            progress.end()
             seal_export(folder, facts=facts, **made)
         loaded = Recommender.load(folder, models=models, check=False)
         if runs.encoder is not None:
@@ -221,14 +221,20 @@ def _formula(config: ExportConfig, runs: _Runs) -> str:
             where="ziggurat export, --value",
             ways_out=(f"--value '{shown}'", "see docs/guides/serving.md for what a formula may be"),
         )
-    return RETRIEVAL if not labels else labels[0] if labels[0].isidentifier() else f'"{labels[0]}"'
+    if not labels:
+        return _further(runs)[-1]
+    return labels[0] if labels[0].isidentifier() else f'"{labels[0]}"'
 
 
 def _check_formula(formula: str, runs: _Runs, catalogue: ItemCatalogue | None) -> None:
     labels = [] if runs.ranker is None else [label.name for label in runs.ranker.preprocessing.inputs.labels]
     names = [] if catalogue is None else numeric_names(catalogue.frame, taken=labels)
-    retrieval = [RETRIEVAL] if runs.encoder is not None else []
-    ValueModel(formula, names=(*labels, *retrieval, *names), where="--value")
+    ValueModel(formula, names=(*labels, *_further(runs), *names), where="--value")
+
+
+def _further(runs: _Runs) -> list[str]:
+    """What a formula may name beside tasks and columns; the last is what orders answers without a ranker."""
+    return further_names(None if runs.encoder is None else runs.encoder.model)
 
 
 def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:
@@ -283,25 +289,6 @@ def _check_ranker(
     if not shares:
         progress.say("the ranker has no vocabulary of the items' ids, so nobody can count how many of them it knows")
     return {"known_by_ranker": {share.what: share.to_json() for share in shares}}
-
-
-def _write_index(
-    folder: Path, catalogue: ItemCatalogue, config: ExportConfig, *, models: Sequence[type[Any]], progress: Progress
-) -> dict[str, Any]:
-    """Vectors by the encoder as it was written, so that users and items come from the same tables."""
-    progress.begin("index", total=None)
-    export = open_export(folder)
-    encoder = VectorEncoder(load_model(export, ENCODER, models=models), item_columns=catalogue.columns.features)
-    index = ItemSearch.build(encoder.item_vectors(catalogue.frame), items=catalogue.frame)
-    facts: dict[str, Any] = {"clusters": index.index.vectors.num_clusters}
-    if export.has(USERS_FILE):
-        users = read_parquet(export.file(USERS_FILE))
-        users = users[sample_numbers(users.height, _TUNED_USERS).tolist()]
-        queries = encoder.user_vectors(encode_frame(encoder.users, users), torch.arange(users.height))
-        facts["probes"] = index.tune(queries, k=config.num_candidates, recall=config.recall)
-    index.save(folder / INDEX_FILE)
-    progress.end()
-    return facts
 
 
 def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> dict[str, Any]:

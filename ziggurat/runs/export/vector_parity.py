@@ -27,6 +27,7 @@ from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.parity import TOLERANCE, largest_difference, plain_rows, request_rows, unseen
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.chain import Chain, Question
+from ziggurat.serving.answering.rescorer import Rescorer
 from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export.packed_model import PackedModel
@@ -45,7 +46,7 @@ class VectorParity:
         num_rows: raw rows whose user and item both gave vectors.
         largest_difference: of any inner product of the raw rows.
         largest_of_requests: the same where rows came as requests, with unseen ids and missing cells.
-        largest_of_answers: of the inner products in answers from the index.
+        largest_of_answers: of the inner products in answers from the index, and of what the OverArch makes of them.
         best: items of a user that `recall` looks at.
         recall: share of the run's best items of a user that are among the export's.
     """
@@ -169,6 +170,10 @@ def _of_answers(chain: Chain, mine: VectorEncoder, items: Tensor, rows: list[dic
     for user, each in zip(_user_vectors(mine, rows), found, strict=True):
         assert each.retrieval is not None, "no effort was spared"
         differences.append(largest_difference((items[each.items] @ user).numpy(), each.retrieval.numpy()))
+        if mine.over_arch is not None and each.over_arch is not None:
+            again = Rescorer.build(mine.over_arch, vectors=items[each.items])
+            (wanted,) = again.scores(user.unsqueeze(0), [torch.arange(len(each.items))])
+            differences.append(largest_difference(wanted.numpy(), each.over_arch.numpy()))
     return max(differences)
 
 

@@ -1,7 +1,7 @@
 """The chain of an answer: candidates from the index, scores from the ranker, one value each, the best first.
 
-    users (B rows) ──► vectors ──► index ──► candidates ──► ranker ──► value model ──► order
-                                             C a user       (B·C pairs in one batch)   of equal values the earlier item
+    users (B rows) ──► vectors ──► index ──► OverArch ──► ranker ──► value model ──► order
+                                   2,000 a user  500        (pairs in one batch)       of equal values the earlier item
 
 `Chain` knows tensors and numbers of items; requests, ids and errors are the recommender's (`recommender.py`). How much
 of it is computed is said by an `Effort`.
@@ -25,6 +25,7 @@ from ziggurat.files import Format
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
 from ziggurat.serving.answering.item_search import LESS, ItemSearch
 from ziggurat.serving.answering.ranker import Ranker
+from ziggurat.serving.answering.rescorer import Rescorer
 from ziggurat.serving.answering.sides import EncodedSide
 from ziggurat.serving.answering.vector_encoder import VectorEncoder
 from ziggurat.serving.answers import Effort
@@ -34,7 +35,7 @@ from ziggurat.typed import Count
 
 CHAIN_FILE = "chain.json"
 CHAIN = Format(name="ziggurat.export_chain", what="the chain of an export", error=ExportError, ways_out=WAYS_OUT)
-RETRIEVAL = "retrieval"
+RETRIEVAL, OVER_ARCH = "retrieval", "over_arch"  # names in formulas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +44,14 @@ class ChainSettings:
 
     Args:
         formula: of the value model.
-        num_candidates: items that the index gives the ranker, for answers of no more items than that.
+        num_candidates: items that index or OverArch give the ranker, for answers of no more items than that.
+        num_over_arch: items that the index gives the OverArch, where there is one.
         user_id: column with the user's id, or "".
     """
 
     formula: str
     num_candidates: Count = 500
+    num_over_arch: Count = 2000
     user_id: str = ""
 
     @staticmethod
@@ -89,6 +92,7 @@ class Candidates:
         values: (n,) what they are ordered by.
         tasks: (n, L) scores of the ranker, or (n, 0).
         retrieval: (n,) inner products, or None.
+        over_arch: (n,) scores of the OverArch, or None.
         plan: how they were found.
     """
 
@@ -96,6 +100,7 @@ class Candidates:
     values: Float64[Tensor, "n"]
     tasks: Float32[Tensor, "n L"]
     retrieval: Float32[Tensor, "n"] | None = None
+    over_arch: Float32[Tensor, "n"] | None = None
     plan: str = ""
 
 
@@ -117,6 +122,7 @@ class Chain:
         ranker: scores of tasks, or None.
         encoder: vectors of users, or None.
         index: of the items' vectors, or None.
+        rescorer: the OverArch over what the index finds, or None.
         value: the formula.
         numbers: columns of the catalogue that the formula reads.
         known: the known users as ranker and encoder read them, so that a request that gives no more than an id costs
@@ -130,6 +136,7 @@ class Chain:
     encoder: VectorEncoder | None
     index: ItemSearch | None
     value: ValueModel
+    rescorer: Rescorer | None = None
     numbers: dict[str, Tensor] = field(default_factory=dict)
     known: KnownSides = field(default_factory=lambda: KnownSides())
     num_changes: int = 0
@@ -149,23 +156,38 @@ class Chain:
         assert self.index is not None
         if effort is Effort.POPULAR:
             return self._popular(questions)
-        share = 1 if effort is Effort.FULL else LESS
-        wanted = [self._num_candidates(question.k, share) for question in questions]
-        items, products, plans = self._found(questions, wanted, effort)
-        if not explain:
-            plans = [""] * len(items)
-        if self.ranker is None or effort is Effort.RETRIEVAL_ONLY:
+        vectors = self.user_vectors(questions) if questions else torch.empty(0, 0)
+        wanted = [self._num_found(question.k, effort) for question in questions]
+        items, products, plans = self._found(questions, vectors, wanted, effort)
+        is_whole = effort is not Effort.RETRIEVAL_ONLY
+        again: list[Tensor | None] = [None] * len(items)
+        if self.rescorer is not None and is_whole:
+            scores = self.rescorer.scores(vectors, items)
+            for i, question in enumerate(questions):
+                best = _best(items[i], scores[i], self._num_ranked(question.k, effort))
+                items[i], products[i], again[i] = items[i][best], products[i][best], scores[i][best]
+        if self.ranker is None or not is_whole:
             tasks = [torch.empty(len(mine), 0) for mine in items]
         else:
             tasks = self.rank(questions, items)
-        is_whole = effort is not Effort.RETRIEVAL_ONLY
         return [
-            self._ordered(items[i], tasks[i], products[i], k=questions[i].k, plan=plans[i], by_value=is_whole)
+            self._ordered(
+                Candidates(
+                    items=items[i],
+                    values=products[i].double(),
+                    tasks=tasks[i],
+                    retrieval=products[i],
+                    over_arch=again[i],
+                    plan=plans[i] if explain else "",
+                ),
+                k=questions[i].k,
+                by_value=is_whole,
+            )
             for i in range(len(questions))
         ]
 
     def _found(
-        self, questions: Sequence[Question], wanted: Sequence[int], effort: Effort
+        self, questions: Sequence[Question], vectors: Tensor, wanted: Sequence[int], effort: Effort
     ) -> tuple[list[Int64[Tensor, "_"]], list[Float32[Tensor, "_"]], list[str]]:
         """Items, their inner products and the plan of each question.
 
@@ -176,7 +198,6 @@ class Chain:
         assert self.index is not None
         if not questions:
             return [], [], []
-        vectors = self.user_vectors(questions)
         answers: dict[int, tuple[Tensor, Tensor, str]] = {}
         for most in set(wanted):
             places = [place for place, each in enumerate(wanted) if each == most]
@@ -193,10 +214,17 @@ class Chain:
         items, products, plans = zip(*(answers[place] for place in range(len(questions))), strict=True)
         return list(items), list(products), list(plans)
 
-    def _num_candidates(self, k: int, share: int) -> int:
-        if self.ranker is None:
-            return k
-        return max(self.settings.num_candidates // share, k)
+    def _num_found(self, k: int, effort: Effort) -> int:
+        """Items that the index looks for."""
+        least = self._num_ranked(k, effort)
+        if self.rescorer is None or effort is Effort.RETRIEVAL_ONLY:
+            return least
+        share = LESS * LESS if effort is Effort.SMALLER_OVER_ARCH else _share(effort)
+        return max(self.settings.num_over_arch // share, least)
+
+    def _num_ranked(self, k: int, effort: Effort) -> int:
+        """Items that the ranker scores; those of the answer without one."""
+        return k if self.ranker is None else max(self.settings.num_candidates // _share(effort), k)
 
     def user_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B D"]:
         """The vector of the user of each question."""
@@ -219,25 +247,34 @@ class Chain:
             return known, torch.tensor([question.known for question in questions])
         return part.encode_users([question.row for question in questions]), torch.arange(len(questions))
 
-    def _ordered(
-        self, items: Tensor, tasks: Tensor, products: Tensor, *, k: int, plan: str, by_value: bool
-    ) -> Candidates:
+    def _ordered(self, found: Candidates, *, k: int, by_value: bool) -> Candidates:
         """The best k of some candidates, by value; of equal ones the earlier item."""
-        items, order = items.sort()
-        tasks, products = tasks[order], products[order]
-        values = self.values(items, tasks, products) if by_value else products.double()
+        items, order = found.items.sort()
+        tasks = found.tasks[order]
+        named = {RETRIEVAL: found.retrieval, OVER_ARCH: found.over_arch}
+        further = {name: column[order] for name, column in named.items() if column is not None}
+        values = self.values(items, tasks, further) if by_value else found.values[order]
         best = values.argsort(descending=True, stable=True)[:k]
         return Candidates(
-            items=items[best], values=values[best], tasks=tasks[best], retrieval=products[best], plan=plan
+            items=items[best],
+            values=values[best],
+            tasks=tasks[best],
+            retrieval=further[RETRIEVAL][best],
+            over_arch=further[OVER_ARCH][best] if OVER_ARCH in further else None,
+            plan=found.plan,
         )
 
-    def values(self, items: Tensor, tasks: Tensor, products: Tensor | None) -> Float64[Tensor, "n"]:
-        """The value of items of the catalogue; without products the formula may not name them."""
+    def values(self, items: Tensor, tasks: Tensor, further: Mapping[str, Tensor]) -> Float64[Tensor, "n"]:
+        """The value of items of the catalogue.
+
+        Args:
+            items: their numbers.
+            tasks: scores of the ranker.
+            further: `retrieval` and `over_arch`, where the formula names them.
+        """
         scores = {name: tasks[:, index] for index, name in enumerate(self.labels[: tasks.shape[1]])}
         scores |= {name: column[items] for name, column in self.numbers.items()}
-        if products is not None:
-            scores[RETRIEVAL] = products
-        return self.value(scores)
+        return self.value(scores | dict(further))
 
     def _popular(self, questions: Sequence[Question]) -> list[Candidates]:
         """The most frequent items that pass; no model is asked."""
@@ -262,4 +299,15 @@ def numbers_of(frame: pl.DataFrame, *, names: Sequence[str]) -> dict[str, Tensor
 
 def numeric_names(frame: pl.DataFrame, *, taken: Sequence[str] = ()) -> list[str]:
     """Columns of a catalogue that are numbers, and whose names are free."""
-    return [name for name, kind in frame.schema.items() if kind.is_numeric() and name not in (*taken, RETRIEVAL)]
+    taken = (*taken, RETRIEVAL, OVER_ARCH)
+    return [name for name, kind in frame.schema.items() if kind.is_numeric() and name not in taken]
+
+
+def _share(effort: Effort) -> int:
+    return 1 if effort is Effort.FULL else LESS
+
+
+def _best(items: Tensor, scores: Tensor, most: int) -> Int64[Tensor, "_"]:
+    """Places of the best, of equal ones the item that is earlier in the catalogue."""
+    by_item = items.argsort()
+    return by_item[scores[by_item].argsort(descending=True, stable=True)[:most]]

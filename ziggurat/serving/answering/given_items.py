@@ -2,7 +2,7 @@
 
 ids     ──► numbers in the catalogue ──► pairs of encoded user and item ─┬─► ranker ──────────────► tasks ─┐
 columns ──► whole rows, as `predict` reads them ─────────────────────────┘                                 ├─► value
-both    ──► vectors of user and item, where the formula names `retrieval` ──► inner products ──────────────┘
+both    ──► vectors of user and item, where the formula names `retrieval` or `over_arch` ──► their scores ──┘
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from torch import Tensor
 
-from ziggurat.serving.answering.chain import RETRIEVAL, Chain, Question
+from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL, Chain, Question
 from ziggurat.serving.request_rows import number_of
 
 
@@ -53,11 +53,16 @@ class GivenScores:
         tasks: scores of the ranker.
         values: what they are ordered by.
         retrieval: inner products of user and item, or None where the formula does not name them.
+        over_arch: scores of the OverArch, or None where the formula does not name them.
     """
 
     tasks: Float32[Tensor, "n L"]
     values: Float64[Tensor, "n"]
     retrieval: Float32[Tensor, "n"] | None = None
+    over_arch: Float32[Tensor, "n"] | None = None
+
+
+_Pairs = dict[str, tuple[Tensor, Tensor]]  # by name, of the items given by id and of those given by columns
 
 
 def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[GivenItems]) -> list[GivenScores]:
@@ -78,51 +83,52 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
         known = chain.rank(questions, [each.numbers for each in given])
     whole = [{**who.row, **row} for who, each in zip(questions, given, strict=True) for row in each.rows.values()]
     new = (chain.ranker.score_rows(whole) if whole else torch.empty(0, len(chain.labels))).split(sizes)
-    products = _products(chain, questions, given) if RETRIEVAL in chain.value.names else [None] * len(given)
-    return [_scores(chain, given[i], tasks=(known[i], new[i]), products=products[i]) for i in range(len(given))]
+    further = _further(chain, questions, given)
+    return [_scores(chain, given[i], tasks=(known[i], new[i]), further=further[i]) for i in range(len(given))]
 
 
-def _scores(
-    chain: Chain, given: GivenItems, *, tasks: tuple[Tensor, Tensor], products: tuple[Tensor, Tensor] | None
-) -> GivenScores:
+def _scores(chain: Chain, given: GivenItems, *, tasks: tuple[Tensor, Tensor], further: _Pairs) -> GivenScores:
     known, new = tasks
-    if not given.rows:
-        of_known = None if products is None else products[0]
-        return GivenScores(tasks=known, values=chain.values(given.numbers, known, of_known), retrieval=of_known)
-    values = given.in_order(
-        chain.values(given.numbers, known, None if products is None else products[0]),
-        _values_of_rows(chain, list(given.rows.values()), new, None if products is None else products[1]),
+    values = chain.values(given.numbers, known, {name: pair[0] for name, pair in further.items()})
+    if given.rows:
+        of_rows = {name: pair[1] for name, pair in further.items()}
+        values = given.in_order(values, _values_of_rows(chain, list(given.rows.values()), new, of_rows))
+    whole = {name: given.in_order(*pair) for name, pair in further.items()}
+    return GivenScores(
+        tasks=given.in_order(known, new), values=values, retrieval=whole.get(RETRIEVAL), over_arch=whole.get(OVER_ARCH)
     )
-    retrieval = None if products is None else given.in_order(*products)
-    return GivenScores(tasks=given.in_order(known, new), values=values, retrieval=retrieval)
 
 
 def _values_of_rows(
-    chain: Chain, rows: Sequence[Mapping[str, Any]], tasks: Tensor, products: Tensor | None
+    chain: Chain, rows: Sequence[Mapping[str, Any]], tasks: Tensor, further: Mapping[str, Tensor]
 ) -> Float64[Tensor, "n"]:
     """The value of items that were given by their columns."""
-    if not rows:
-        return torch.empty(0, dtype=torch.float64)
     scores = {name: tasks[:, index] for index, name in enumerate(chain.labels)}
     for name in chain.numbers:
         cells = [number_of(row.get(name), column=name) for row in rows]
         scores[name] = torch.tensor([math.nan if each is None else each for each in cells], dtype=torch.float64)
-    if products is not None:
-        scores[RETRIEVAL] = products
-    return chain.value(scores)
+    return chain.value(scores | dict(further))
 
 
-def _products(
-    chain: Chain, questions: Sequence[Question], given: Sequence[GivenItems]
-) -> list[tuple[Float32[Tensor, "known"], Float32[Tensor, "new"]]]:
-    """Inner products of each user with the items given by id, and with those given by columns."""
+def _further(chain: Chain, questions: Sequence[Question], given: Sequence[GivenItems]) -> list[_Pairs]:
+    """What the formula names beside tasks: of each user with the items given by id, and with those given by columns."""
+    names = {RETRIEVAL, OVER_ARCH} & set(chain.value.names)
+    if not names:
+        return [{} for _ in given]
     assert chain.encoder is not None, "checked when the export is loaded"
     assert chain.index is not None
     users = chain.user_vectors(questions)
     rows = [row for each in given for row in each.rows.values()]
     vectors = chain.encoder.vectors_of_rows(rows) if rows else users[:0]
     new = vectors.split([len(each.rows) for each in given])
-    return [
-        (chain.index.vectors_of(each.numbers) @ user, mine @ user)
-        for user, each, mine in zip(users, given, new, strict=True)
-    ]
+    found: list[_Pairs] = [{} for _ in given]
+    if RETRIEVAL in names:
+        for i, (user, each, mine) in enumerate(zip(users, given, new, strict=True)):
+            found[i][RETRIEVAL] = (chain.index.vectors_of(each.numbers) @ user, mine @ user)
+    if OVER_ARCH in names:
+        assert chain.rescorer is not None, "checked when the export is loaded"
+        known = chain.rescorer.scores(users, [each.numbers for each in given])
+        unknown = chain.rescorer.scores_of_vectors(users, new)
+        for i, pair in enumerate(zip(known, unknown, strict=True)):
+            found[i][OVER_ARCH] = pair
+    return found

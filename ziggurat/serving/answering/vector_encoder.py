@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
+from ziggurat.models.retrieval.over_arch import OverArch
 from ziggurat.serving.answering.sides import EncodedSide, Side, encode_frame, join
 from ziggurat.serving.export.packed_model import PackedModel
 from ziggurat.serving.request_rows import frame_of
@@ -56,6 +57,11 @@ class VectorEncoder:
         self.items = Side(packed.preprocessing, names=of_item)
         self.users = Side(packed.preprocessing, names={each.name for each in features} - set(of_item))
         self._nobody, self._nothing = _empty(self.users), _empty(self.items)
+
+    @property
+    def over_arch(self) -> OverArch | None:
+        """What scores pairs of its vectors anew, where the model has that."""
+        return getattr(self._model, "over_arch", None)
 
     def encode_users(self, rows: Sequence[Mapping[str, Any]]) -> EncodedSide:
         """Users of requests, by their raw columns; raises RequestError, DataError, BoundsError."""

@@ -2,8 +2,8 @@
 
     pressure = wait / deadline                  ▲ from UP on: one step down in effort, at once
                                                 │ up to DOWN for a while: one step back up
-    full → fewer_probes → retrieval_only → popular → (refused with 503)
-                          where there is a ranker
+    full → fewer_probes → smaller_over_arch → retrieval_only → popular → (refused with 503)
+                          where there is one  where a ranker or an OverArch is left out
 
 Steps down are quick, since a queue fills within milliseconds. Steps up wait, since less effort makes the queue short
 and so looks calm: a step up that has to be taken back within a second doubles the wait before the next one (from 0.2 up
@@ -24,14 +24,17 @@ _STEP_S = 0.02
 _HOLD_S = 0.2
 _MOST_HOLD_S = 3.2
 _SOON_S = 1.0
-LADDER = (Effort.FULL, Effort.FEWER_PROBES, Effort.RETRIEVAL_ONLY, Effort.POPULAR)
+LADDER = (Effort.FULL, Effort.FEWER_PROBES, Effort.SMALLER_OVER_ARCH, Effort.RETRIEVAL_ONLY, Effort.POPULAR)
 
 
 def steps_for(info: Info) -> tuple[Effort, ...]:
-    """The steps that make a difference to an export: it retrieves, and has a ranker to leave out."""
+    """The steps that make a difference to an export: it retrieves, and has an OverArch or a ranker to leave out."""
     if not info.can_recommend:
         return LADDER[:1]
-    return tuple(step for step in LADDER if step is not Effort.RETRIEVAL_ONLY or info.can_rank)
+    useless = set() if info.num_over_arch else {Effort.SMALLER_OVER_ARCH}
+    if not (info.can_rank or info.num_over_arch):
+        useless.add(Effort.RETRIEVAL_ONLY)
+    return tuple(step for step in LADDER if step not in useless)
 
 
 class Ladder:

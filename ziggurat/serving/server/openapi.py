@@ -185,6 +185,7 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
         "score": number,
         "tasks": {"type": "object", "properties": dict.fromkeys(info.labels, number)},
         "retrieval": number,
+        "over_arch": number,
         "position": {"type": "integer"},
     }
     degraded = {"type": "array", "items": text, "description": "what was left out for lack of time; empty: nothing"}
