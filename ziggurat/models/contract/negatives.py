@@ -45,7 +45,7 @@ class NegativesKind(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class MiningConfig:
-    """Settings of mined negatives.
+    """How often a model searches for negatives of its own, and how deep.
 
     Args:
         every: steps between two searches of all items for all users; the first is after so many. Until then no negative
@@ -60,7 +60,7 @@ class MiningConfig:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class NegativesConfig:
-    """Settings of negatives.
+    """Where the wrong answers of a softmax over samples come from.
 
     Args:
         kind: where they come from.

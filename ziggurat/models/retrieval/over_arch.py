@@ -151,7 +151,7 @@ class MLPOverArch(OverArch):
     def scores(
         self, users_BU: Float[Tensor, "B U"], items_BKX: Float[Tensor, "B K X"], *, weights: dict[str, Tensor]
     ) -> Float[Tensor, "B K"]:
-        """See the module's docstring."""
+        """φ by one hidden layer over both shares of it and that of the product."""
         products_BKD = users_BU[:, None, : self.dim] * items_BKX[:, :, : self.dim]
         hidden_BKH = products_BKD @ weights["of_product"].float()
         hidden_BKH = (hidden_BKH + users_BU[:, None, self.dim :] + items_BKX[:, :, self.dim :]).relu()
@@ -193,7 +193,7 @@ class MixtureOfLogits(OverArch):
     def scores(
         self, users_BU: Float[Tensor, "B U"], items_BKX: Float[Tensor, "B K X"], *, weights: dict[str, Tensor]
     ) -> Float[Tensor, "B K"]:
-        """See the module's docstring."""
+        """φ by inner products of components, weighted for each pair."""
         weights = {name: value.float() for name, value in weights.items()}
         size, num_items, pairs = len(users_BU), items_BKX.shape[1], self.num_pairs
         num_user, num_item = _components(self.config)
