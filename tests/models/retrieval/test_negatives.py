@@ -84,9 +84,11 @@ def naive_loss(model, outputs, batch: Batch, *, counts: np.ndarray) -> tuple[lis
             }
             loss = math.log(sum(math.exp(s - dots[b]) for s in dots.values()))
             if model.over_arch is not None:
-                hardest = sorted(others, key=lambda j: -dots[j])[: config.over_arch.hardest]
-                again = {j: over_arch_score(model, users[b], items[j]) / tau - log_q(j) for j in [b, *hardest]}
-                loss += config.over_arch.weight * math.log(sum(math.exp(s - again[b]) for s in again.values()))
+                raw = {j: dots[j] + log_q(j) for j in dots}
+                found = sorted(raw, key=lambda j: -raw[j])[: config.over_arch.hardest]
+                if b in found:
+                    again = {j: over_arch_score(model, users[b], items[j]) / tau - log_q(j) for j in found}
+                    loss += config.over_arch.weight * math.log(sum(math.exp(s - again[b]) for s in again.values()))
             for index in range(2):
                 y = 0.0 if math.isnan(labels[b][index]) else labels[b][index]
                 totals[index] += weights[b] * y * loss

@@ -79,7 +79,13 @@ class FakeAnswerer:
         return RequestError(expected=expected, found=found, where=where, ways_out="look at /info")
 
     def _take_time(self, candidates: int, effort: Effort, requests: int) -> None:
-        share = {Effort.FULL: 1.0, Effort.FEWER_PROBES: 0.5, Effort.RETRIEVAL_ONLY: 0.25, Effort.POPULAR: 0.02}[effort]
+        share = {
+            Effort.FULL: 1.0,
+            Effort.FEWER_PROBES: 0.5,
+            Effort.SMALLER_OVER_ARCH: 0.4,
+            Effort.RETRIEVAL_ONLY: 0.25,
+            Effort.POPULAR: 0.02,
+        }[effort]
         if self.base_s or self.candidate_s:
             time.sleep(share * (self.base_s + self.candidate_s * candidates))  # like torch, without the GIL
         if self.batches is not None:

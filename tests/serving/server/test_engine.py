@@ -176,7 +176,7 @@ def test_answers_get_less_effort_under_load_and_say_so() -> None:
 
 
 def test_the_ladder_goes_down_at_once_and_up_after_a_calm_time() -> None:
-    ladder = Ladder()
+    ladder = Ladder(steps=[step for step in LADDER if step is not Effort.SMALLER_OVER_ARCH])
     assert ladder.feel(0.4, now=10.0) is Effort.FULL
     assert ladder.feel(0.9, now=10.1) is Effort.FEWER_PROBES
     assert ladder.feel(0.9, now=10.11) is Effort.FEWER_PROBES, "one step in 20 ms"
@@ -260,7 +260,8 @@ def test_the_effort_rises_without_requests_and_metrics_say_so() -> None:
 
 def test_steps_that_change_nothing_are_left_out() -> None:
     info = FakeAnswerer().info()
-    assert steps_for(info) == LADDER
+    assert steps_for(dataclasses.replace(info, num_over_arch=100)) == LADDER
+    assert steps_for(info) == tuple(step for step in LADDER if step is not Effort.SMALLER_OVER_ARCH)
     assert Effort.RETRIEVAL_ONLY not in steps_for(dataclasses.replace(info, can_rank=False))
     assert steps_for(dataclasses.replace(info, can_recommend=False)) == (Effort.FULL,)
 

@@ -15,8 +15,10 @@ The mixture follows Zhai et al., KDD 2023 (arXiv 2306.04039): adaptive weights o
 matrices of pairs of any rank. Here ⟨u, x⟩ always stands beside g, and g is 0 at the start, so that training begins with
 the order of retrieval.
 
-Loss: sampled softmax of φ / τ over a sample's own item and its `hardest` candidates, those whose corrected inner
-product is largest, since that is what it will have to order. It is added, times `weight`, to the loss of retrieval.
+Loss: sampled softmax of φ / τ over the `hardest` candidates of a sample, those with the largest inner products, for the
+samples whose own item is among them; the others ask nothing. That is its task: the order of what was found. Were the
+own item put beside those that were found, a low inner product would give it away, and φ would learn the opposite of
+retrieval. The loss is added, times `weight`, to that of retrieval.
 
 Cost a pair: mlp 2·D·h FLOPs; mixture 2·k_u·k_x·(d + 2·h). Memory of the item parts: `item_width` numbers an item.
 """
@@ -61,7 +63,8 @@ class OverArchConfig:
         user_components: k_u of the mixture.
         item_components: k_x of the mixture.
         component_dim: d, columns of each component.
-        hardest: candidates of a sample that its loss orders, beside its own item.
+        hardest: candidates of a sample that its loss orders; about as large a share of a block as of the catalogue is
+            found.
         weight: of its loss, beside that of retrieval.
         learning: together or on_top.
     """
@@ -217,16 +220,19 @@ def _components(config: OverArchConfig) -> tuple[int, int]:
     return config.user_components, config.item_components
 
 
-def hardest_softmax(
-    scores: Float[Tensor, "Z n 1+K"], *, log_q: Float[Tensor, "Z n 1+K"] | None, allowed: Bool[Tensor, "Z n 1+K"]
+def found_softmax(
+    scores: Float[Tensor, "Z n K"], *, is_own: Bool[Tensor, "Z n K"], allowed: Bool[Tensor, "Z n K"]
 ) -> Float[Tensor, "Z n"]:
-    """The loss of samples whose own item comes first, over the candidates that are allowed.
+    """The loss of samples over the candidates that were found for them; 0 where their own item is not among these.
 
     Args:
-        scores: φ / τ.
-        log_q: ln Q of each candidate; None for no correction.
+        scores: φ / τ, less ln Q.
+        is_own: which candidate is the item of the sample itself.
         allowed: False for candidates that are no negatives.
     """
-    if log_q is not None:
-        scores = scores - log_q
-    return scores.masked_fill(~allowed, -torch.inf).logsumexp(dim=2) - scores[..., 0]
+    masked = scores.masked_fill(~allowed, -torch.inf)
+    was_found = (is_own & allowed).any(dim=2)
+    # Where nothing was found the sum is minus infinity, whose gradient is NaN.
+    total = torch.where(was_found.unsqueeze(2), masked, 0.0).logsumexp(dim=2)
+    own = torch.where(is_own, scores, 0.0).sum(dim=2)
+    return torch.where(was_found, total - own, 0.0)

@@ -44,7 +44,7 @@ from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
 from ziggurat.models.retrieval.encoders import EncoderConfig, ItemEncoder, UserEncoder, VectorLength, side_of
-from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchLearning, hardest_softmax
+from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchLearning, found_softmax
 from ziggurat.models.retrieval.retrieval_inputs import check_retrieval_inputs
 from ziggurat.models.retrieval.sampled_softmax import Pool, corrected, in_blocks
 from ziggurat.models.towers.layer import TowerLayer
@@ -246,7 +246,8 @@ class TwoTower(Model):
         masked_ZnC = corrected(scores_ZnC, pool)
         losses_Zn = masked_ZnC.logsumexp(dim=2) - masked_ZnC.diagonal(dim1=1, dim2=2)
         if self.over_arch is not None:
-            again_Zn = self._over_arch_losses(outputs, places, pool, masked_ZnC.detach())
+            found_ZnC = scores_ZnC.detach().masked_fill(masked_ZnC == -torch.inf, -torch.inf)
+            again_Zn = self._over_arch_losses(outputs, places, pool, found_ZnC)
             losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
         samples_S = places[0]
         losses_S, weights_SL = losses_Zn.flatten()[: len(samples_S)], weights_BL[samples_S]
@@ -276,28 +277,24 @@ class TwoTower(Model):
         return torch.zeros_like(item_BD).index_copy(0, samples_S, self.user_encoder(some))
 
     def _over_arch_losses(
-        self, outputs: Outputs, places: tuple[Tensor, Tensor], pool: Pool, masked_ZnC: Float[Tensor, "Z n C"]
+        self, outputs: Outputs, places: tuple[Tensor, Tensor], pool: Pool, found_ZnC: Float[Tensor, "Z n C"]
     ) -> Float[Tensor, "Z n"]:
-        """Softmax of the OverArch over the own item and the hardest candidates of each sample."""
+        """Softmax of the OverArch over the candidates of each sample that retrieval scores highest."""
         assert self.over_arch is not None
-        named, hardest = outputs.named, self.config.over_arch.hardest
+        named = outputs.named
         user_ZnU, item_ZCX = self._blocks(named["user_parts"], named["item_parts"], places)
-        num_blocks, size, num_candidates = masked_ZnC.shape
-        own_n = torch.arange(size, device=masked_ZnC.device)
-        others_ZnC = masked_ZnC.clone()
-        others_ZnC[:, own_n, own_n] = -torch.inf
-        top_ZnK, at_ZnK = others_ZnC.topk(min(hardest, num_candidates), dim=2)
-        at_ZnK = torch.cat([own_n.view(1, -1, 1).expand(num_blocks, -1, 1), at_ZnK], dim=2)
-        allowed_ZnK = torch.cat([torch.ones_like(top_ZnK[..., :1], dtype=torch.bool), top_ZnK > -torch.inf], dim=2)
-        num, width = at_ZnK.shape[2], item_ZCX.shape[2]
+        num_blocks, size, num_candidates = found_ZnC.shape
+        num, width = min(self.config.over_arch.hardest, num_candidates), item_ZCX.shape[2]
+        best_ZnK, at_ZnK = found_ZnC.topk(num, dim=2)
         places_ZNX = at_ZnK.flatten(1).unsqueeze(2).expand(-1, -1, width)
         chosen_NKX = item_ZCX.gather(1, places_ZNX).reshape(num_blocks * size, num, width)
         weights = {name.removeprefix(_WEIGHT): value for name, value in named.items() if name.startswith(_WEIGHT)}
         scores_NK = self.over_arch.scores(user_ZnU.flatten(0, 1), chosen_NKX, weights=weights) * named["scale"]
-        log_q = None
+        scores_ZnK = scores_NK.view_as(at_ZnK)
         if pool.log_q is not None:
-            log_q = pool.log_q.unsqueeze(1).expand(-1, size, -1).gather(2, at_ZnK)
-        return hardest_softmax(scores_NK.view_as(at_ZnK), log_q=log_q, allowed=allowed_ZnK)
+            scores_ZnK = scores_ZnK - pool.log_q.unsqueeze(1).expand(-1, size, -1).gather(2, at_ZnK)
+        is_own_ZnK = at_ZnK == torch.arange(size, device=at_ZnK.device).unsqueeze(1)
+        return found_softmax(scores_ZnK, is_own=is_own_ZnK, allowed=best_ZnK > -torch.inf)
 
     def _layout(self, batch: Batch) -> DrawnLayout | None:
         """Where drawn items stand in the batch; None where there are none."""
