@@ -66,11 +66,6 @@ class Team:
         return self.rank == 0
 
     @property
-    def place(self) -> dict[str, Any]:
-        """This rank among all, and how they tell each other something, for who reads data on each of them."""
-        return {"rank": self.rank, "world_size": self.world_size, "gather": self.gather}
-
-    @property
     def suffix(self) -> str:
         """What tells apart the files that every rank writes; empty on one device."""
         return f"_rank{self.rank}" if self.world_size > 1 else ""

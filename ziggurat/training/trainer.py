@@ -96,8 +96,8 @@ class Trainer:
         if config.threads:
             torch.set_num_threads(config.threads)
         self.loss, self.metrics = loss, dict(metrics or {})
-        named = {"loss": loss_name(loss), "metrics": ", ".join(self.metrics)}
         datasets, self.model = {"train": train, "valid": valid}, model
+        named = {"loss": loss_name(loss), "metrics": ", ".join(self.metrics)}
         self.team.require_same_run(config, datasets=datasets, folder=self.folder.path, named=named)
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
@@ -110,10 +110,9 @@ class Trainer:
         self.valid = valid
         self.position = Position(loss=loss_name(loss))
         self.store = CheckpointStore(self.folder.checkpoints, config=config.checkpoint)
-        self._pace = Pace()
+        self._pace, self._showing = Pace(), False
         self._pinned: set[int] = set()
         self._written, self._damaged = WrittenFiles(self.folder), list[str]()
-        self._showing = False
         self._restored: bool | None = None
 
     @property
