@@ -17,6 +17,7 @@ from ziggurat.embeddings import EmbeddingConfig, KernelChoice
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.models import EncoderConfig, MLPConfig, TwoTowerConfig
 from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind
+from ziggurat.serving.answering.live_items import ItemChanges, change_items
 from ziggurat.serving.answering.rescorer import OVER_ARCH_FILE
 from ziggurat.serving.answers import Effort, RecommendRequest
 from ziggurat.serving.export.aligned_tensors import load_aligned, save_aligned
@@ -101,6 +102,16 @@ def test_the_ranker_sees_what_the_over_arch_chose(place: Path):
     scores = {item.position: item.score for item in of_columns.items}
     assert scores[0] == pytest.approx(scores[1], abs=1e-5)
     assert of_columns.items[0].over_arch == pytest.approx(known[chosen[0]][1], abs=1e-5)
+
+
+def test_changed_items_are_scored_as_they_are_now(place: Path):
+    chain = zg.Recommender.load(place / "alone").chain
+    item = {"item": "new", "tags": ["t1"], "price": 3.0}
+    changed, _ = change_items(chain, ItemChanges(upsert=(item, {"item": chain.catalogue.ids[2], "price": 99.0})))
+    vectors = changed.encoder.item_vectors(changed.catalogue.frame)
+    assert torch.allclose(changed.rescorer.parts, changed.encoder.over_arch.item_parts(vectors), atol=1e-6)
+    assert len(changed.rescorer.parts) == len(chain.rescorer.parts) + 1
+    assert not torch.equal(changed.rescorer.parts[2], chain.rescorer.parts[2])
 
 
 def test_less_effort_scores_fewer_items(place: Path):

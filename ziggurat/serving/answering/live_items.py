@@ -3,6 +3,7 @@
     {"upsert": [{"movie_id": "17", "in_stock": false}, …], "delete": ["18", …]}
                                                         ┌► catalogue   the row, its id
     chain ──► rows, completed by what is known of them ─┼► index       vector and attributes, in its fresh segment
+                                                        ├► OverArch    the parts of its vector
                                                         ├► ranker      the row, encoded
                                                         └► value model the row's numbers        ──► chain, changed
 
@@ -156,14 +157,17 @@ def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame,
     """The chain whose catalogue has these rows, and these items no longer."""
     assert chain.catalogue is not None
     catalogue = chain.catalogue.changed(numbers, rows=rows, gone=gone)
-    index, ranker = chain.index, chain.ranker
+    index, ranker, rescorer = chain.index, chain.ranker, chain.rescorer
     if index is not None and chain.encoder is not None:
         vectors = chain.encoder.item_vectors(rows) if len(rows) else torch.empty(0, index.index.vectors.dim)
         index = index.changed(numbers, vectors=vectors, items=rows, gone=gone)
+        if rescorer is not None and len(rows):
+            rescorer = rescorer.changed(numbers, vectors=vectors)
     if ranker is not None and len(rows):
         ranker = ranker.with_items(numbers, frame=rows)
     columns = numbers_of(catalogue.frame, names=list(chain.numbers))
-    return dataclasses.replace(chain, catalogue=catalogue, index=index, ranker=ranker, numbers=columns)
+    parts = {"index": index, "ranker": ranker, "rescorer": rescorer}
+    return dataclasses.replace(chain, catalogue=catalogue, numbers=columns, **parts)
 
 
 def _ids(catalogue: ItemCatalogue, rows: Sequence[Mapping[str, Any]]) -> list[str]:
