@@ -9,10 +9,8 @@
 
 Bulk (`ziggurat recommend`), the server and the golden check of an export all come through here. Requests are answered
 together, each with a user, a filter and a k of its own; what is wrong with one is an error in its place.
-
 Columns that a request leaves out are those of the user's last row in the data, if the user is known, and missing
 otherwise; ids that training never saw are unknown, as in `ziggurat predict`. Columns that nothing reads are refused.
-
 `change_items` adds, changes and deletes items in memory; the folder stays as it is.
 
 Equal requests get equal answers, up to rounding in other batches. Nothing that changes an answer is kept between them
@@ -308,9 +306,7 @@ class Recommender:
     def _items(self, found: Candidates) -> tuple[ScoredItem, ...]:
         ids = self._catalogue().ids_at(found.items)
         labels, tasks = self.chain.labels, found.tasks.tolist()
-        products, again = (
-            [None] * len(ids) if each is None else each.tolist() for each in (found.retrieval, found.over_arch)
-        )
+        products, again = found.further()
         return tuple(
             ScoredItem(
                 id=ids[place],

@@ -103,6 +103,12 @@ class Candidates:
     over_arch: Float32[Tensor, "n"] | None = None
     plan: str = ""
 
+    def further(self) -> tuple[list[float | None], list[float | None]]:
+        """Inner products and scores of the OverArch as lists; None for each item where there are none."""
+        none: list[float | None] = [None] * len(self.items)
+        products = none if self.retrieval is None else self.retrieval.tolist()
+        return products, none if self.over_arch is None else self.over_arch.tolist()
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownSides:
