@@ -17,7 +17,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
-from ziggurat.serving.answering.chain import RETRIEVAL
+from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL
 from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
 from ziggurat.training.report.progress import Progress
@@ -82,7 +82,7 @@ def check_asked(
                 ways_out=nearest(name, there, instead="leave it out"),
             )
     if value:
-        ValueModel(value, names=dict.fromkeys((*labels, RETRIEVAL, *there)), where="--value")
+        ValueModel(value, names=dict.fromkeys((*labels, RETRIEVAL, OVER_ARCH, *there)), where="--value")
 
 
 def _inputs(folder: Path) -> InputSpec:
