@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Shop) -> Path:
         embedding_dim=4, output_dim=8, negatives_block=64, user=encoder, item=encoder, embedding=TABLES,
         over_arch=over_arch,
     )  # fmt: skip
-    fast = dataclasses.replace(SETTINGS, learning_rate=0.05, loader=zg.LoaderConfig(batch_size=128), epochs=2)
+    fast = dataclasses.replace(SETTINGS, learning_rate=0.3, loader=zg.LoaderConfig(batch_size=128), epochs=2)
     data = zg.DataConfig(train=(str(place / "events.parquet"),))
     zg.train_run(zg.RunConfig(data=data, table_schema=SCHEMA, model=model, training=fast), folder=place / "two_tower")
     config = zg.ExportConfig(num_candidates=8, num_over_arch=20, **SIZES)
