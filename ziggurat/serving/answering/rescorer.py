@@ -62,6 +62,19 @@ class Rescorer:
         return Rescorer(over_arch, parts=parts)
 
     @torch.no_grad()
+    def changed(self, numbers: Int64[Tensor, "M"], *, vectors: Float32[Tensor, "M D"]) -> Rescorer:
+        """The same with other vectors of some items; numbers behind the last one are new items. Copies the parts.
+
+        Args:
+            numbers: of the items.
+            vectors: of the items, as they are now.
+        """
+        parts = self.parts.new_zeros(max(len(self.parts), int(numbers.max()) + 1), self.parts.shape[1])
+        parts[: len(self.parts)] = self.parts
+        parts[numbers] = self.over_arch.item_parts(vectors)
+        return Rescorer(self.over_arch, parts=parts)
+
+    @torch.no_grad()
     def scores(self, users: Float32[Tensor, "B D"], items: Sequence[Int64[Tensor, "_"]]) -> list[Float32[Tensor, "_"]]:
         """φ of each user with items of the catalogue.
 
