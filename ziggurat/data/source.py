@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from ziggurat.data.balance.cost import tokens_of
 from ziggurat.data.balance.packing import packed
-from ziggurat.data.encoded.loader import Loader
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
 
@@ -120,6 +121,9 @@ def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> Da
             )
         return data
     if hasattr(data, "read_group"):
+        config = loader_settings.get("config") or LoaderConfig()
+        if token_budget and config.shuffle in (Shuffle.AUTO, Shuffle.LANES):  # lanes go on at whole batches alone
+            loader_settings["config"] = replace(config, shuffle=Shuffle.BUFFER)
         return LoaderSource(Loader(data, **loader_settings), token_budget=token_budget)
     raise ConfigError(
         expected="a data set (EncodedDataset, MemoryDataset), or a source: __iter__, state_dict and load_state_dict",
