@@ -128,8 +128,8 @@ def test_every_setting_that_is_named_exists(document: Path) -> None:
     from ziggurat.recipes.catalogue import RECIPES, recipe_named
     from ziggurat.serving.server.config import ServerConfig
 
-    config, own = recipe_named("movielens_dlrm"), f"table_{document.stem}"
-    if document.parent.name == "models" and own in {recipe.__name__ for recipe in RECIPES}:
+    config, own = recipe_named("movielens_dlrm"), f"table_{document.stem.replace('-', '_')}"
+    if own in {recipe.__name__ for recipe in RECIPES}:
         config = recipe_named(own, schema=config.table_schema)
     for found in re.finditer(r"`--(\w[\w-]*\.[\w.-]+) ([^`\s]+)`", prose(document)):
         if found[2].isupper():  # a placeholder, as in `--group.name VALUE`

@@ -194,7 +194,7 @@ class _Work:
                     seen.append(sessions)
                     if writer is None:
                         encodings = smallest_encodings(table.slice(0, _ROWS_PER_GROUP), codec=CODEC)
-                        writer = pq.ParquetWriter(path, table.schema, use_dictionary=encodings, **CODEC)
+                        writer = pq.ParquetWriter(path, table.schema, use_dictionary=encodings, **CODEC)  # pyright: ignore[reportArgumentType]
                     writer.write_table(table, row_group_size=_ROWS_PER_GROUP)
                     done += table.num_rows
                     self._progress("writing", done, self.num_rows)

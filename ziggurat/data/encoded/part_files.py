@@ -104,7 +104,7 @@ def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         path,
         schema,
         compression="lz4",
-        use_dictionary=[name for name in schema.names if name != ROW_COLUMN],
+        use_dictionary=[name for name in schema.names if name != ROW_COLUMN],  # pyright: ignore[reportArgumentType]
         write_statistics=False,
         write_page_checksum=True,
     )

@@ -83,7 +83,7 @@ class ItemSearch:
         """A filter for documentation that some items pass and others do not, as many as can be; "" without one."""
         found: dict[str, float] = {}
         for name, values in self._filters().values_of(0).items() if len(self.index.vectors) else ():
-            for value in values[:3]:
+            for value in (values or [])[:3]:  # None: the item has none
                 text = f"{name}:{_quoted(value)}"
                 try:
                     passing = self._filters().selectivity(text)

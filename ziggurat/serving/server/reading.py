@@ -127,7 +127,8 @@ def read_rank(body: bytes, *, config: ServerConfig) -> RankRequest:
 def _build(cls: type[Question], data: Any) -> Question:
     """A request of plain data: by its constructor, which checks once, or, where that fails, by what explains best."""
     try:
-        return cls(**{name: tuple(value) if type(value) is list else value for name, value in data.items()})
+        given: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
+        return cls(**given)
     except (TypeError, AttributeError, ZigguratError):
         return cls.from_json(data)
 
