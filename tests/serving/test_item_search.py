@@ -77,7 +77,7 @@ def test_another_index_is_refused(vectors: torch.Tensor, tmp_path: Path) -> None
     with pytest.raises(ExportError, match="301 items"):
         ItemSearch.load(path, num_items=301)
     state = load_file(str(path))
-    save_file({name: tensor for name, tensor in state.items() if "codes" not in name}, str(path))
+    save_file({name: tensor for name, tensor in state.items() if not name.startswith("vectors.")}, str(path))
     with pytest.raises(ExportError, match="index"):
         ItemSearch.load(path, num_items=300)
     path.write_bytes(b"nothing")

@@ -99,7 +99,12 @@ def trainer_of(case: Case, folder: str | Path, *, world_size: int, **changes: An
         plan = plan_of(case, world_size)
         topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=max(world_size // 2, 1))
         parallel = parallelize(
-            model, plan, topology, config=ParallelConfig(dense=case.dense, num_parts=case.num_parts), seed=3
+            model,
+            plan,
+            topology,
+            config=ParallelConfig(dense=case.dense, num_parts=case.num_parts),
+            seed=3,
+            count_costs="balance" in changes,
         )
     train = tiny_dataset(NUM_ROWS, nan_row=case.nan_row if case.nan_row >= 0 else None)
     return Trainer(model, config=config, train=train, valid=tiny_dataset(101, seed=1), folder=folder, parallel=parallel)

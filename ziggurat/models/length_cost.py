@@ -36,7 +36,7 @@ def length_cost(model: Model) -> tuple[SampleCost, str]:
     try:
         one = flops_per_sample(model).total
         network = {name: _terms(model, name, one=one) for name in unpooled}
-    except (RuntimeError, ZigguratError) as error:
+    except (RuntimeError, LookupError, ZigguratError) as error:  # LookupError: a batch of a source of its own
         lists = tuple(LengthCost(name=name, per_event=value) for name, value in lookups.items())
         return SampleCost(fixed=1.0, lists=lists), f"lookups alone: FLOPs cannot be counted ({error})"
     lists = tuple(

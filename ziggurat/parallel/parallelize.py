@@ -35,6 +35,8 @@ from ziggurat.parallel.towers import TowerTransform
 from ziggurat.plan import Placement, Plan
 from ziggurat.typed import checked
 
+_NOT_COUNTED = "not counted: parallelize(…, count_costs=True) does"
+
 
 @dataclass(frozen=True, kw_only=True)
 @checked
@@ -73,7 +75,7 @@ class Parallel:
     config: ParallelConfig
     traffic: Traffic
     cost: SampleCost = field(default_factory=SampleCost)
-    cost_source: str = ""
+    cost_source: str = _NOT_COUNTED
 
     def table_optimizer(self, model: Model) -> ShardedTableOptimizer:
         """The exact optimizer of a parallel model's tables."""
@@ -89,6 +91,7 @@ def parallelize(
     *,
     config: ParallelConfig | None = None,
     seed: int | None = None,
+    count_costs: bool = False,
 ) -> Parallel:
     """Make a model parallel, in place; collective over all ranks.
 
@@ -100,6 +103,7 @@ def parallelize(
         config: dense parallelism, wire formats.
         seed: of open tables; None leaves them open, to be loaded (`embeddings.tables.mark_filled`) or drawn
             (`embeddings.tables.draw`) later. A lookup in open tables raises.
+        count_costs: count what a sample costs by its lengths, for balanced steps; it takes a second.
 
     Returns:
         What the trainer needs to know. The model then computes the logits of this rank's batch.
@@ -113,7 +117,7 @@ def parallelize(
     check_plan(plan, model.inputs, topology)
     _check_towers(model, plan)
     check_dense(model)
-    cost, cost_source = length_cost(model)
+    cost, cost_source = length_cost(model) if count_costs else (SampleCost(), _NOT_COUNTED)
     traffic, flow = Traffic(topology), Flow()
     whole = model.embeddings
     is_open = whole.tables.is_open

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ziggurat.config import flattened, from_json, to_json
+from ziggurat.data.balance.partition import Balance
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.errors import ConfigError
 from ziggurat.models import Model
@@ -123,7 +124,9 @@ class Ranks:
         self.tower_size_reason = made["reason"]
         config = self._config
         topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=config.parallel.ranks_per_host)
-        return parallelize(model, plan, topology, config=config.parallel.parallel)
+        training = config.training
+        counted = training.balance is not Balance.NONE and not training.balance_cost
+        return parallelize(model, plan, topology, config=config.parallel.parallel, count_costs=counted)
 
     def keep_plan(self, parallel: Parallel, *, run: RunFolder) -> None:
         """Write the plan into the run's folder."""

@@ -43,7 +43,10 @@ def check(rank: int, plans: list[object], num_parts: int) -> None:
             assert_same_sequences(model, plan, batch=batch, names=("tags", "words"))
 
 
-@pytest.mark.parametrize(("world_size", "num_parts"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("world_size", "num_parts"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), (2, 1), pytest.param(4, 1, marks=pytest.mark.slow), (2, 2)],
+)
 def test_every_placement(world_size: int, num_parts: int) -> None:
     run_ranks(check, world_size, [to_json(placed(world_size, kind)) for kind in Placement], num_parts)
 
