@@ -36,7 +36,17 @@ FROZEN = {
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),
     },
     "export": {
-        *("--out", "--ranker", "--tables", "--value", "--items", "--keep", "--no-users", "--candidates"),
+        *(
+            "--out",
+            "--ranker",
+            "--tables",
+            "--value",
+            "--items",
+            "--keep",
+            "--no-users",
+            "--candidates",
+            "--candidates-overarch",
+        ),
         *("--parity-rows", "--allow", "--model"),
     },
     "index recall": {"--k", "--filter", "--users", "--plot", "--model"},

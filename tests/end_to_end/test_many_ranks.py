@@ -103,8 +103,8 @@ def test_the_whole_story(place: Path) -> None:
     "arguments",
     [
         ["--data.train", "nowhere.parquet"],
-        ["--plan", "plan.json"],
-        ["--model.embedding.optimizer", "adam_dense"],
+        pytest.param(["--plan", "plan.json"], marks=pytest.mark.slow),
+        pytest.param(["--model.embedding.optimizer", "adam_dense"], marks=pytest.mark.slow),
         ["--towers", "towers.json", "--tower-size", "3"],
     ],
 )

@@ -29,7 +29,7 @@ INPUTS = InputSpec(
 
 
 @pytest.mark.parametrize("name", sorted(SMALLEST))
-@pytest.mark.parametrize("factor", [1.0, 16.0])
+@pytest.mark.parametrize("factor", [1.0, pytest.param(16.0, marks=pytest.mark.slow)])
 def test_growth_meets_the_compute(name: str, factor: float) -> None:
     start = smallest(name)
     grown = grow(start, INPUTS, factor=factor)
@@ -50,6 +50,7 @@ def test_flops_are_torchs(name: str) -> None:
     assert counter.get_total_flops() == 6 * forward_flops(grown, INPUTS)
 
 
+@pytest.mark.slow
 def test_wukong_grows_layers_first_then_everything_in_them() -> None:
     start = smallest("wukong")
     assert isinstance(start, WukongConfig)

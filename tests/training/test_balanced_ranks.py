@@ -25,10 +25,11 @@ COST = ("tags", "2*tags^2")
 CASES = [
     (2, Case(), {"balance": Balance.VARIABLE, "balance_cost": COST, "balance_shares": (1.0, 3.0)}),
     pytest.param(2, Case(towers=True, tower_size=1, num_parts=2), {"balance": Balance.ZIGZAG}, marks=pytest.mark.slow),
-    (
+    pytest.param(
         4,
         Case(placement=Placement.ROW_WISE, towers=True, tower_size=2, dense=DenseParallelism.HSDP),
         {"balance": Balance.KARMARKAR_KARP},
+        marks=pytest.mark.slow,
     ),
 ]
 

@@ -38,12 +38,16 @@ def test_a_source_is_resumed_where_it_stood(tmp_path: Path) -> None:
 
 
 def test_a_source_that_counts_epochs_skips_none(tmp_path: Path) -> None:
-    """Stopped at the end of an epoch and inside one, on one device, and on ranks of which one waits for the other."""
+    """Stopped at the end of an epoch and inside one, on one device."""
     whole = train_blocks(0, 1, str(tmp_path / "whole"), 0, False, [100], True)
     assert whole[1:] == (200, NUM_STEPS)
     for stop in (7, 9):
         train_blocks(0, 1, str(tmp_path / f"{stop}"), stop, False, [100], True)
         assert train_blocks(0, 1, str(tmp_path / f"{stop}"), 0, True, [100], True) == whole, stop
+
+
+@pytest.mark.slow
+def test_ranks_of_which_one_waits_for_the_other_skip_no_epoch(tmp_path: Path) -> None:
     whole_ranks = run_ranks(train_blocks, 2, 2, str(tmp_path / "ranks"), 0, False, [100, 50], True)
     for stop in (6, 7):
         run_ranks(train_blocks, 2, 2, str(tmp_path / f"ranks{stop}"), stop, False, [100, 50], True)

@@ -120,7 +120,7 @@ def test_the_best_weights_come_back(tmp_path: Path) -> None:
     assert metrics["auc"] == best["auc"]
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize("clip_norm", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_nan_on_one_rank_stops_all_and_touches_no_weight(tmp_path: Path, clip_norm: float) -> None:
     case = Case(nan_row=100, towers=True, tower_size=1)
     for outcome in run_ranks(train_to_error, 2, 2, as_data(case), str(tmp_path), {"clip_norm": clip_norm}):

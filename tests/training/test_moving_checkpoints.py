@@ -101,6 +101,7 @@ def test_from_four_ranks_to_any(tmp_path: Path) -> None:
     check(tmp_path, {name: (4, case) for name, case in SOURCES.items()}, TARGETS)
 
 
+@pytest.mark.slow
 def test_copies_and_rows_over_a_host(tmp_path: Path) -> None:
     copies, in_host = Placement.DATA_PARALLEL, Placement.TABLE_ROW_WISE
     sources = {
