@@ -26,6 +26,7 @@ Cost a pair: mlp 2·D·h FLOPs; mixture 2·k_u·k_x·(d + 2·h). Memory of the i
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,18 +105,19 @@ class OverArch(nn.Module):
         self.config, self.dim = config, dim
         self.user_width, self.item_width = user_width, item_width
 
+    @abstractmethod
     def user_parts(self, users_BD: Float[Tensor, "B D"]) -> Float[Tensor, "B U"]:
         """What a score needs of users, FP32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def item_parts(self, items_ND: Float[Tensor, "N D"]) -> Float[Tensor, "N X"]:
         """What a score needs of items, FP32."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pair_weights(self) -> dict[str, Tensor]:
         """Copies of the weights that meet both sides, for `scores` where the network itself is spread over ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scores(
         self, users_BU: Float[Tensor, "B U"], items_BKX: Float[Tensor, "B K X"], *, weights: dict[str, Tensor]
     ) -> Float[Tensor, "B K"]:
@@ -126,7 +128,6 @@ class OverArch(nn.Module):
             items_BKX: parts of the items of each user.
             weights: `pair_weights`.
         """
-        raise NotImplementedError
 
 
 class MLPOverArch(OverArch):

@@ -278,7 +278,7 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int]) -> list[Ba
     batches, next_single, next_list = [], 0, 0
     for group in lookup.groups:
         rows = rows_SB[next_single : next_single + len(group.single)]
-        batches.append(_batch(rows, size, _part(jagged, size, next_list, group)))
+        batches.append(batch_of_rows(rows, _part(jagged, size, next_list, group), size=size))
         next_single += len(group.single)
         next_list += len(group.lists)
     return batches
@@ -299,8 +299,8 @@ def _part(jagged: JaggedRows | None, size: int, first: int, group: TableGroup) -
     return JaggedRows(jagged.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
 
 
-def _batch(rows_SB: Tensor, size: int, jagged: JaggedRows) -> Batch:
-    """A batch of rows alone."""
+def batch_of_rows(rows_SB: Tensor, jagged: JaggedRows, *, size: int) -> Batch:
+    """A batch of rows alone: what a lookup reads, and nothing else."""
     nothing = torch.empty(size, 0, device=rows_SB.device)
     return Batch(
         dense=nothing,

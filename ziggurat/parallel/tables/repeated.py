@@ -24,8 +24,9 @@ from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.jagged import FeatureGroup, JaggedRows
+from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.repeat import expand
+from ziggurat.parallel.tables.ids import batch_of_rows
 
 if TYPE_CHECKING:
     from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
@@ -61,8 +62,8 @@ class RepeatedExchange:
 
     def split(self, batch: Batch) -> list[Batch]:
         """The samples with their plain features, then the slices of each group."""
-        plain = _rows(batch.single[self._plain], batch.jagged, size=batch.batch_size)
-        return [plain, *(_rows(group.single, group.jagged, size=group.num_slices) for group in batch.repeated)]
+        plain = batch_of_rows(batch.single[self._plain], batch.jagged, size=batch.batch_size)
+        return [plain, *(batch_of_rows(group.single, group.jagged, size=group.num_slices) for group in batch.repeated)]
 
     def forward(self, batch: Batch, parts: list[Batch]) -> Float[Tensor, "B T"]:
         """Pooled embeddings in the order of the fields; collective."""
@@ -74,15 +75,3 @@ class RepeatedExchange:
             names = [spec.name for spec in exchange.inputs.fields]
             found |= dict(zip(names, pooled.split(exchange.field_dims, dim=1), strict=True))
         return torch.cat([found[name] for name in self._names], dim=1)
-
-
-def _rows(rows_SB: Tensor, jagged: JaggedRows, *, size: int) -> Batch:
-    """A batch of rows alone."""
-    nothing = torch.empty(size, 0, device=rows_SB.device)
-    return Batch(
-        dense=nothing,
-        single=rows_SB,
-        jagged=jagged,
-        labels=nothing,
-        row_ids=torch.empty(size, dtype=torch.int64),
-    )
