@@ -26,7 +26,7 @@ Cost a pair: mlp 2·D·h FLOPs; mixture 2·k_u·k_x·(d + 2·h). Memory of the i
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -90,7 +90,7 @@ class OverArchConfig:
                 return MixtureOfLogits(self, dim=dim)
 
 
-class OverArch(nn.Module):
+class OverArch(nn.Module, ABC):
     """Scores pairs of vectors; what depends on one side alone is computed apart, and kept for a catalogue.
 
     Args:
