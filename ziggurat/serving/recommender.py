@@ -359,14 +359,18 @@ class Recommender:
         return f"{self.export.version}+{chain.num_changes}" if chain.num_changes else self.export.version
 
     def _ranked(self, request: RankRequest, found: GivenScores, version: str) -> Ranked:
-        scores, labels = found.tasks.tolist(), self.chain.labels
+        size, labels = len(request.items), self.chain.labels
+        tasks, values = found.tasks.tolist(), found.values.tolist()
+        nothing = [None] * size
+        retrieval = nothing if found.retrieval is None else found.retrieval.tolist()
+        over_arch = nothing if found.over_arch is None else found.over_arch.tolist()
         items = tuple(
             ScoredItem(
                 id=self._id_of(request.items[place]),
-                score=float(found.values[place]),
-                tasks=dict(zip(labels, scores[place], strict=True)),
-                retrieval=None if found.retrieval is None else float(found.retrieval[place]),
-                over_arch=None if found.over_arch is None else float(found.over_arch[place]),
+                score=values[place],
+                tasks=dict(zip(labels, tasks[place], strict=True)),
+                retrieval=retrieval[place],
+                over_arch=over_arch[place],
                 position=place,
             )
             for place in found.values.argsort(descending=True, stable=True).tolist()
