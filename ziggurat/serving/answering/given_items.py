@@ -62,7 +62,8 @@ class GivenScores:
     over_arch: Float32[Tensor, "n"] | None = None
 
 
-_Pairs = dict[str, tuple[Tensor, Tensor]]  # by name, of the items given by id and of those given by columns
+_Pair = tuple[Tensor, Tensor]  # of the items given by id, and of those given by columns
+_Pairs = dict[str, _Pair]
 
 
 def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[GivenItems]) -> list[GivenScores]:
@@ -77,26 +78,39 @@ def score_given(chain: Chain, *, questions: Sequence[Question], given: Sequence[
         ZigguratError: one of them cannot be answered; nobody is then.
     """
     assert chain.ranker is not None, "the recommender refuses before"
-    sizes = [len(each.rows) for each in given]
-    known = [torch.empty(0, len(chain.labels))] * len(given)
+    none = torch.empty(0, len(chain.labels))
+    known = [none] * len(given)
     if any(len(each.numbers) for each in given):
         known = chain.rank(questions, [each.numbers for each in given])
     whole = [{**who.row, **row} for who, each in zip(questions, given, strict=True) for row in each.rows.values()]
-    new = (chain.ranker.score_rows(whole) if whole else torch.empty(0, len(chain.labels))).split(sizes)
+    new = (chain.ranker.score_rows(whole) if whole else none).split([len(each.rows) for each in given])
     further = _further(chain, questions, given)
-    return [_scores(chain, given[i], tasks=(known[i], new[i]), further=further[i]) for i in range(len(given))]
+    tasks = list(zip(known, new, strict=True))
+    values = _values(chain, given, tasks=tasks, further=further)
+    return [
+        GivenScores(
+            tasks=each.in_order(*tasks[i]),
+            values=each.in_order(*values[i]),
+            retrieval=each.in_order(*further[i][RETRIEVAL]) if RETRIEVAL in further[i] else None,
+            over_arch=each.in_order(*further[i][OVER_ARCH]) if OVER_ARCH in further[i] else None,
+        )
+        for i, each in enumerate(given)
+    ]
 
 
-def _scores(chain: Chain, given: GivenItems, *, tasks: tuple[Tensor, Tensor], further: _Pairs) -> GivenScores:
-    known, new = tasks
-    values = chain.values(given.numbers, known, {name: pair[0] for name, pair in further.items()})
-    if given.rows:
-        of_rows = {name: pair[1] for name, pair in further.items()}
-        values = given.in_order(values, _values_of_rows(chain, list(given.rows.values()), new, of_rows))
-    whole = {name: given.in_order(*pair) for name, pair in further.items()}
-    return GivenScores(
-        tasks=given.in_order(known, new), values=values, retrieval=whole.get(RETRIEVAL), over_arch=whole.get(OVER_ARCH)
+def _values(
+    chain: Chain, given: Sequence[GivenItems], *, tasks: Sequence[_Pair], further: Sequence[_Pairs]
+) -> list[_Pair]:
+    """Values of the items of all requests, from one evaluation of the formula for each kind of item."""
+    of_ids, of_rows = (
+        {name: torch.cat([each[name][kind] for each in further]) for name in further[0]} for kind in (0, 1)
     )
+    known, new = (torch.cat([pair[kind] for pair in tasks]) for kind in (0, 1))
+    found = chain.values(torch.cat([each.numbers for each in given]), known, of_ids)
+    rows = [row for each in given for row in each.rows.values()]
+    others = _values_of_rows(chain, rows, new, of_rows) if rows else found[:0]
+    sizes = [[len(pair[kind]) for pair in tasks] for kind in (0, 1)]
+    return list(zip(found.split(sizes[0]), others.split(sizes[1]), strict=True))
 
 
 def _values_of_rows(
