@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -46,10 +47,19 @@ def paths() -> list[ScanPath]:
     return [path for path in ScanPath if path <= scan.best_path()]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_every_path_equals_the_reference(seed: int) -> None:
+class Problem(NamedTuple):
+    """A table, queries, and the options of both kinds of search."""
+
+    tables: ScanTables
+    queries: Tensor
+    by_cluster: dict[str, Any]
+    by_row: dict[str, Any]
+
+
+def random_problem(seed: int, *, most_rows: int = 1500) -> Problem:
+    """Any shape, ragged and empty clusters, equal rows, masks for all, for each or for some queries."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    num, dim = draw.choice([1, 2, 16, 17, 100, 1500]), draw.choice([1, 4, 16, 17, 48, 63, 64, 65, 128, 200])
+    num, dim = draw.choice([1, 2, 16, 17, 100, most_rows]), draw.choice([1, 4, 16, 17, 48, 63, 64, 65, 128, 200])
     vectors = torch.randn(num, dim, generator=generator) * draw.choice([1e-3, 1.0, 100.0])
     if seed % 4 == 0:  # many equal ones: only the position decides
         vectors = vectors[torch.randint(0, num // 4 + 1, (num,), generator=generator)]
@@ -63,18 +73,25 @@ def test_every_path_equals_the_reference(seed: int) -> None:
     if masks is not None and seed % 3 == 0:
         masks = [None, *(masks if masks.dim() == 2 else [masks] * num_queries)][:num_queries]
     lists = [torch.randperm(num, generator=generator)[: draw.randint(0, num)] for _ in range(num_queries - 1)]
-    rows = [None, *lists]
-    candidates = draw.choice([0, 0, 1, k + 3, 2 * k])
-    by_cluster = scan_clusters_reference(
-        tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates
+    both = {"k": k, "candidates": draw.choice([0, 0, 1, k + 3, 2 * k])}
+    return Problem(
+        tables,
+        queries,
+        by_cluster=both | {"probes": probes, "least": least, "masks": masks},
+        by_row=both | {"rows": [None, *lists]},
     )
-    by_row = scan_rows_reference(tables, queries, k=k, rows=rows, candidates=candidates)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_path_equals_the_reference(seed: int) -> None:
+    tables, queries, by_cluster, by_row = random_problem(seed)
+    first, second = (
+        scan_clusters_reference(tables, queries, **by_cluster),
+        scan_rows_reference(tables, queries, **by_row),
+    )
     for path in paths():
-        found = scan_clusters(
-            tables, queries, k=k, probes=probes, least=least, masks=masks, candidates=candidates, path=path
-        )
-        assert same(found, by_cluster), path
-        assert same(scan_rows(tables, queries, k=k, rows=rows, candidates=candidates, path=path), by_row), path
+        assert same(scan_clusters(tables, queries, **by_cluster, path=path), first), path
+        assert same(scan_rows(tables, queries, **by_row, path=path), second), path
 
 
 def test_more_clusters_are_read_until_enough_rows_pass() -> None:

@@ -25,6 +25,7 @@ from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.kernel_choice import library_for
 
 WORD_BITS = 64
 
@@ -49,7 +50,7 @@ def full_mask(n: int, *, device: torch.device | str = "cpu") -> Int64[Tensor, "W
 
 def pack_mask(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
     """Turn one flag an item into words."""
-    library = _library_for(flags)
+    library = library_for(flags, _library_or_reason)
     if library is None:
         return pack_mask_reference(flags)
     flags, n = flags.contiguous(), flags.shape[-1]
@@ -69,7 +70,7 @@ def pack_mask_reference(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
 
 def unpack_mask(words: Int64[Tensor, "*Q W"], n: int) -> Bool[Tensor, "*Q N"]:
     """Turn words into one flag an item, for n items."""
-    library = _library_for(words)
+    library = library_for(words, _library_or_reason)
     if library is None:
         return unpack_mask_reference(words, n)
     words = words.contiguous()
@@ -87,7 +88,7 @@ def unpack_mask_reference(words: Int64[Tensor, "*Q W"], n: int) -> Bool[Tensor, 
 
 def count(words: Int64[Tensor, "*Q W"]) -> Int64[Tensor, "*Q"]:
     """Count the items that pass each mask."""
-    library = _library_for(words)
+    library = library_for(words, _library_or_reason)
     if library is None:
         return count_reference(words)
     words, width = words.contiguous(), words.shape[-1]
@@ -108,7 +109,7 @@ def rows_of_mask(words: Int64[Tensor, "W"], *, limit: int | None = None) -> Int6
         words: one mask.
         limit: stop after so many.
     """
-    library = _library_for(words)
+    library = library_for(words, _library_or_reason)
     if library is None:
         return rows_of_mask_reference(words, limit=limit)
     words = words.contiguous()
@@ -139,12 +140,6 @@ def bitmask_kernel() -> str:
 
 def _num_rows(tensor: Tensor) -> int:
     return math.prod(tensor.shape[:-1])
-
-
-def _library_for(tensor: Tensor) -> ctypes.CDLL | None:
-    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    return _library_or_reason()[0]
 
 
 @functools.cache

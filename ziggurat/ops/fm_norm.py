@@ -19,8 +19,6 @@ Reference: arXiv 2403.02545, sections 3.4 to 3.6; Triton: Tillet, Kung and Cox, 
 
 from __future__ import annotations
 
-import functools
-import os
 from enum import StrEnum
 from typing import Any
 
@@ -31,7 +29,9 @@ from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.fields import field_mix
+from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
 
+_KERNELS = "ziggurat.ops.fm_norm_triton"
 _MAX_PADDED = 128 * 128  # numbers of X that one program holds
 
 
@@ -100,22 +100,14 @@ def fm_norm(
 
 def why_not_triton(fields_BFD: Tensor, weight_Fr: Tensor) -> str:
     """The reason why the Triton kernel cannot serve these inputs; "" if it can."""
-    _, reason = _kernel_or_reason()
-    if reason:
+    if reason := why_no_triton(_KERNELS, fields_BFD, what="fields"):
         return reason
-    if fields_BFD.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"fields on {fields_BFD.device.type!r}"
     if fields_BFD.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"fields of {fields_BFD.dtype}"
     (_, num_fields, dim), rank = fields_BFD.shape, weight_Fr.shape[1]
-    if _padded(num_fields) * max(_padded(dim), _padded(rank)) > _MAX_PADDED:
+    if power_of_two(num_fields) * max(power_of_two(dim), power_of_two(rank)) > _MAX_PADDED:
         return f"{num_fields} fields of {dim}, rank {rank}: more than one program holds"
     return ""
-
-
-def _padded(size: int) -> int:
-    """The next power of two, 16 at least: what a Triton product takes."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 class _FusedFMNorm(torch.autograd.Function):
@@ -125,15 +117,13 @@ class _FusedFMNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.eps = eps
         ctx.save_for_backward(fields_BFD, weight_Fr, scale_P, shift_P)
-        kernel, reason = _kernel_or_reason()
-        assert kernel is not None, reason
         (size, num_fields, dim), rank = fields_BFD.shape, weight_Fr.shape[1]
         out_BP = fields_BFD.new_empty(size, num_fields * rank)
         if size:
             inputs = [each.contiguous() for each in (fields_BFD, weight_Fr, scale_P, shift_P)]
             shape = {"num_fields": num_fields, "dim": dim, "rank": rank}
-            padded = {f"padded_{name}": _padded(value) for name, value in shape.items()}
-            kernel[(size,)](*inputs, out_BP, eps, **shape, **padded)
+            padded = {f"padded_{name}": power_of_two(value) for name, value in shape.items()}
+            kernels_of(_KERNELS).fm_norm_kernel[(size,)](*inputs, out_BP, eps, **shape, **padded)
         return out_BP
 
     @staticmethod
@@ -147,13 +137,3 @@ class _FusedFMNorm(torch.autograd.Function):
             wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
             found = iter(torch.autograd.grad(result, wanted, gradients[0], create_graph=is_again))
         return (*(next(found) if need else None for need in needed), None)
-
-
-@functools.cache
-def _kernel_or_reason() -> tuple[Any, str]:
-    """The kernel, or why there is none; tried once a process."""
-    try:
-        from ziggurat.ops.fm_norm_triton import fm_norm_kernel
-    except ImportError as error:
-        return None, f"no package triton ({error})"
-    return fm_norm_kernel, ""

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from ziggurat.ops.bitmask import full_mask, mask_of_rows, pack_mask, rows_of_mask
 from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.kernel_choice import library_for
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "mask_program.cpp",
@@ -175,7 +176,7 @@ class MaskProgram:
         Returns:
             How many items a Bloom leaf had to look up (0 where torch runs).
         """
-        library = _library_or_reason()[0] if out.device.type == "cpu" else None
+        library = library_for(out, _library_or_reason)
         if library is None:
             self._run_torch(planes, n=n, out=out, spans=spans)
             return 0
@@ -287,7 +288,7 @@ def _has_code(leaf: BloomLeaf, rows: Tensor) -> Tensor:
 
 def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
     """Clear the bits of rows in a mask, in place; -1 among the rows is passed over."""
-    library = _library_or_reason()[0] if words.device.type == "cpu" and words.is_contiguous() else None
+    library = library_for(words, _library_or_reason) if words.is_contiguous() else None
     if library is None:
         words &= ~mask_of_rows(rows[rows >= 0].to(words.device), n=len(words) * 64)
         return

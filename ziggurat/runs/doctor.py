@@ -12,6 +12,7 @@ from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.mask_program import mask_program_kernel
 from ziggurat.ops.matmul_rate import measure_ratio
+from ziggurat.ops.scan import scan_kernel
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
@@ -41,7 +42,11 @@ def diagnose() -> StartupReport:
                 "combinations of fields": fields_kernel(),
                 "attention over sequences": attention_kernel(),
             },
-            "Retrieval kernels": {"masks of items": bitmask_kernel(), "filters": mask_program_kernel()},
+            "Retrieval kernels": {
+                "masks of items": bitmask_kernel(),
+                "filters": mask_program_kernel(),
+                "search of vectors": scan_kernel(),
+            },
             "Data kernels": text_kernel_lines(),
         }
     )

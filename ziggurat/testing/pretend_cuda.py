@@ -116,7 +116,8 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     args, kwargs = tree_map_only(PretendCuda, lambda each: each.host, (args, kwargs))
     result = func(*args, **kwargs)
-    if func in (_aten.copy_.default,) or func.__name__.split(".")[0].endswith("_"):
+    name = func.__name__.split(".")[0]
+    if name.endswith("_") and (not name.startswith("__") or name.startswith("__i")):  # in place: add_, __irshift__
         return tensors[0] if tensors else result
     if not gives_gpu:
         return result

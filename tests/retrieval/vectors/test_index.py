@@ -8,7 +8,9 @@ from safetensors.torch import load, save
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.ops.bitmask import pack_mask
+from ziggurat.ops.scan import Found
 from ziggurat.retrieval.vectors import FirstPass, Kept, VectorIndex, VectorIndexConfig, recall_of
+from ziggurat.testing.pretend_cuda import pretend_cuda
 
 
 def clustered(num: int, dim: int, *, seed: int = 0) -> torch.Tensor:
@@ -97,6 +99,34 @@ def test_the_same_seed_gives_the_same_index() -> None:
 def test_memory_without_kept_vectors_is_small() -> None:
     index = VectorIndex.build(torch.randn(20_000, 64), config=VectorIndexConfig(num_clusters=100))
     assert index.num_bytes() / 20_000 / 64 < 1.2
+
+
+def test_an_index_answers_alike_on_another_device() -> None:
+    index = VectorIndex.build(clustered(500, 12), config=VectorIndexConfig(kept=Kept.FLOAT32, num_clusters=9))
+    queries, masks, rows = clustered(4, 12, seed=5), pack_mask(torch.rand(4, 500) < 0.3), torch.arange(0, 500, 3)
+
+    def answers(*given: torch.Tensor) -> list[Found]:
+        queries, masks, rows = given
+        return [
+            index.search(queries, k=7, probes=3),
+            index.search(queries, k=7, masks=masks, probes=2),
+            index.search(queries, k=7, masks=[None, *masks[1:]]),
+            index.exact(queries, k=7, masks=masks),
+            index.scan_rows(queries, k=4, rows=[rows, rows, rows, None]),
+            index.row_block(rows).search(queries, k=9),
+        ]
+
+    before = answers(queries, masks, rows)
+    with pretend_cuda() as device:
+        index.to(device)
+        after = answers(queries.to(device), masks.to(device), rows.to(device))
+        found = [Found(*(each.cpu() for each in one)) for one in after]
+        for wrong in ({"queries": queries}, {"queries": queries.to(device), "masks": masks}):
+            with pytest.raises(DataError, match="on the device of the index, cuda:0"):
+                index.search(**wrong, k=1)  # type: ignore[arg-type]
+    for first, second in zip(before, found, strict=True):
+        assert torch.equal(first.positions, second.positions)
+        torch.testing.assert_close(first.scores, second.scores)
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 65])

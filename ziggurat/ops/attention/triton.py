@@ -14,8 +14,6 @@ Sources: arXiv 2402.17152, section 3.2; Triton: Tillet, Kung and Cox, MAPL 2019.
 
 from __future__ import annotations
 
-import functools
-import os
 from typing import Any
 
 import torch
@@ -25,7 +23,9 @@ from torch import Tensor
 from ziggurat.errors import MissingDependencyError
 from ziggurat.ops.attention.problem import AttentionBias, JaggedLayout, check_problem
 from ziggurat.ops.attention.time_buckets import bucket_cells
+from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
 
+_KERNELS = "ziggurat.ops.attention.triton_kernels"
 _BLOCK = 32
 _MOST_DIM = 256
 
@@ -69,11 +69,8 @@ def jagged_attention_triton(
 
 def why_not_triton(q: Tensor, v: Tensor) -> str:
     """The reason why the Triton kernels cannot serve these inputs; "" if they can."""
-    _, reason = _kernels_or_reason()
-    if reason:
+    if reason := why_no_triton(_KERNELS, q, what="queries"):
         return reason
-    if q.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"queries on {q.device.type!r}"
     if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"queries of {q.dtype}"
     if max(q.shape[2], v.shape[2]) > _MOST_DIM:
@@ -83,11 +80,6 @@ def why_not_triton(q: Tensor, v: Tensor) -> str:
 
 def _weights(bias: AttentionBias | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if bias is None else (bias.w_pos, bias.w_time)
-
-
-def _padded(size: int) -> int:
-    """The next power of two, 16 at least: what a Triton product takes."""
-    return max(16, 1 << (size - 1).bit_length())
 
 
 class _Call:
@@ -114,8 +106,8 @@ class _Call:
         self.constants = {
             "dim": q.shape[2],
             "value_dim": v.shape[2],
-            "padded": _padded(q.shape[2]),
-            "padded_value": _padded(v.shape[2]),
+            "padded": power_of_two(q.shape[2]),
+            "padded_value": power_of_two(v.shape[2]),
             "has_targets": layout.num_targets is not None,
             "has_pos": bias.w_pos is not None,
             "has_time": bias.w_time is not None,
@@ -143,7 +135,7 @@ class _Pointwise(torch.autograd.Function):
         out = q.new_zeros(q.shape[0], q.shape[1], v.shape[2])
         if call.query_blocks:
             grid = (call.query_blocks, call.sequences * call.heads)
-            _kernels().forward_kernel[grid](q, k, v, out, *call.arguments, **call.constants)
+            kernels_of(_KERNELS).forward_kernel[grid](q, k, v, out, *call.arguments, **call.constants)
         return out
 
     @staticmethod
@@ -156,28 +148,12 @@ class _Pointwise(torch.autograd.Function):
         tasks = call.sequences * call.heads
         d_pos, d_time = (torch.zeros(max(1, tasks), max(1, size), device=q.device) for size in (positions, buckets))
         if call.query_blocks:
-            inputs = (q, k, v, grad)
+            inputs, kernels = (q, k, v, grad), kernels_of(_KERNELS)
             sizes = {"positions": positions, "buckets": buckets}
-            _kernels().queries_kernel[(tasks,)](*inputs, dq, d_pos, d_time, *call.arguments, **call.constants, **sizes)
-            _kernels().keys_kernel[(call.blocks, tasks)](*inputs, dk, dv, *call.arguments, **call.constants)
+            kernels.queries_kernel[(tasks,)](*inputs, dq, d_pos, d_time, *call.arguments, **call.constants, **sizes)
+            kernels.keys_kernel[(call.blocks, tasks)](*inputs, dk, dv, *call.arguments, **call.constants)
         of_weights = (
             None if weight is None else found.sum(0).to(weight.dtype)
             for weight, found in ((w_pos, d_pos), (w_time, d_time))
         )
         return dq, dk, dv, None, None, *of_weights, None
-
-
-def _kernels() -> Any:
-    kernels, reason = _kernels_or_reason()
-    assert kernels is not None, reason
-    return kernels
-
-
-@functools.cache
-def _kernels_or_reason() -> tuple[Any, str]:
-    """The kernels, or why there are none; tried once a process."""
-    try:
-        from ziggurat.ops.attention import triton_kernels
-    except ImportError as error:
-        return None, f"no package triton ({error})"
-    return triton_kernels, ""

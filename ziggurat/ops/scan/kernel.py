@@ -42,8 +42,10 @@ from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.kernel_choice import kernels_or_reason, library_for
 from ziggurat.ops.scan.reference import mask_of_each, scan_clusters_reference, scan_rows_reference
 from ziggurat.ops.scan.rows import Found, Masks, ScanTables
+from ziggurat.ops.scan.triton import TRITON_KERNELS, scan_clusters_triton, scan_rows_triton, why_not_triton
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "scan.cpp",
@@ -105,11 +107,12 @@ def scan_clusters(
     Raises:
         DataError: a query has a number that is not finite.
     """
-    library = _library_for(queries)
+    library = library_for(queries, _library_or_reason)
     if library is None:
         _refuse_not_finite(queries)
         options: dict[str, Any] = {"probes": probes, "least": least, "masks": masks, "candidates": candidates}
-        return scan_clusters_reference(tables, queries, k=k, **options)
+        search = scan_clusters_triton if _takes_triton(queries) else scan_clusters_reference
+        return search(tables, queries, k=k, **options)
     asked = _Asked(k=k, candidates=candidates, path=_best_path() if path is None else path)
     kept: list[Any] = []  # what the pointers lead to
     if isinstance(probes, Tensor):
@@ -152,10 +155,11 @@ def scan_rows(
     Raises:
         DataError: a query has a number that is not finite.
     """
-    library = _library_for(queries)
+    library = library_for(queries, _library_or_reason)
     if library is None:
         _refuse_not_finite(queries)
-        return scan_rows_reference(tables, queries, k=k, rows=rows, candidates=candidates)
+        search = scan_rows_triton if _takes_triton(queries) else scan_rows_reference
+        return search(tables, queries, k=k, rows=rows, candidates=candidates)
     lists, num, total = (
         [None if each is None else each.contiguous() for each in rows],
         len(queries),
@@ -193,9 +197,16 @@ def _best_path() -> int:
 
 
 def scan_kernel() -> str:
-    """Which implementation searches on the CPU here, and why; builds the kernel if need be."""
+    """Which implementations search here, and why; builds the kernel for the CPU if need be."""
     reason = _library_or_reason()[1]
-    return kernel_line(reason) if reason else f"{kernel_line('')}, {best_path().name.replace('_', ' ')}"
+    on_cpu = kernel_line(reason) if reason else f"{kernel_line('')}, {best_path().name.replace('_', ' ')}"
+    without = kernels_or_reason(TRITON_KERNELS)[1]
+    return f"{on_cpu}; on CUDA devices " + (f"torch, slower: {without}" if without else "Triton")
+
+
+def _takes_triton(queries: Tensor) -> bool:
+    is_cuda = queries.device.type == "cuda" and not torch.compiler.is_compiling()
+    return is_cuda and not why_not_triton(queries)
 
 
 def _refuse_not_finite(queries: Tensor) -> None:
@@ -212,12 +223,6 @@ def _not_finite(queries: Tensor, row: int) -> DataError:
         where=f"search, query {row}",
         ways_out=("look for NaN in what the user encoder reads", "look whether the training of the encoder diverged"),
     )
-
-
-def _library_for(queries: Tensor) -> ctypes.CDLL | None:
-    if queries.device.type != "cpu" or torch.compiler.is_compiling():
-        return None
-    return _library_or_reason()[0]
 
 
 @functools.cache

@@ -59,11 +59,11 @@ def scan_rows_reference(
     return found
 
 
-def round_query(query: Float[Tensor, "D"]) -> tuple[Int64[Tensor, "D"], Tensor, Tensor]:
-    """The INT8 numbers of a query, what one of them is worth, and their length."""
-    largest = query.float().abs().max().clamp(min=LEAST_LARGEST)
-    codes = torch.round(query.float() * (LARGEST_CODE / largest)).to(torch.int64)
-    return codes, largest / LARGEST_CODE, (codes * codes).sum().float().sqrt()
+def round_query(query: Float[Tensor, "*Q D"]) -> tuple[Int64[Tensor, "*Q D"], Float[Tensor, "*Q"], Float[Tensor, "*Q"]]:
+    """The INT8 numbers of a query (or of each of several), what one of them is worth, and their length."""
+    largest = query.float().abs().amax(-1).clamp(min=LEAST_LARGEST)
+    codes = torch.round(query.float() * (LARGEST_CODE / largest).unsqueeze(-1)).to(torch.int64)
+    return codes, largest / LARGEST_CODE, (codes * codes).sum(-1).float().sqrt()
 
 
 def exact_scores(rows: Rows, codes: Int64[Tensor, "D"]) -> Float[Tensor, "N"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.bitmask import full_mask, unpack_mask
-from ziggurat.ops.scan import Found, Masks
+from ziggurat.ops.scan import Found, Masks, empty_found
 
 _BLOCK = 65_536
 
@@ -38,10 +38,9 @@ def exact_search(vectors: Float[Tensor, "N D"], queries: Float[Tensor, "Q D"], *
     if isinstance(masks, Tensor):
         passes = unpack_mask(masks, len(vectors))
     elif masks is not None:
-        full = full_mask(len(vectors))
+        full = full_mask(len(vectors), device=queries.device)
         passes = unpack_mask(torch.stack([full if mask is None else mask for mask in masks]), len(vectors))
-    shape = (len(queries), k)
-    best = Found(torch.full(shape, -torch.inf), torch.full(shape, -1, dtype=torch.int64))
+    best = empty_found(queries, k)
     for begin in range(0, len(vectors), _BLOCK):
         part = vectors[begin : begin + _BLOCK].float()
         scores = queries.float() @ part.t()

@@ -62,19 +62,19 @@ def check_numbers(numbers: Int64[Tensor, "N"], num: int) -> None:
         )
 
 
-def check_question(queries: Tensor, *, k: int, masks: Masks, dim: int, num: int) -> None:
+def check_question(queries: Tensor, *, k: int, masks: Masks, dim: int, scales: Float[Tensor, "N"]) -> None:
     """Refuse what an index cannot answer.
 
     Args:
         queries: a matrix (Q, dim).
         k: positions wanted.
-        masks: None, one of `num` bits for all queries, or one each.
+        masks: None, one bit a vector for all queries, or one mask each.
         dim: numbers of a vector of the index.
-        num: vectors of the index.
+        scales: of the vectors of the index.
 
     Raises:
         ConfigError: k is impossible, or masks are of another size.
-        DataError: queries are of another width.
+        DataError: queries are of another width, or queries or masks are on another device than the index.
     """
     if queries.dim() != 2 or queries.shape[1] != dim:
         raise DataError(
@@ -90,8 +90,22 @@ def check_question(queries: Tensor, *, k: int, masks: Masks, dim: int, num: int)
             where="search of a vector index",
             ways_out="ask for at least 1 item" if k < 1 else "ask for fewer items",
         )
+    _check_device(queries, scales, what="queries")
     if masks is not None:
-        _check_masks(masks, len(queries), num_words(num))
+        _check_masks(masks, len(queries), num_words(len(scales)))
+        for mask in (masks,) if isinstance(masks, Tensor) else masks:
+            if mask is not None:
+                _check_device(mask, scales, what="masks")
+
+
+def _check_device(given: Tensor, scales: Tensor, *, what: str) -> None:
+    if given.device != scales.device:
+        raise DataError(
+            expected=f"{what} on the device of the index, {scales.device}",
+            found=f"{what} on {given.device}",
+            where="search of a vector index",
+            ways_out=(f'move them: {what}.to("{scales.device}")', "move the index: index.to(device)"),
+        )
 
 
 def _check_masks(masks: Masks, num: int, words: int) -> None:

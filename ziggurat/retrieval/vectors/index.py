@@ -214,7 +214,7 @@ class VectorIndex(nn.Module):
             DataError: queries are of another width, or not finite.
         """
         tables, sizes = self._tables(), self._numbers()
-        check_question(queries, k=k, masks=masks, dim=sizes.dim, num=tables.num_rows)
+        check_question(queries, k=k, masks=masks, dim=sizes.dim, scales=tables.rows.scales)
         has_kept = self.has_kept
         if rerank is None:
             rerank = 3 * k if has_kept else 0
@@ -245,7 +245,7 @@ class VectorIndex(nn.Module):
         masks: Masks = None,
     ) -> Found:
         """Find the best k positions among all: with the kept vectors in FP32, else with INT8 rows."""
-        check_question(queries, k=k, masks=masks, dim=self.dim, num=len(self))
+        check_question(queries, k=k, masks=masks, dim=self.dim, scales=self.scales)
         if not self.has_kept:
             return self.search(queries, k=k, masks=masks, probes=max(1, self.num_clusters), candidates=0)
         return exact_search(self.kept, queries, k=k, masks=masks)
@@ -257,7 +257,7 @@ class VectorIndex(nn.Module):
             ConfigError: k is impossible.
             DataError: queries are of another width, or not finite.
         """
-        check_question(queries, k=k, masks=None, dim=self.dim, num=len(self))
+        check_question(queries, k=k, masks=None, dim=self.dim, scales=self.scales)
         return scan_rows(self._tables(), queries, k=k, rows=rows, candidates=self.candidates_for(k))
 
     def row_block(self, rows: Int64[Tensor, "R"]) -> RowBlock:

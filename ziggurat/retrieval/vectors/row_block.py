@@ -38,7 +38,7 @@ class RowBlock:
         tables = ScanTables(
             dim=dim,
             rows=Rows(*(each.contiguous() for each in rows)),
-            offsets=torch.zeros(1, dtype=torch.int64),
+            offsets=positions.new_zeros(1, dtype=torch.int64),
             centroids=none,
             centroid_reach=none.scales,
         )

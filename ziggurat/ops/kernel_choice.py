@@ -1,0 +1,73 @@
+"""Which kernel can serve a tensor: a C++ library on the CPU, Triton on CUDA devices; each has a torch twin otherwise.
+
+Triton's kernels live in modules of their own, which import triton; those are imported when a kernel is asked for, so
+the package works without triton. On the CPU they run under Triton's interpreter alone (`TRITON_INTERPRET=1`): that is
+how `make test-triton` holds them to their references.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def library_for(tensor: Tensor, library_or_reason: Callable[[], tuple[ctypes.CDLL | None, str]]) -> ctypes.CDLL | None:
+    """The C++ library that serves a tensor; None on other devices, under torch.compile, and where it was not built.
+
+    Args:
+        tensor: an input.
+        library_or_reason: gives what `CppSource.load_or_reason` gave; called only if the tensor is on the CPU.
+    """
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    return library_or_reason()[0]
+
+
+def why_no_triton(module: str, tensor: Tensor, *, what: str) -> str:
+    """The reason why the kernels of a module cannot serve a tensor; "" if they can.
+
+    Args:
+        module: name of the module with the kernels.
+        tensor: an input.
+        what: the input, for people: "queries".
+    """
+    if reason := kernels_or_reason(module)[1]:
+        return reason
+    if is_interpreted():
+        return ""
+    if tensor.device.type != "cuda":
+        return f"{what} on {tensor.device.type!r}"
+    return "" if torch.cuda.is_available() else "no CUDA device"
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run on the CPU, by Triton's interpreter."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def kernels_of(module: str) -> Any:
+    """The module with the kernels, where `why_no_triton` found no reason against it."""
+    kernels, reason = kernels_or_reason(module)
+    assert kernels is not None, reason
+    return kernels
+
+
+@functools.cache
+def kernels_or_reason(module: str) -> tuple[Any, str]:
+    """A module with kernels, or why it cannot be imported; tried once a process."""
+    try:
+        return importlib.import_module(module), ""
+    except ImportError as error:
+        return None, f"no package triton ({error})"
+
+
+def power_of_two(size: int, *, least: int = 16) -> int:
+    """The next power of two, `least` at least: 16 is the smallest side of a Triton product."""
+    return max(least, 1 << (size - 1).bit_length())
