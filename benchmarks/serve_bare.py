@@ -2,8 +2,8 @@
 
     python -m benchmarks.serve_bare EXPORT ITEMS     one line of JSON in, one out
 
-The first line out has the bodies of requests; every line in, {"batch": 64, "seconds": 0.7}, is answered with the
-requests a second and the median time of a batch.
+The first line out has the bodies of requests; every line in, {"batch": 64, "seconds": 0.7, "pause_s": 0}, is answered
+with the requests a second and the median time of a batch; after a pause, its time holds what waking up costs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def main() -> None:
         while time.perf_counter() < begin + told["seconds"]:
             chosen = [requests[(place + index) % NUM_REQUESTS] for index in range(told["batch"])]
             place += told["batch"]
+            if told["pause_s"]:
+                time.sleep(told["pause_s"])
             started = time.perf_counter()
             with torch.inference_mode():
                 recommender.rank_many(chosen)
