@@ -16,6 +16,9 @@ from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
+from ziggurat.features.jagged import FeatureGroup
+from ziggurat.features.repeats import deduplicate
+from ziggurat.features.samples import take_samples
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
     DIN,
@@ -104,6 +107,26 @@ def test_histories_are_pooled_as_the_paper_says(activation, weights):
             np.testing.assert_allclose(found[sample, 2 + history], expected, rtol=1e-4, atol=1e-6)
     others = array(model.embeddings(batch)).reshape(8, 3, 4)
     np.testing.assert_array_equal(found[:, :3], others)
+
+
+@pytest.mark.parametrize("dims", [(5, 3), ()])
+@pytest.mark.parametrize("session", [[0] * 9, [0, 0, 1, 1, 1, 2, 0, 3, 3], list(range(9))])
+def test_histories_that_samples_share_give_the_same(session: list[int], dims: tuple[int, ...]) -> None:
+    """Attended fields and updates of a batch with slices are those of the plain one, whose samples have own targets."""
+    base = random_batch(INPUTS, 9, seed=4)
+    plain = dataclasses.replace(take_samples(base, torch.tensor(session)), single=base.single, dense=base.dense)
+    short = deduplicate(plain, [FeatureGroup(jagged=(1,)), FeatureGroup(jagged=(2,))])
+    found = []
+    for batch in (plain, short):
+        model = build_model(dataclasses.replace(CONFIG, attention_dims=dims), INPUTS, seed=0)
+        assert (model.embed(batch).sequences["clicks"].inverse is None) == (batch is plain)
+        attended = model.attended(model.embed(batch))
+        (attended * torch.arange(attended.numel()).view_as(attended).remainder(7)).sum().backward()
+        TableOptimizer(model.embeddings).step(0.1)
+        gradients = [each.grad for each in model.attentions.parameters()]
+        found.append([attended.detach(), *gradients, model.embeddings.table("item")])
+    for wanted, given in zip(*found, strict=True):
+        torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_dice_is_between_relu_and_identity():

@@ -16,6 +16,7 @@ Cost: forward one copy of the output; backward one read of its gradient, and sor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,12 +34,57 @@ def expand_lists(
     values_ND: Float[Tensor, "N D"], offsets_U1: Int64[Tensor, "U+1"], inverse_B: Int64[Tensor, "B"]
 ) -> tuple[Float[Tensor, "M D"], Int64[Tensor, "B+1"]]:
     """The lists of samples from those of slices, with a deterministic gradient; vectors and offsets."""
-    lengths_B = offsets_U1.diff()[inverse_B]
-    offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1)
-    torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
-    at_M = torch.arange(int(offsets_B1[-1]), device=offsets_B1.device)
-    at_M += (offsets_U1[inverse_B] - offsets_B1[:-1]).repeat_interleave(lengths_B, output_size=len(at_M))
+    at_M, offsets_B1 = _positions(offsets_U1, inverse_B)
     return _Expand.apply(values_ND, at_M, (offsets_U1, inverse_B, offsets_B1)), offsets_B1
+
+
+@dataclass(frozen=True)
+class ListCopies:
+    """Events of samples' lists, as copies of the events of slices' lists: both ways, as often as needed.
+
+    What is computed of a slice's event is spread to its copies, and so is what is computed of a sample; places are
+    found once. Without `inverse` every list is a sample's own, and spreading does nothing.
+
+    Args:
+        samples: (P,) the sample of each event.
+        offsets: (B + 1,) where the lists of samples begin.
+        events: (P,) the slice's event of each event; None where lists are not shared.
+        bags: events in the order of the slices' events, and where the copies of each begin; None as well.
+    """
+
+    samples: Int64[Tensor, "P"]
+    offsets: Int64[Tensor, "B+1"]
+    events: Int64[Tensor, "P"] | None = None
+    bags: tuple[Tensor, Tensor] | None = None
+
+    @staticmethod
+    def of(offsets_U1: Int64[Tensor, "U+1"], inverse_B: Int64[Tensor, "B"] | None, *, num_events: int) -> ListCopies:
+        """The copies that samples have of the lists of slices.
+
+        Args:
+            offsets_U1: where the lists of slices begin.
+            inverse_B: the slice of each sample; None for one list a sample.
+            num_events: of all lists of slices together.
+        """
+        lengths_U = offsets_U1.diff()
+        if inverse_B is None:
+            samples_B = torch.arange(lengths_U.shape[0], device=lengths_U.device)
+            return ListCopies(samples_B.repeat_interleave(lengths_U, output_size=num_events), offsets_U1)
+        events_P, offsets_B1 = _positions(offsets_U1, inverse_B)
+        samples_B = torch.arange(len(inverse_B), device=inverse_B.device)
+        samples_P = samples_B.repeat_interleave(offsets_B1.diff(), output_size=len(events_P))
+        return ListCopies(samples_P, offsets_B1, events_P, _by_position((offsets_U1, inverse_B, offsets_B1)))
+
+    def of_events(self, values_ND: Float[Tensor, "N D"]) -> Float[Tensor, "P D"]:
+        """What belongs to an event of a slice, for each of its copies; the gradient is summed in their order."""
+        return values_ND if self.events is None else _Gather.apply(values_ND, self.events, self.bags)
+
+    def of_samples(self, values_BD: Float[Tensor, "B D"]) -> Float[Tensor, "P D"]:
+        """What belongs to a sample, for each of its events."""
+        if self.events is None:
+            return values_BD[self.samples]
+        positions_P = torch.arange(len(self.samples), device=self.samples.device)
+        return _Gather.apply(values_BD, self.samples, (positions_P, self.offsets[:-1]))
 
 
 def sum_slices(
@@ -47,6 +93,16 @@ def sum_slices(
     """Sums of the rows of each slice, in the order of the rows; zeros for a slice that has none."""
     order_B, offsets_U = _by_slice(inverse_B, num_slices)
     return _sum_bags(grad_BD, order_B, offsets_U)
+
+
+def _positions(offsets_U1: Tensor, inverse_B: Tensor) -> tuple[Tensor, Tensor]:
+    """For each position of the samples' lists that of the slices' lists which it copies; and offsets."""
+    lengths_B = offsets_U1.diff()[inverse_B]
+    offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1)
+    torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
+    at_M = torch.arange(int(offsets_B1[-1]), device=offsets_B1.device)
+    at_M += (offsets_U1[inverse_B] - offsets_B1[:-1]).repeat_interleave(lengths_B, output_size=len(at_M))
+    return at_M, offsets_B1
 
 
 def _by_slice(inverse_B: Tensor, num_slices: int) -> tuple[Tensor, Tensor]:
@@ -93,3 +149,18 @@ class _Expand(torch.autograd.Function):
         index, lists, num_rows = ctx.saved
         bags = _by_slice(index, num_rows) if lists is None else _by_position(lists)
         return _sum_bags(grad, *bags), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """Rows by index, where the bags that the gradient is summed by are known."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # torch declares *args
+        ctx: Any, values: Tensor, index: Tensor, bags: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        ctx.bags = bags
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return _sum_bags(grad, *ctx.bags), None, None

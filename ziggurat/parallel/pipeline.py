@@ -28,8 +28,8 @@ from torch import Tensor
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model, Outputs
 from ziggurat.parallel.dense import Reduction, unreduced
-from ziggurat.parallel.exchange.blocks import BlockExchange, Transfer
 from ziggurat.parallel.exchange.collectives import start_sum
+from ziggurat.parallel.exchange.crossing import Crossing
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.parallel.towers import TowerTransform
@@ -40,8 +40,7 @@ class _Part:
     """A part of the batch between the two sides of the last hop."""
 
     batch: Batch
-    token: Tensor
-    transfer: Transfer
+    crossing: Crossing
 
 
 class Pipeline:
@@ -115,7 +114,7 @@ class Pipeline:
             with contextlib.nullcontext() if is_last else unreduced(self._model.forward_dense):
                 losses.append(self._above(part, loss_of, autocast=autocast))
         for part in started:
-            torch.autograd.backward(part.token, part.token.new_empty(0))
+            part.crossing.backward()
         self._reduce_towers()
         return torch.stack(losses).sum()
 
@@ -124,10 +123,8 @@ class Pipeline:
     def _below(self, batch: Batch) -> _Part:
         """Lookup, intra-group all-to-all, tower modules; sends the result over the last hop."""
         if self._towers is None:
-            token, transfer = self._embeddings.start(batch)
-        else:
-            token, transfer = self._towers.start(self._embeddings(batch))
-        return _Part(batch, token, transfer)
+            return _Part(batch, self._embeddings.start(batch))
+        return _Part(batch, self._towers.start(self._embeddings(batch)))
 
     def _above(
         self,
@@ -137,18 +134,14 @@ class Pipeline:
         autocast: Callable[[], contextlib.AbstractContextManager[object]],
     ) -> Tensor:
         """Dense network and loss, there and back; sends the gradient over the last hop."""
-        fields = self._hop.receive_values(part.transfer).detach().requires_grad_()
+        values = part.crossing.land()
+        fields = part.crossing.join(values)
         with autocast(), _given_fields(self._model, fields):
             outputs = self._model.forward_dense(self._model.embed(part.batch))
         loss = loss_of(outputs, part.batch)
         loss.backward()
-        gradient = torch.zeros_like(fields) if fields.grad is None else fields.grad
-        self._hop.send_gradient(part.transfer, gradient)
+        part.crossing.send_gradients(values)
         return loss.detach()
-
-    @property
-    def _hop(self) -> BlockExchange:
-        return self._embeddings.hop if self._towers is None else self._towers.hop
 
     def _reduce_towers(self) -> None:
         """Sum the gradients of tower modules inside their group: one message, on fast links."""
@@ -182,8 +175,7 @@ class Pipeline:
             self._embeddings.announce(*self._ahead[1])
 
     def _cut(self, batch: Batch) -> list[Batch]:
-        whole = batch if self.num_parts == 1 else batch.expanded()  # parts go over the last hop as samples
-        return cut_batch(whole, self.num_parts, coupled=self._model.coupled_in(whole))
+        return cut_batch(batch, self.num_parts, coupled=self._model.coupled_in(batch))
 
 
 @contextlib.contextmanager

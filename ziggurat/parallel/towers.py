@@ -21,24 +21,32 @@ backward pass is the same permutation, transposed.
 What it saves: only (f) leaves the tower group, B·ΣO·(T−1)/T numbers a rank, against B·F·N·(1−L/G) of the flat exchange
 on hosts of L ranks: less by the compression ratio, in T−1 messages instead of G−L.
 
+A batch with slices passes part by part: towers whose features repeat together compute on slices and send slices
+(`tower_slices.py`).
+
 Several towers may share a group (T_towers a multiple of G/S); each keeps its own module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ziggurat.features.jagged import FeatureGroup
 from ziggurat.models.towers.layer import TowerLayer, pooled_towers
 from ziggurat.models.towers.modules import IdentityTower
-from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.blocks import Block, BlockExchange
+from ziggurat.parallel.exchange.crossing import Crossing, Leg
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
+from ziggurat.parallel.tables.repeated import PooledParts
 from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.tower_slices import SliceHops, TowerShape
 from ziggurat.plan import Towers
 
 
@@ -55,10 +63,13 @@ class OwnTowers(nn.Module):
         self.modules_of_towers = nn.ModuleDict({str(tower): module for tower, module in modules.items()})
         self._input_dims = input_dims
 
-    def forward(self, pooled_RT: Float[Tensor, "R T"]) -> Float[Tensor, "R O"]:
-        """Outputs of the towers side by side."""
-        pieces = pooled_RT.split(self._input_dims, dim=1)
+    def forward(self, pooled: Float[Tensor, "R T"] | list[Tensor]) -> Float[Tensor, "R O"] | list[Tensor]:
+        """Outputs of the towers side by side; of inputs that are given tower by tower, outputs tower by tower."""
+        is_list = isinstance(pooled, list)
+        pieces = pooled if is_list else pooled.split(self._input_dims, dim=1)
         outputs = [module(piece) for module, piece in zip(self.modules_of_towers.values(), pieces, strict=True)]
+        if is_list:
+            return outputs
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
@@ -102,21 +113,21 @@ class TowerTransform(nn.Module):
         }
         own_towers = OwnTowers(modules, input_dims=[sum(input_field_dims[tower]) for tower in own])
         assert sum(sum(input_field_dims[tower]) for tower in own) == embeddings.output_dim
-        widths, blocks, starts = [], [], {}
+        widths, starts, named = [], {}, {}
         for group in range(topology.num_groups):
             column, towers_of_group = 0, topology.towers_of(group, num_towers=len(towers))
             for tower in towers_of_group:
                 for index, dim in enumerate(output_field_dims[tower]):
-                    blocks.append(Block(dim, ((group, column),)))
-                    if layer is None:
-                        starts[pooled[tower][index]] = blocks[-1]
+                    starts[tower, index] = Block(dim, ((group, column),))
                     column += dim
+                if layer is None:
+                    named |= {name: (tower, index) for index, name in enumerate(pooled[tower])}
             widths.append([dim for t in towers_of_group for dim in output_field_dims[t]])
-        if layer is None:
-            blocks = [starts[spec.name] for spec in embeddings.inputs.fields]
+        order = list(starts) if layer is not None else [named[spec.name] for spec in embeddings.inputs.fields]
+        blocks = [starts[field] for field in order]
         self.field_dims = tuple(block.width for block in blocks)
         self.output_dim = sum(self.field_dims)
-        self.hop = BlockExchange(
+        self._make_hop = lambda widths, blocks: BlockExchange(
             topology.peers,
             widths=widths,
             blocks=blocks,
@@ -125,6 +136,9 @@ class TowerTransform(nn.Module):
             traffic=traffic,
             purpose="inter-group all-to-all",
         )
+        self.hop = self._make_hop(widths, blocks)
+        self._shape = TowerShape(towers, embeddings.inputs, pooled, output_field_dims, order, topology)
+        self._slice_hops: dict[tuple[FeatureGroup, ...], SliceHops] = {}
         self.modules_of_towers = own_towers.modules_of_towers  # the names that one device uses
         self._own = [own_towers]  # in a list: not a second set of names
         self._run: list[Callable[..., Tensor]] = [own_towers]
@@ -142,17 +156,27 @@ class TowerTransform(nn.Module):
         """Let a form of the modules run that reduces their gradients inside the tower group."""
         self._run = [replicated(self._own[0])]
 
-    def forward(self, pooled_RT: Float[Tensor, "R T"]) -> Float[Tensor, "B X"]:
+    def forward(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Float[Tensor, "B X"]:
         """From this group's towers for all peers' samples to all towers for this rank's samples."""
-        sizes = self._peer_sizes()
-        outputs = self._run[0](pooled_RT)
-        return self.hop(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])
+        return self._start(pooled_RT, run=self._run[0]).arrive()
 
-    def start(self, pooled_RT: Float[Tensor, "R T"]) -> tuple[Tensor, Transfer]:
+    def start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts) -> Crossing:
         """The first half of `forward`: compute and send, without reducing gradients. See `pipeline.py`."""
+        return self._start(pooled_RT, run=self._own[0])
+
+    def slice_hops(self, groups: tuple[FeatureGroup, ...]) -> SliceHops:
+        """The hops of batches with these groups of features that repeat, made once."""
+        if groups not in self._slice_hops:
+            self._slice_hops[groups] = SliceHops(self._shape, groups, make_hop=self._make_hop)
+        return self._slice_hops[groups]
+
+    def _start(self, pooled_RT: Float[Tensor, "R T"] | PooledParts, *, run: Callable[..., Any]) -> Crossing:
+        if isinstance(pooled_RT, PooledParts):
+            return self.slice_hops(pooled_RT.groups).start(pooled_RT, run=run)
         sizes = self._peer_sizes()
-        outputs = self._own[0](pooled_RT)
-        return self.hop.start(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])
+        outputs = run(pooled_RT)
+        token, transfer = self.hop.start(outputs, rows_sent=sizes, num_rows=sizes[self._topology.peers.position])
+        return Crossing([Leg(self.hop, token, transfer)], lambda arrived: arrived[0])
 
     def _peer_sizes(self) -> list[int]:
         return [self._flow.sizes[rank] for rank in self._topology.peers.ranks]

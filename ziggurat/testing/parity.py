@@ -64,7 +64,7 @@ def assert_same_as_single_device(
     Args:
         build: makes the model, the same each time (fixed seed).
         plan: what to execute.
-        batch: a global batch.
+        batch: a global batch; the ranks take slices of it where it has some, one device takes every sample.
         config: dense parallelism and wire formats.
         tolerance: how exact; by default to FP32 rounding.
         cuts: where the batch is cut, one row number between two ranks; by default unevenly, the last rank's part empty,
@@ -73,7 +73,7 @@ def assert_same_as_single_device(
         ranks_per_host: of emulated hosts; 0: all ranks share one.
         hosts: the host of every rank, in place of `ranks_per_host`.
     """
-    tolerance = tolerance or Tolerance()
+    tolerance, whole = tolerance or Tolerance(), batch.expanded()
     topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=ranks_per_host, hosts=hosts)
     single, many = build(), build()
     if cuts is None:
@@ -97,9 +97,9 @@ def assert_same_as_single_device(
         mine = slice(bounds[topology.rank], bounds[topology.rank + 1])
         with torch.no_grad():
             limit = tolerance.fields if step == 0 else tolerance.others
-            _same(f"fields of step {step + 1}", many.fields(local), single.fields(batch)[mine], limit)
-        wanted = single.forward_dense(single.embed(batch))
-        single.loss(wanted, batch).mean().backward()
+            _same(f"fields of step {step + 1}", many.fields(local), single.fields(whole)[mine], limit)
+        wanted = single.forward_dense(single.embed(whole))
+        single.loss(wanted, whole).mean().backward()
         with torch.no_grad():
             _same(f"logits of step {step + 1}", many(local), wanted.logits[mine], tolerance.others)
         pipeline.step(local, loss_of=share_of_loss)

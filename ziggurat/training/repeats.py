@@ -12,9 +12,11 @@ from __future__ import annotations
 from ziggurat.data.encoded.loader import Deduplicate, Shuffle
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.source import DataSource, LoaderSource
+from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.repeats import MIN_FACTOR, Repeats, find_groups, measure_repeats
 from ziggurat.models import Model
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.towers import TowerTransform
 
 
 def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel | None = None) -> dict[str, str]:
@@ -31,8 +33,8 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
         return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}
     if not model.exploits_repeats:
         return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}
-    if parallel is not None and (model.towers is not None or parallel.config.num_parts > 1):
-        return {"repeats": "kept: towers on many ranks, and parts of a batch, exchange whole samples"}
+    if model.draws is not None:
+        return {"repeats": "kept: items are drawn for each block of samples, and stand between them"}
     inputs, sizes = loader.dataset.inputs, loader.dataset.group_sizes
     if not any(sizes):
         return {}
@@ -42,7 +44,7 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
     loader.groups = tuple(group.features for group in groups)
     if groups:
         lines = {f"repeats {number + 1}": _line(group) for number, group in enumerate(groups)}
-        return lines | {"repeats are used by": ", ".join(model.exploits_repeats)}
+        return lines | _users(model, loader.groups, parallel=parallel)
     best = max((each for each in measure_repeats(batch, inputs) if each.features.jagged), key=_factor, default=None)
     if best is None:
         return {"repeats": "kept: no lists"}
@@ -50,6 +52,23 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
         "repeats": f"kept: {best.num_samples:,} rows have {best.num_slices:,} distinct values of {best.names[0]}, "
         f"factor {best.factor:.2f}, and it pays from {MIN_FACTOR} on"
     }
+
+
+def _users(model: Model, groups: tuple[FeatureGroup, ...], *, parallel: Parallel | None) -> dict[str, str]:
+    """What computes once for equal samples: parts of the model, the exchange, and which towers."""
+    used = [*model.exploits_repeats, *(model.slice_modules if model.reads_slices else ())]
+    if parallel is not None:
+        used.append("exchange between ranks")
+    lines = {"repeats are used by": ", ".join(used)}
+    if not isinstance(model.towers, TowerTransform):
+        return lines
+    towers = len(model.towers.towers)
+    on_slices = model.towers.slice_hops(groups).towers_on_slices()
+    numbers = ", ".join(map(str, on_slices)) or "none"
+    told = f"{numbers} of {towers} (from 0) compute and send slices"
+    if len(on_slices) < towers:
+        told += "; the others have features that do not repeat, or not together, and compute on samples"
+    return lines | {"repeats in towers": told}
 
 
 def _factor(repeats: Repeats) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.models.sequence.dense_layers import dense_bias, dense_hstu, dense_mask, dense_softmax
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.jagged import offsets_of
+from ziggurat.models.contract.model import Unpooled
 from ziggurat.models.sequence.layers.hstu import (
     HSTULayer,
     HSTULayerConfig,
@@ -23,6 +24,7 @@ from ziggurat.models.sequence.layers.places import AskedAt, SequencePlaces, aske
 from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, sasrec
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
+from ziggurat.ops.repeat import expand_lists
 
 LENGTHS, TARGETS = [7, 0, 1, 12], [2, 0, 0, 5]
 DIM, HEADS = 12, 2
@@ -134,6 +136,32 @@ def test_remembered_histories_give_what_the_full_forward_gives(variant: str, wit
             options = {"histories": histories, "asked_at": asked_at, "micro_batch": micro_batch}
             found = stack.score(asked, offsets=behind, **options)
             torch.testing.assert_close(found, full[is_candidate], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", ["stu", "sasrec"])
+def test_histories_that_samples_share_are_encoded_once(variant: str) -> None:
+    """Encoded slices, candidates behind them, and gradients are those of one history a sample."""
+    lengths, inverse = torch.tensor([5, 0, 9]), torch.tensor([2, 0, 0, 1, 2, 2])
+    offsets, generator = offsets_of(lengths), torch.Generator().manual_seed(6)
+    values = torch.randn(int(offsets[-1]), DIM, generator=generator)
+    candidates = torch.randn(len(inverse), DIM, generator=generator)
+    times, asked_at = times_of(len(values)), torch.full((3,), 10**6)
+    found = []
+    for is_plain in (True, False):
+        stack, leaf = SequenceStack([layer_of(variant), layer_of(variant)]), values.clone().requires_grad_()
+        history, moments, asked = Unpooled(values=leaf, offsets=offsets, inverse=inverse), times, asked_at
+        numbers = torch.arange(len(inverse)) if is_plain else inverse
+        if is_plain:
+            history, asked = history.expanded(), asked_at[inverse]
+            spread, _ = expand_lists(times.unsqueeze(1).double(), offsets, inverse)
+            moments = spread.squeeze(1).long()
+        encoded = stack.encode(history, times=moments).expanded().values
+        _, remembered = stack.remember(history.values, offsets=history.offsets, times=moments)
+        scored = stack.score_samples(candidates, inverse=numbers, histories=remembered, asked_at=asked)
+        (encoded.square().sum() + scored.square().sum()).backward()
+        found.append([encoded, scored, leaf.grad, *(each.grad for each in stack.parameters())])
+    for wanted, given in zip(*found, strict=True):
+        torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-4 * float(wanted.detach().abs().max() + 1))
 
 
 def test_more_candidates_than_the_bias_has_positions_stand_at_one_position() -> None:

@@ -34,7 +34,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
 from ziggurat.models.contract.negatives import DrawnLayout, NegativesConfig
 from ziggurat.models.towers.layer import TowerLayer
-from ziggurat.ops.repeat import expand_lists
+from ziggurat.ops.repeat import ListCopies, expand_lists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,10 @@ class Unpooled:
             return self
         values_ND, offsets_B1 = expand_lists(self.values, self.offsets, self.inverse)
         return Unpooled(values=values_ND, offsets=offsets_B1)
+
+    def copies(self) -> ListCopies:
+        """Where samples have copies of the events of these lists; see `ListCopies`."""
+        return ListCopies.of(self.offsets, self.inverse, num_events=self.values.shape[0])
 
     @property
     def samples(self) -> Int64[Tensor, "N"]:
@@ -135,7 +139,9 @@ class Model(nn.Module, ABC):
         finds_items: True for a model with `user_vectors` and `item_vectors`, which evaluations rank all items by. Its
             config says the same.
         reads_slices: True for a model that takes un-pooled lists as slices, so that it computes once what depends on
-            the list alone; others get one list a sample. See `Unpooled`.
+            the list alone; others get one list a sample. See `Unpooled`. A training step turns it off where the dense
+            network is compiled: a graph has no room for slices, whose number differs from batch to batch.
+        slice_modules: its modules that do so, for the start-up report.
         exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
             () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
@@ -143,7 +149,8 @@ class Model(nn.Module, ABC):
 
     observes: ClassVar[bool] = False
     finds_items: ClassVar[bool] = False
-    reads_slices: ClassVar[bool] = False
+    reads_slices: bool = False
+    slice_modules: ClassVar[tuple[str, ...]] = ()
     exploits_repeats: ClassVar[tuple[str, ...]] = ()
     draws: NegativesConfig | None = None
 

@@ -149,6 +149,7 @@ class TwoTower(Model):
 
     observes = True
     finds_items = True
+    exploits_repeats = ("lookups", "pooling")
 
     @check_arguments
     def __init__(

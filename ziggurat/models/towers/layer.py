@@ -200,8 +200,7 @@ def pooled_towers(towers: Towers, inputs: InputSpec) -> list[tuple[str, ...]]:
     Raises:
         PlanError: a tower has no other features than those.
     """
-    names = {spec.name for spec in inputs.fields}
-    pooled = [tuple(name for name in tower if name in names) for tower in towers.towers]
+    pooled = fields_of_towers(towers, inputs)
     for index, tower in enumerate(pooled):
         if not tower:
             raise PlanError(
@@ -211,6 +210,12 @@ def pooled_towers(towers: Towers, inputs: InputSpec) -> list[tuple[str, ...]]:
                 ways_out=("move these features to another tower", "use fewer towers"),
             )
     return pooled
+
+
+def fields_of_towers(towers: Towers, inputs: InputSpec) -> list[tuple[str, ...]]:
+    """The features of each tower that have a pooled embedding among these inputs; a tower may have none."""
+    names = {spec.name for spec in inputs.fields}
+    return [tuple(name for name in tower if name in names) for tower in towers.towers]
 
 
 def _columns(inputs: InputSpec, *, field_dims: Sequence[int], towers: Towers) -> list[tuple[range, ...]]:

@@ -27,15 +27,16 @@ from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.models.towers.layer import pooled_towers
+from ziggurat.models.towers.layer import fields_of_towers
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
+from ziggurat.parallel.exchange.crossing import Crossing, Leg
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.tables.host_sums import HostSums, SentPart, sent_parts
 from ziggurat.parallel.tables.ids import IdExchange, LocalIds, PendingIds
-from ziggurat.parallel.tables.repeated import RepeatedExchange
+from ziggurat.parallel.tables.repeated import PooledParts, RepeatedExchange
 from ziggurat.parallel.tables.sequences import SequenceExchange
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import FieldShare, RankShare
@@ -52,6 +53,21 @@ class Flow:
     """
 
     sizes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A lookup whose results are on their way.
+
+    Args:
+        ids: the rows that this rank looked up.
+        token: ties what arrives to what was sent, in the autograd graph.
+        transfer: that is under way.
+    """
+
+    ids: LocalIds
+    token: Tensor
+    transfer: Transfer
 
 
 class ShardedEmbeddings(nn.Module):
@@ -88,13 +104,15 @@ class ShardedEmbeddings(nn.Module):
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
         self._announced: deque[tuple[Batch, list[Batch]]] = deque()
         self._repeated: dict[tuple[FeatureGroup, ...], RepeatedExchange] = {}
+        self._traffic = traffic
+        self._towers = plan.towers
         self._make = lambda inputs: ShardedEmbeddings(
             tables.view(inputs), plan=plan, topology=topology, wire=wire, traffic=traffic, flow=Flow()
         )
         names = [spec.name for spec in tables.inputs.fields]
         if plan.towers is not None:
             own = topology.towers_of(topology.group_index, num_towers=len(plan.towers))
-            pooled = pooled_towers(plan.towers, tables.inputs)
+            pooled = fields_of_towers(plan.towers, tables.inputs)
             names = [name for tower in own for name in pooled[tower]]
         self.field_names = tuple(names)
         crosses_hosts = self._is_flat
@@ -141,7 +159,7 @@ class ShardedEmbeddings(nn.Module):
     def announce(self, *batches: Batch) -> None:
         """The first half of `prefetch`: tell the others how much will come, and wait for nobody; collective."""
         for batch in batches:
-            if batch.repeated and self._is_flat:
+            if batch.repeated:
                 exchange = self._exchange(batch)
                 parts = exchange.split(batch)
                 self._announced.append((batch, parts))
@@ -165,21 +183,27 @@ class ShardedEmbeddings(nn.Module):
         for each in self._exchanges():
             each.drain()
 
-    def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
+    def forward(self, batch: Batch) -> Float[Tensor, "B T"] | PooledParts:
         """Pooled embeddings.
 
         Returns:
             Flat: (B, T), columns in the order of `inputs.fields`. With towers: (ΣB, T of this rank's towers) for the
-            samples of all peers, in the order of the tower groups.
+            samples of all peers, in the order of the tower groups; of a batch with slices part by part.
         """
-        if batch.repeated and self._is_flat:
-            exchange = self._exchange(batch)
-            is_next = self._announced and self._announced[0][0] is batch
-            parts = self._announced.popleft()[1] if is_next else exchange.split(batch)
-            return exchange.forward(batch, parts)
+        if not batch.repeated:
+            return self.complete(self.begin(batch))
+        exchange, parts = self._take_parts(batch)
+        return exchange.forward(batch, parts) if self._is_flat else exchange.for_towers(batch, parts)
+
+    def begin(self, batch: Batch) -> Begun:
+        """The first half of `forward`, of a batch without slices: look up and send; collective."""
         ids = self._take_ids(batch)
-        token, transfer = self._send(ids)
-        pooled_BT = self.hop.finish(token, transfer)
+        return Begun(ids, *self._send(ids))
+
+    def complete(self, begun: Begun) -> Float[Tensor, "B T"]:
+        """The second half: wait, put columns in order, and finish the means of spread rows; collective."""
+        ids, transfer = begun.ids, begun.transfer
+        pooled_BT = self.hop.finish(begun.token, transfer)
         if self._count_hop is None:
             return pooled_BT
         lengths_BJ = self._count_hop(
@@ -215,12 +239,15 @@ class ShardedEmbeddings(nn.Module):
         """As `EmbeddingTables.vectors`; collective, each rank asks for rows of its own. See `sequences.py`."""
         return self._sequences.vectors(table, rows_N, dtype=dtype)
 
-    def start(self, batch: Batch) -> tuple[Tensor, Transfer]:
-        """The first half of `forward`, of a flat model: look up and send; `hop` has the second. See `pipeline.py`."""
+    def start(self, batch: Batch) -> Crossing:
+        """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
         assert self._is_flat
-        assert not batch.repeated, "a pipeline expands what it cuts"
         assert self.can_start
-        return self._send(self._take_ids(batch))
+        if batch.repeated:
+            exchange, parts = self._take_parts(batch)
+            return exchange.start(batch, parts)
+        begun = self.begin(batch)
+        return Crossing([Leg(self.hop, begun.token, begun.transfer)], lambda arrived: arrived[0])
 
     @property
     def can_start(self) -> bool:
@@ -256,8 +283,21 @@ class ShardedEmbeddings(nn.Module):
         """The exchanges of a batch with these groups, made once."""
         groups = tuple(group.features for group in batch.repeated)
         if groups not in self._repeated:
-            self._repeated[groups] = RepeatedExchange(self.inputs, groups, make=self._make)
+            self._repeated[groups] = RepeatedExchange(
+                self.inputs,
+                groups,
+                make=self._make,
+                towers=self._towers,
+                topology=self._topology,
+                traffic=self._traffic,
+            )
         return self._repeated[groups]
+
+    def _take_parts(self, batch: Batch) -> tuple[RepeatedExchange, list[Batch]]:
+        """The exchanges of a batch with slices, and its parts; those that were announced are on their way."""
+        exchange = self._exchange(batch)
+        is_next = self._announced and self._announced[0][0] is batch
+        return exchange, self._announced.popleft()[1] if is_next else exchange.split(batch)
 
     def _exchanges(self) -> list[ShardedEmbeddings]:
         return [each for exchange in self._repeated.values() for each in exchange.exchanges]

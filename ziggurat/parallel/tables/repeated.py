@@ -8,28 +8,71 @@ To the ranks that hold tables a group is a smaller batch of other features. So e
 ordinary `ShardedEmbeddings` over the same tables with the fields of the group; ids and vectors of a group, there and
 back, shrink by its factor B/U. Gradients of samples are summed for slices before they travel.
 
-Flat models do this. With towers the last hop starts from whole samples of all peers, so batches are expanded first.
+With towers the exchanges end in a tower group, and slices go on from there (`PooledParts`, `parallel/tower_slices.py`).
+A tower that has features of several parts computes on samples, so its ranks need to know the slice of each sample of
+their peers: 4 bytes a sample and group, sent to those that need it while embeddings are looked up.
+
 All ranks deduplicate the same groups: `training/repeats.py` decides alike on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.ops.repeat import expand
+from ziggurat.parallel.exchange.collectives import Pending, all_to_all
+from ziggurat.parallel.exchange.crossing import Crossing, Leg
+from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.ids import batch_of_rows
+from ziggurat.parallel.topology import Topology
+from ziggurat.plan import Towers
 
 if TYPE_CHECKING:
     from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+
+MIXED = -1  # in place of a part: a tower that has features of several parts
+PLAIN = 0  # the part of the features that are in no group; group g is part g + 1
+
+
+def parts_of_towers(towers: Towers, inputs: InputSpec, groups: Sequence[FeatureGroup]) -> tuple[int, ...]:
+    """For each tower the part of a batch that all its pooled features are in, or `MIXED`."""
+    part_of = {spec.name: PLAIN for spec in inputs.fields}
+    for number, group in enumerate(groups):
+        names = [inputs.single[at].name for at in group.single] + [inputs.jagged[at].name for at in group.jagged]
+        part_of |= {name: number + 1 for name in names if name in part_of}
+    found = [{part_of[name] for name in tower if name in part_of} for tower in towers.towers]
+    return tuple(parts.pop() if len(parts) == 1 else MIXED for parts in found)
+
+
+@dataclass(frozen=True)
+class PooledParts:
+    """What a tower group has pooled for the samples of its peers, of a batch with slices.
+
+    Args:
+        groups: of the batch.
+        pooled: (ΣB, ·) plain features, then (ΣU, ·) of each group; columns of the features of this group's towers.
+        columns: of each part, where each feature is.
+        sizes: rows that each rank has of each part, by part and rank.
+        inverses: (B,) the slice of each sample of this rank, by group.
+        peer_inverses: (ΣB,) the row of `pooled` of each sample of the peers, by group; None where no tower here mixes.
+    """
+
+    groups: tuple[FeatureGroup, ...]
+    pooled: list[Tensor]
+    columns: list[dict[str, slice]]
+    sizes: list[list[int]]
+    inverses: list[Int64[Tensor, "B"]]
+    peer_inverses: list[Int64[Tensor, "R"] | None]
 
 
 class RepeatedExchange:
@@ -39,11 +82,22 @@ class RepeatedExchange:
         inputs: of the whole model.
         groups: of the batches.
         make: makes the exchange of some fields over the tables of the model.
+        towers: of the plan; None for a flat model.
+        topology: the ranks.
+        traffic: counts messages.
     """
 
     def __init__(
-        self, inputs: InputSpec, groups: tuple[FeatureGroup, ...], *, make: Callable[[InputSpec], ShardedEmbeddings]
+        self,
+        inputs: InputSpec,
+        groups: tuple[FeatureGroup, ...],
+        *,
+        make: Callable[[InputSpec], ShardedEmbeddings],
+        towers: Towers | None,
+        topology: Topology,
+        traffic: Traffic,
     ) -> None:
+        self._groups, self._topology, self._traffic = groups, topology, traffic
         in_groups = [(set(group.single), set(group.jagged)) for group in groups]
         self._plain = [at for at in range(len(inputs.single)) if not any(at in single for single, _ in in_groups)]
         jagged = [at for at in range(len(inputs.jagged)) if not any(at in lists for _, lists in in_groups)]
@@ -59,19 +113,102 @@ class RepeatedExchange:
             for part in parts
         ]
         self._names = [spec.name for spec in inputs.fields]
+        self._needs = _needs(towers, inputs, groups, topology=topology)
 
     def split(self, batch: Batch) -> list[Batch]:
         """The samples with their plain features, then the slices of each group."""
         plain = batch_of_rows(batch.single[self._plain], batch.jagged, size=batch.batch_size)
         return [plain, *(batch_of_rows(group.single, group.jagged, size=group.num_slices) for group in batch.repeated)]
 
+    def start(self, batch: Batch, parts: list[Batch]) -> Crossing:
+        """Look up the parts of a batch of a flat model, and send; collective."""
+        begun = [exchange.begin(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        legs = [Leg(each.hop, one.token, one.transfer) for each, one in zip(self.exchanges, begun, strict=True)]
+        return Crossing(legs, lambda arrived: self._joined(arrived, batch))
+
     def forward(self, batch: Batch, parts: list[Batch]) -> Float[Tensor, "B T"]:
-        """Pooled embeddings in the order of the fields; collective."""
+        """Pooled embeddings of a flat model, in the order of the fields; collective."""
+        begun = [exchange.begin(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        arrived = [exchange.complete(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
+        return self._joined(arrived, batch)
+
+    def for_towers(self, batch: Batch, parts: list[Batch]) -> PooledParts:
+        """Pooled embeddings of this group's towers, part by part; collective."""
+        begun = [exchange.begin(part) for exchange, part in zip(self.exchanges, parts, strict=True)]
+        sizes = [list(one.ids.sizes) for one in begun]
+        pending = self._send_inverses(batch, sizes[PLAIN])
+        pooled = [exchange.complete(one) for exchange, one in zip(self.exchanges, begun, strict=True)]
+        return PooledParts(
+            groups=self._groups,
+            pooled=pooled,
+            columns=[_columns(exchange) for exchange in self.exchanges],
+            sizes=sizes,
+            inverses=[group.inverse for group in batch.repeated],
+            peer_inverses=self._peer_inverses(pending, sizes),
+        )
+
+    def _joined(self, arrived: list[Tensor], batch: Batch) -> Tensor:
         found: dict[str, Tensor] = {}
-        for number, (exchange, part) in enumerate(zip(self.exchanges, parts, strict=True)):
-            pooled = exchange(part)
-            if number:
-                pooled = expand(pooled, batch.repeated[number - 1].inverse)
+        for number, (exchange, pooled) in enumerate(zip(self.exchanges, arrived, strict=True)):
+            values = expand(pooled, batch.repeated[number - 1].inverse) if number else pooled
             names = [spec.name for spec in exchange.inputs.fields]
-            found |= dict(zip(names, pooled.split(exchange.field_dims, dim=1), strict=True))
+            found |= dict(zip(names, values.split(exchange.field_dims, dim=1), strict=True))
         return torch.cat([found[name] for name in self._names], dim=1)
+
+    def _send_inverses(self, batch: Batch, sizes: list[int]) -> Pending | None:
+        """The slices of this rank's samples, to the peers whose towers compute on samples of slices."""
+        if not any(map(any, self._needs)):
+            return None
+        peers, own = self._topology.peers, self._needs[self._topology.group_index]
+        inverses = [[g.inverse for g, is_needed in zip(batch.repeated, needs, strict=True) if is_needed]
+                    for needs in self._needs]  # fmt: skip
+        pieces = [inverse.to(torch.int32) for each in inverses for inverse in each]
+        return all_to_all(
+            torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int32, device=batch.single.device),
+            sent=[batch.batch_size * len(each) for each in inverses],
+            received=[sizes[rank] * sum(own) for rank in peers.ranks],
+            group=peers,
+            traffic=self._traffic,
+            purpose="slices of samples",
+        )
+
+    def _peer_inverses(self, pending: Pending | None, sizes: list[list[int]]) -> list[Tensor | None]:
+        """Where the samples of all peers have their slices among those of all peers."""
+        found: list[Tensor | None] = [None] * len(self._groups)
+        if pending is None:
+            return found
+        ranks, own = self._topology.peers.ranks, self._needs[self._topology.group_index]
+        needed = [number for number, is_needed in enumerate(own) if is_needed]
+        pieces = iter(pending.wait().split([sizes[PLAIN][rank] for rank in ranks for _ in needed]))
+        by_peer = [[next(pieces) for _ in needed] for _ in ranks]
+        for place, number in enumerate(needed):
+            begins = itertools.accumulate((sizes[number + 1][rank] for rank in ranks), initial=0)
+            shifted = [each[place].to(torch.int64) + begin for each, begin in zip(by_peer, begins, strict=False)]
+            found[number] = torch.cat(shifted)
+        return found
+
+
+def _columns(exchange: ShardedEmbeddings) -> dict[str, slice]:
+    """Where each feature is in what an exchange gives."""
+    begins = itertools.accumulate(exchange.field_dims, initial=0)
+    places = zip(exchange.field_names, begins, exchange.field_dims, strict=False)
+    return {name: slice(begin, begin + dim) for name, begin, dim in places}
+
+
+def _needs(
+    towers: Towers | None, inputs: InputSpec, groups: Sequence[FeatureGroup], *, topology: Topology
+) -> list[list[bool]]:
+    """For each tower group and each group of features, whether a tower there computes on samples of its slices."""
+    if towers is None:
+        return []
+    parts = parts_of_towers(towers, inputs, groups)
+    names = [
+        {inputs.single[at].name for at in group.single} | {inputs.jagged[at].name for at in group.jagged}
+        for group in groups
+    ]
+    names = [each & {spec.name for spec in inputs.fields} for each in names]
+    mixed = [
+        [towers.towers[t] for t in topology.towers_of(group, num_towers=len(towers)) if parts[t] == MIXED]
+        for group in range(topology.num_groups)
+    ]
+    return [[any(each & set(tower) for tower in of_group) for each in names] for of_group in mixed]

@@ -117,6 +117,8 @@ class TrainStep:
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._full_size = model.trained_rows(config.loader.batch_size)
         self._forward_dense = model.forward_dense
+        if config.compile is not Compile.OFF:
+            model.reads_slices = False
         if parallel is None:
             self._forward_dense = compiled_dense(model.forward_dense, config.compile)
         elif config.compile is not Compile.OFF:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.jagged import offsets_of
+from ziggurat.models.contract.model import Unpooled
 from ziggurat.models.sequence.layers.layer import SequenceLayer
 from ziggurat.models.sequence.layers.places import AskedAt, SequencePlaces, asked_times, cut_lists, join_lists
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
@@ -75,6 +76,15 @@ class SequenceStack(nn.Module):
         for layer in self.layers:
             events_ND = layer(events_ND, places=places)
         return events_ND
+
+    def encode(self, history: Unpooled, *, times: Int64[Tensor, "N"] | None = None) -> Unpooled:
+        """Histories of a batch through all layers; one that several samples share, once.
+
+        Args:
+            history: what a model's `unpooled` gave, with slices or without.
+            times: of its events.
+        """
+        return replace(history, values=self(history.values, places=self.places_of(history.offsets, times=times)))
 
     def places_of(
         self,
@@ -158,6 +168,29 @@ class SequenceStack(nn.Module):
                 0
             ]
         return outputs
+
+    def score_samples(
+        self,
+        candidates_BD: Float[Tensor, "B D"],
+        *,
+        inverse: Int64[Tensor, "B"],
+        histories: RememberedHistories,
+        asked_at: Int64[Tensor, "U"] | None = None,
+    ) -> Float[Tensor, "B D"]:
+        """Outputs of one candidate a sample, of samples that share histories: as `score`, in the order of samples.
+
+        Args:
+            candidates_BD: vectors of the candidates.
+            inverse: the history of each sample, as `Unpooled.inverse`.
+            histories: what `remember` gave for the slices.
+            asked_at: time of each history's question; needed where histories have times.
+        """
+        order_B = torch.argsort(inverse, stable=True)
+        counts_U = torch.bincount(inverse, minlength=len(histories.offsets) - 1)
+        scored_BD = self.score(
+            candidates_BD[order_B], offsets=offsets_of(counts_U), histories=histories, asked_at=asked_at
+        )
+        return scored_BD[torch.argsort(order_B)]
 
     def extend(
         self,
