@@ -28,6 +28,7 @@ FROZEN = {
         *("--plan", "--tower-size", "--dense", "--wire"),
         *(f"--{name}" for name in SHORT),
     },
+    "prepare": {"--config", "--schema"},
     "evaluate": {"--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", *SLICES},
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "embeddings": {"--step", "--out", "--model"},

@@ -27,6 +27,7 @@ from ziggurat.cli.plan_verbs import (
     add_plan_arguments,
     add_simulate_arguments,
 )
+from ziggurat.cli.prepare_verb import PREPARE_EPILOG, PREPARE_SUMMARY, add_prepare_arguments
 from ziggurat.cli.scoring_verbs import (
     EMBEDDINGS_EPILOG,
     EMBEDDINGS_SUMMARY,
@@ -148,6 +149,7 @@ def build_parser() -> VerbParser:
     train.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     add_short_forms(train)
 
+    add_prepare_arguments(verb("prepare", PREPARE_SUMMARY, PREPARE_EPILOG))
     add_evaluate_arguments(verb("evaluate", EVALUATE_SUMMARY, EVALUATE_EPILOG))
     add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
     add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
@@ -237,7 +239,19 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 
-_WITH_SETTINGS = ("train", "bench", "plan", "simulate", "compare", "scale", "evaluate", "predict", "serve", "towers")
+_WITH_SETTINGS = (
+    "train",
+    "prepare",
+    "bench",
+    "plan",
+    "simulate",
+    "compare",
+    "scale",
+    "evaluate",
+    "predict",
+    "serve",
+    "towers",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -292,6 +306,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         compare_verbs,
         importance_verb,
         plan_verbs,
+        prepare_verb,
         scoring_verbs,
         serve_verb,
         serving_verbs,
@@ -302,6 +317,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
     return {
         "demo": verbs.demo,
         "train": verbs.train,
+        "prepare": prepare_verb.prepare,
         "evaluate": scoring_verbs.evaluate,
         "predict": scoring_verbs.predict,
         "embeddings": scoring_verbs.embeddings,

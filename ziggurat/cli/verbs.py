@@ -86,7 +86,7 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.training.evaluation.evaluate import metrics_line
     from ziggurat.training.report.progress import show_progress
 
-    stored, folder = _run_to_train(options)
+    stored, folder = run_to_train(options)
     stored = with_model(stored, own_models(options))
     changes = settings_from(options, rest) | _rank_overrides(options)
     if not options.resume and not options.config:
@@ -237,7 +237,7 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
+def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     """The config and folder that the command line names."""
     from ziggurat.recipes.catalogue import recipe_named
     from ziggurat.recipes.run_config import load_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ from tests.data.preprocess.preprocessing_reference import Reference, Row
 from tests.data.preprocess.test_preprocessing import EVERYTHING, TEXT_ROWS
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.draft import DraftWriter
-from ziggurat.data.preprocess.fitter import Fitter
-from ziggurat.data.preprocess.parsing import parse_chunk
+from ziggurat.data.preprocess.draft import DraftWriter, read_draft
+from ziggurat.data.preprocess.fitter import Fitted, Fitter
+from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
@@ -64,15 +65,31 @@ def test_encoding_a_draft_is_encoding(tmp_path: Path, rows: list[Row], size: int
         expected = [
             direct.encode(chunk) for chunk, to_train in zip(chunks, is_training, strict=True) if to_train == wanted
         ]
-        found = [drafted.encode_parsed(parsed, row_of_number=fitted.row_of_number) for parsed in draft.read()]
-        assert draft.num_rows == sum(table.num_rows for table in expected)
+        kept = read_draft(draft.path, draft.facts)
+        found = [drafted.encode_parsed(parsed, row_of_number=fitted.row_of_number) for parsed in kept]
+        assert draft.facts.num_rows == sum(table.num_rows for table in expected)
         assert len(found) == len(expected)
         for mine, theirs in zip(found, expected, strict=True):
             assert mine.equals(theirs)
     for name, counters in drafted.counters.items():
-        counters.out_of_range += train.out_of_range[name] + valid.out_of_range[name]
-        counters.truncated += train.truncated[name] + valid.truncated[name]
+        counters.out_of_range += sum(draft.facts.out_of_range.get(name, 0) for draft in (train, valid))
+        counters.truncated += sum(draft.facts.truncated.get(name, 0) for draft in (train, valid))
     assert drafted.counters == direct.counters
+    _check_any_rows(train, drafted, fitted, first=size // 2, last=train.facts.num_rows - size // 3)
+
+
+def _check_any_rows(draft: DraftWriter, drafted: Preprocessing, fitted: Fitted, *, first: int, last: int) -> None:
+    """Rows from the middle of a draft are those that all its rows hold there."""
+
+    def encoded(parsed: Iterator[ParsedChunk]) -> list[dict]:
+        return [
+            row
+            for chunk in parsed
+            for row in drafted.encode_parsed(chunk, row_of_number=fitted.row_of_number).to_pylist()
+        ]
+
+    some = encoded(read_draft(draft.path, draft.facts, first=first, last=last))
+    assert some == encoded(read_draft(draft.path, draft.facts))[first : max(last, first)]
 
 
 def test_vectors_and_empty_chunks(tmp_path: Path):
@@ -81,10 +98,10 @@ def test_vectors_and_empty_chunks(tmp_path: Path):
     parsed = parse_chunk(schema, RawChunk.of(frame), bad_rows=BadRows())
     nothing = parse_chunk(schema, RawChunk.of(frame.clear()), bad_rows=BadRows())
     with DraftWriter(tmp_path / "draft") as draft:
-        assert list(draft.read()) == []
+        assert list(read_draft(draft.path, draft.facts)) == []
         draft.append(nothing)
         draft.append(parsed)
-    (back,) = draft.read()
+    (back,) = read_draft(draft.path, draft.facts)
     assert back.vectors["v"].tolist() == [[1.0, 2.0], [3.0, 4.5]]
     assert back.global_rows.tolist() == [0, 1]
 

@@ -198,7 +198,7 @@ def test_preprocessing_of_another_cache_is_not_accepted(tmp_path, raw):
 
 
 @pytest.mark.parametrize("phase", ["find the split", "fit", "encode"])
-def test_interruption_leaves_nothing_and_the_next_one_succeeds(tmp_path, raw, phase):
+def test_after_an_interruption_the_next_one_goes_on(tmp_path, raw, phase):
     def interrupt(now: str, done: int, total: int | None) -> None:
         if now == phase and done:
             raise KeyboardInterrupt
@@ -206,9 +206,12 @@ def test_interruption_leaves_nothing_and_the_next_one_succeeds(tmp_path, raw, ph
     cache = tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
         prepare(time_split(raw), schema=SCHEMA, folder=cache, progress=interrupt)
-    assert entries(cache) == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ziggurat-")]
-    assert prepare(time_split(raw), schema=SCHEMA, folder=cache).train.num_rows == 800
+    assert [name for name in entries(cache) if not name.startswith(".")] == [], "nothing that looks finished"
+    prepared = prepare(time_split(raw), schema=SCHEMA, folder=cache)
+    assert prepared.train.num_rows == 800
+    assert ("went on" in prepared.note) == (phase != "find the split")
+    assert entries(cache) == [prepared.folder.name]
 
 
 def test_progress_is_reported_by_phase(tmp_path, raw, monkeypatch):
@@ -352,7 +355,7 @@ def test_two_at_once_prepare_once(tmp_path, raw):
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(entry.reused for entry in prepared) == [False, True, True]
+    assert not any(entry.reused for entry in prepared), "nothing was there when they came"
     assert len({entry.train.row_sum for entry in prepared}) == 1
     assert len(entries(tmp_path / "cache")) == 1
     assert "waiting for another process that prepares the same data" in phases
@@ -363,7 +366,6 @@ def test_two_processes_at_once_prepare_once(tmp_path, raw):
     processes = [start(raw, tmp_path / "cache", slow_s=0.1) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].splitlines()[-1].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert sorted(output[1] for output in outputs) == ["False", "True"]
     assert outputs[0][2:] == outputs[1][2:]
     assert len(entries(tmp_path / "cache")) == 1
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,7 +35,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.manifest import MANIFEST, REDO
 from ziggurat.data.encoded.open_files import OpenFiles
-from ziggurat.data.encoded.part_files import PartFiles, footer_sha256
+from ziggurat.data.encoded.part_files import Part, PartFiles, footer_sha256, group_digest, row_groups
 from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, conform, encoded_schema, has_labels
 from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.errors import DataError, MissingFileError
@@ -71,8 +71,6 @@ class EncodedWriter:
         assert rows_per_group >= 1
         self.folder = Path(folder)
         self.num_rows = 0
-        self._row_sum = 0
-        self._content = hashlib.sha256()
         self._inputs = inputs
         self._rows_per_group = rows_per_group
         self._extra = dict(extra or {})
@@ -123,25 +121,17 @@ class EncodedWriter:
         self._pending.append(table)
         self._pending_rows += table.num_rows
         self.num_rows += table.num_rows
-        self._row_sum += _row_sum(table)
         if self._pending_rows >= self._rows_per_group:
             self._write_pending(all_rows=False)
 
     def _write_pending(self, *, all_rows: bool) -> None:
-        if not self._pending_rows:
-            return
-        table = pa.concat_tables(self._pending)
-        first = 0
-        while table.num_rows - first >= (1 if all_rows else self._rows_per_group):
-            self._write_group(table.slice(first, self._rows_per_group))
-            first += self._rows_per_group
-        rest = table.slice(first)
-        self._pending, self._pending_rows = [rest], rest.num_rows
-
-    def _write_group(self, group: pa.Table) -> None:
-        group = group.combine_chunks()
-        self._parts.write(group)
-        self._content.update(_group_digest(group))
+        rest: list[pa.Table] = []
+        for group in row_groups(self._pending, rows_per_group=self._rows_per_group):
+            if all_rows or group.num_rows == self._rows_per_group:
+                self._parts.write(group)
+            else:
+                rest.append(group)
+        self._pending, self._pending_rows = rest, sum(table.num_rows for table in rest)
 
     def close(self) -> None:
         """Write the rest, flush everything to the disk and let the folder appear."""
@@ -149,18 +139,10 @@ class EncodedWriter:
             return
         try:
             self._write_pending(all_rows=True)
-            files = self._parts.close()
+            parts = self._parts.close()
             unlabelled = encoded_schema(self._inputs, with_labels=False).names
-            manifest = {
-                "num_rows": self.num_rows,
-                "row_sum": f"{self._row_sum % 2**64:016x}",
-                "content": self._content.hexdigest(),
-                "with_labels": self._schema is None or self._schema.names != unlabelled,
-                "inputs": to_json(self._inputs),
-                "files": files,
-                "extra": self._extra,
-            }
-            MANIFEST.write(self._temporary / _MANIFEST, manifest)
+            with_labels = self._schema is None or self._schema.names != unlabelled
+            write_manifest(self._temporary, parts, inputs=self._inputs, with_labels=with_labels, extra=self._extra)
             publish(self._temporary, self.folder)
         except BaseException:
             self.abort()
@@ -175,16 +157,39 @@ class EncodedWriter:
             self._closed = True
 
 
-def _row_sum(table: pa.Table) -> int:
-    return sum(expected_sum(chunk.to_numpy()) for chunk in table.column(ROW_COLUMN).chunks)
+def write_manifest(
+    folder: Path, parts: Sequence[Part], *, inputs: InputSpec, with_labels: bool = True, extra: Mapping[str, Any]
+) -> None:
+    """Make a data set of files that were written one by one; the last thing to be written.
 
-
-def _group_digest(group: pa.Table) -> bytes:
-    """SHA-256 of the values of a row group, in Arrow's stream format; the same however the group lies in memory."""
-    digest = hashlib.sha256()
-    for batch in group.combine_chunks().to_batches():
-        digest.update(batch.serialize())
-    return digest.digest()
+    Args:
+        folder: of the files.
+        parts: what `write_part` said of each, in the order of the rows.
+        inputs: what the columns are.
+        with_labels: whether labels are among them.
+        extra: plain data to keep in the manifest.
+    """
+    content = hashlib.sha256()
+    for digest in (digest for part in parts for digest in part.digests):
+        content.update(bytes.fromhex(digest))
+    manifest = {
+        "num_rows": sum(sum(part.group_rows) for part in parts),
+        "row_sum": f"{sum(part.row_sum for part in parts) % 2**64:016x}",
+        "content": content.hexdigest(),
+        "with_labels": with_labels,
+        "inputs": to_json(inputs),
+        "files": [
+            {
+                "name": part.name,
+                "group_rows": list(part.group_rows),
+                "bytes": part.bytes,
+                "footer_sha256": part.footer_sha256,
+            }
+            for part in parts
+        ],
+        "extra": dict(extra),
+    }
+    MANIFEST.write(folder / _MANIFEST, manifest)
 
 
 class EncodedDataset:
@@ -321,14 +326,14 @@ class MemoryDataset:
     @property
     def row_sum(self) -> int:
         """Sum of the mixed row ids, for the sample ledger."""
-        return _row_sum(self._table) % 2**64
+        return sum(expected_sum(chunk.to_numpy()) for chunk in self._table.column(ROW_COLUMN).chunks) % 2**64
 
     @functools.cached_property
     def digest(self) -> str:
         """Of all values in their order; an `EncodedDataset` of the same row groups has the same one."""
         content = hashlib.sha256()
         for index in range(len(self.group_sizes)):
-            content.update(_group_digest(self.read_group(index)))
+            content.update(group_digest(self.read_group(index)))
         return content.hexdigest()
 
     def read_group(self, index: int) -> pa.Table:

@@ -15,17 +15,103 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ziggurat.data.encoded.ledger import expected_sum
 from ziggurat.data.encoded.records import ROW_COLUMN
 
 _NUM_THREADS = 2
 _POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One file of an encoded data set, as the manifest knows it.
+
+    Args:
+        name: of the file.
+        group_rows: rows of each row group.
+        bytes: its size.
+        footer_sha256: of its footer.
+        row_sum: of its row ids, for the ledger.
+        digests: of the values of each row group, in hex.
+    """
+
+    name: str
+    group_rows: tuple[int, ...]
+    bytes: int
+    footer_sha256: str
+    row_sum: int
+    digests: tuple[str, ...]
+
+
+def part_name(index: int) -> str:
+    """The file name of part `index`."""
+    return f"part-{index:05}.parquet"
+
+
+def write_part(path: Path, groups: Iterable[pa.Table]) -> Part:
+    """Write row groups into one Parquet file; without any, no file is made.
+
+    Args:
+        path: the file.
+        groups: encoded tables of one schema; each becomes a row group.
+    """
+    writer: pq.ParquetWriter | None = None
+    group_rows: list[int] = []
+    digests: list[str] = []
+    row_sum = 0
+    try:
+        for group in groups:
+            group = group.combine_chunks()
+            writer = writer or _writer(path, group.schema)
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            group_rows.append(group.num_rows)
+            digests.append(group_digest(group).hex())
+            row_sum += sum(expected_sum(chunk.to_numpy()) for chunk in group.column(ROW_COLUMN).chunks)
+    finally:
+        if writer is not None:
+            writer.close()
+    return Part(
+        name=path.name,
+        group_rows=tuple(group_rows),
+        bytes=path.stat().st_size if path.exists() else 0,
+        footer_sha256=footer_sha256(path),
+        row_sum=row_sum % 2**64,
+        digests=tuple(digests),
+    )
+
+
+def row_groups(tables: Iterable[pa.Table], *, rows_per_group: int) -> Iterator[pa.Table]:
+    """Tables of any sizes cut and joined into tables of `rows_per_group` rows; the last one has what is left."""
+    waiting: list[pa.Table] = []
+    num_waiting = 0
+    for table in tables:
+        waiting.append(table)
+        num_waiting += table.num_rows
+        if num_waiting < rows_per_group:
+            continue
+        joined = pa.concat_tables(waiting)
+        cut = num_waiting - num_waiting % rows_per_group
+        for first in range(0, cut, rows_per_group):
+            yield joined.slice(first, rows_per_group)
+        waiting, num_waiting = [joined.slice(cut)], num_waiting - cut
+    if num_waiting:
+        yield pa.concat_tables(waiting)
+
+
+def group_digest(group: pa.Table) -> bytes:
+    """SHA-256 of the values of a row group, in Arrow's stream format; the same however the group lies in memory."""
+    digest = hashlib.sha256()
+    for batch in group.combine_chunks().to_batches():
+        digest.update(batch.serialize())
+    return digest.digest()
 
 
 class PartFiles:
@@ -42,7 +128,7 @@ class PartFiles:
         self._room = threading.Semaphore(_NUM_THREADS * groups_per_file)
         self._num_groups = 0
         self._waiting: queue.SimpleQueue[pa.Table | None] = queue.SimpleQueue()  # of the last file; None is its end
-        self._files: list[Future[dict[str, Any]]] = []
+        self._files: list[Future[Part]] = []
         self._stop = threading.Event()
 
     def write(self, group: pa.Table) -> None:
@@ -57,13 +143,13 @@ class PartFiles:
         if self._num_groups % self._groups_per_file == 0:
             self._waiting.put(None)
             self._waiting = queue.SimpleQueue()
-            path = self._folder / f"part-{len(self._files):05}.parquet"
-            self._files.append(self._pool.submit(self._write_file, path, self._waiting))
+            path = self._folder / part_name(len(self._files))
+            self._files.append(self._pool.submit(write_part, path, self._groups(self._waiting)))
         self._waiting.put(group)
         self._num_groups += 1
 
-    def close(self) -> list[dict[str, Any]]:
-        """Finish all files; returns name, rows of the row groups, size and hash of the footer of each."""
+    def close(self) -> list[Part]:
+        """Finish all files."""
         self._waiting.put(None)
         try:
             return [file.result() for file in self._files]
@@ -81,30 +167,23 @@ class PartFiles:
             if file.done():
                 file.result()
 
-    def _write_file(self, path: Path, groups: queue.SimpleQueue[pa.Table | None]) -> dict[str, Any]:
-        writer: pq.ParquetWriter | None = None
-        group_rows: list[int] = []
-        try:
-            while (group := groups.get()) is not None and not self._stop.is_set():
-                writer = writer or _writer(path, group.schema)
-                writer.write_table(group, row_group_size=max(1, group.num_rows))
-                group_rows.append(group.num_rows)
-                self._room.release()
-        finally:
-            if writer is not None:
-                writer.close()
-        size = path.stat().st_size if path.exists() else 0
-        return {"name": path.name, "group_rows": group_rows, "bytes": size, "footer_sha256": footer_sha256(path)}
+    def _groups(self, waiting: queue.SimpleQueue[pa.Table | None]) -> Iterator[pa.Table]:
+        while (group := waiting.get()) is not None and not self._stop.is_set():
+            yield group
+            self._room.release()
 
 
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    # One row group is one unit of reading, so statistics would only cost; dictionaries decode fastest, but for
-    # numbers of rows, which never repeat.
+    # One row group is one unit of reading, so statistics would only cost. Dictionaries decode fastest; compressing what
+    # they make of single values costs more time than it saves bytes, while repeated lists shrink. Numbers of rows never
+    # repeat, but their differences do.
+    lists = {f"{field.name}.list.element": "lz4" for field in schema if pa.types.is_nested(field.type)}
     return pq.ParquetWriter(
         path,
         schema,
-        compression="lz4",
+        compression=dict.fromkeys(schema.names, "none") | lists,  # pyright: ignore[reportArgumentType]
         use_dictionary=[name for name in schema.names if name != ROW_COLUMN],  # pyright: ignore[reportArgumentType]
+        column_encoding={ROW_COLUMN: "DELTA_BINARY_PACKED"},
         write_statistics=False,
         write_page_checksum=True,
     )

@@ -1,10 +1,11 @@
 """One preparation, from raw files to a published folder: read, split, parse, fit, keep, encode.
 
-    raw files ─► where to cut? ─► parse, check ─► draft on disk ─► encode ─► temporary folder ─► publish
-                 (split by time)       └► fit on training rows ─────┘
+    raw files ─► shards ─► where to cut? ─► each shard: parse, check ─► draft on disk ─► each file: encode ─► publish
+                           (split by time)               └► fit on training rows ─► merge ─┘
 
-`prepare.py` decides whether this must be done at all. Reading, fitting and writing overlap, each in its own thread, and
-then so do encoding and writing; at most a few chunks are in memory.
+`prepare.py` decides whether this must be done at all. Shards and files are units of work (`work.py`): several threads
+and processes share them, and what is finished when all of them end early is not done again. Reading, fitting and
+writing a shard overlap, each in its own thread; a few chunks are in memory.
 """
 
 from __future__ import annotations
@@ -13,39 +14,37 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
-from ziggurat.config import to_json
-from ziggurat.data.background import in_background
-from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter
+from ziggurat.config import JSON, to_json
+from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_FILE, EncodedDataset, write_manifest
+from ziggurat.data.encoded.part_files import part_name, row_groups, write_part
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.draft import DraftWriter
-from ziggurat.data.preprocess.fitter import Fitted, Fitter
+from ziggurat.data.preprocess.draft import DraftFacts
+from ziggurat.data.preprocess.encode_parts import EncodedPart
+from ziggurat.data.preprocess.fitted_files import DraftEncoder, FittedFiles
 from ziggurat.data.preprocess.latest_items import LATEST_FILE, LatestItems
 from ziggurat.data.preprocess.leaks import find_leaks
-from ziggurat.data.preprocess.negatives import kept_rows
-from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.prepared import PreparedSummary, SplitSummary, write_prepared
-from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
-from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
+from ziggurat.data.preprocess.preprocessing import FeatureCounters
+from ziggurat.data.preprocess.shard_fit import ShardFacts, ShardReader, SharedBadRows
+from ziggurat.data.preprocess.shards import Shard, count_rows, plan_shards
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
-from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
-from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.preprocess.work import PLAN, PublishedError, Work
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
-from ziggurat.files import publish, temporary_beside
+from ziggurat.files import publish
 from ziggurat.ops.text.choose import text_kernel
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
-_FORMAT = 2  # raise it when the same raw rows are encoded in another way: old caches are not reused
+_FORMAT = 3  # raise it when the same raw rows are encoded in another way: old caches are not reused
 _NOT_COMPARED = ("train", "valid", "test", "negative_rate")  # the rate is part of the schema by then
+_ENCODING_THREADS = 2
 
 
 class Sources:
@@ -96,20 +95,17 @@ def fingerprint_of(config: DataConfig, schema: Schema, sources: Sources) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class _SharedBadRows(BadRows):
-    """Bad rows that several threads report."""
-
-    def __init__(self, policy: BadRowPolicy, *, folder: Path, budget: int) -> None:
-        super().__init__(policy, folder=folder, budget=budget)
-        self._lock = threading.Lock()
-
-    def report(self, bad: BadRow) -> bool:
-        with self._lock:
-            return super().report(bad)
-
-
 class Build:
-    """One preparation, from raw files to a published folder."""
+    """One preparation, from raw files to a published folder.
+
+    Args:
+        config: the raw files and how to split them.
+        schema: what their columns mean.
+        sources: the raw files.
+        work: the folder of what is finished; shared with other processes.
+        progress: called with (phase, rows done, rows in all or None).
+        shard_bytes: smaller raw files are read together.
+    """
 
     def __init__(
         self,
@@ -117,154 +113,251 @@ class Build:
         schema: Schema,
         *,
         sources: Sources,
-        target: Path,
+        work: Work,
         progress: ProgressCallback,
+        shard_bytes: int,
     ) -> None:
         self._config, self._schema, self._sources = config, schema, sources
-        self._target, self._progress = target, progress
-        aside = target.with_name(f"{target.name}_bad_rows")
-        shutil.rmtree(aside, ignore_errors=True)
-        self._bad_rows = _SharedBadRows(config.bad_rows, folder=aside, budget=config.bad_row_budget)
-        self._latest = LatestItems(schema, date_order=config.split.date_order)
-        self._split_column = split_column(config.split, schema)
-        self._columns = tuple(dict.fromkeys([*schema.columns, self._split_column]))
-        if not self._split_column:
-            self._columns = schema.columns
+        self._work, self._progress, self._shard_bytes = work, progress, shard_bytes
+        self._aside = work.target.with_name(f"{work.target.name}_bad_rows")
+        self._out = work.folder / "out"
+        self._fitted = FittedFiles(work.folder, schema=schema, out=self._out / "preprocessing")
+        self._encoded_rows = 0
+        self._counting = threading.Lock()
 
     def run(self, fingerprint: str) -> None:
-        """Prepare and publish."""
-        temporary = temporary_beside(self._target)
+        """Prepare and publish, or take part until another process has published."""
         try:
-            temporary.mkdir()
-            with self._bad_rows:
-                splitter = self._fit_splitter()
-                drafts = [DraftWriter(temporary / f"{split.value}.arrow") for split in SPLITS]
-                fitted = self._draft(splitter, drafts)
-            # An encoder for each split counts what it met there; they share what was fitted.
-            encoders = [
-                Preprocessing(self._schema, vocabularies=fitted.vocabularies, numbers=fitted.numbers) for _ in SPLITS
-            ]
-            self._encode(fitted, drafts, encoders)
-            self._latest.write(temporary / SPLITS[0].value)
-            save_preprocessing(encoders[0], temporary / "preprocessing")
-            quarantined = {reason.value: count for reason, count in self._bad_rows.counts.most_common()}
-            train, valid = (EncodedDataset(temporary / split.value) for split in SPLITS[:2])
-            summary = PreparedSummary(
-                split=splitter.describe(),
-                warnings=tuple(find_leaks(train, valid)),
-                left_out=tuple(str(path) for path in self._sources.left_out),
-                splits={
-                    split.value: SplitSummary(rows=draft.num_rows, features=encoder.counters)
-                    for split, draft, encoder in zip(SPLITS, drafts, encoders, strict=True)
-                },
-                quarantined=quarantined,
-                quarantine=str(self._bad_rows.folder) if quarantined else "",
-                raw_files=len(self._sources.paths),
-                text_kernel=text_kernel().name,
-            )
-            self._refuse_changed_files(fingerprint)
-            write_prepared(temporary, fingerprint=fingerprint, preprocessing=encoders[0], summary=summary)
-            publish(temporary, self._target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            self._work.start()
+            plan = self._work.once(PLAN, self._plan)
+            shards = [Shard.from_json(entry) for entry in plan["shards"]]
+            splitter, starts = self._splitter_and_starts(shards)
+            facts = self._fit(shards, splitter, starts)
+            parts = self._encode(shards, facts)
+            self._publish_once(fingerprint, facts=facts, parts=parts, split=splitter.describe())
+        except (PublishedError, FileNotFoundError):
+            if not self._work.target.exists():
+                raise
 
-    def _fit_splitter(self) -> Splitter:
+    def _plan(self) -> dict[str, JSON]:
+        shutil.rmtree(self._aside, ignore_errors=True)
+        shards = plan_shards(self._sources.by_split, shard_bytes=self._shard_bytes)
+        return {"shards": [shard.to_json() for shard in shards]}
+
+    # ------------------------------------------------------------------------------------------ numbers of rows, split
+
+    def _splitter_and_starts(self, shards: Sequence[Shard]) -> tuple[Splitter, list[int]]:
+        """The split, and the number of the first row of each shard."""
         split = self._config.split
-        if split.by not in (SplitBy.TIME, SplitBy.TIME_ORDER):
-            return fit_splitter(split, (), schema=self._schema)
-        columns = [self._split_column or self._schema.columns[0]]
-        chunks = self._read("find the split", columns=columns)
-        return fit_splitter(split, (chunk for chunk, _ in chunks), schema=self._schema, bad_rows=self._bad_rows)
+        if split.by in (SplitBy.TIME, SplitBy.TIME_ORDER):
+            found = self._work.once("split", lambda: self._find_split(shards))
+            splitter, rows = Splitter.from_json(found["splitter"], config=split), found["rows"]
+        else:
+            splitter = fit_splitter(split, (), schema=self._schema)
+            names = [f"rows-{shard.index:04}" for shard in shards[:-1]]
+            rows = [each["rows"] for each in self._work.each(names, lambda name: self._count(shards[int(name[5:])]))]
+        starts = [0]
+        for size in rows[: len(shards) - 1]:
+            starts.append(starts[-1] + int(size))
+        return splitter, starts
 
-    def _draft(self, splitter: Splitter, drafts: Sequence[DraftWriter]) -> Fitted:
-        """Read, check and keep all rows, one draft a split; fit on the training rows."""
-        fitter = Fitter(self._schema)
+    def _find_split(self, shards: Sequence[Shard]) -> dict[str, JSON]:
+        column = split_column(self._config.split, self._schema) or self._schema.columns[0]
+        with self._bad_rows(self._work.folder / "split") as bad_rows:  # the second look reports them
+            reader = ShardReader(
+                self._config, self._schema, bad_rows=bad_rows, progress=self._progress, total=self._rows_hint()
+            )
+            rows: list[int] = []
+            chunks = reader.chunks(shards, phase="find the split", columns=[column], rows=rows)
+            splitter = fit_splitter(self._config.split, chunks, schema=self._schema, bad_rows=bad_rows)
+        return {"splitter": splitter.to_json(), "rows": list(rows)}
 
-        def parsed_rows() -> Iterator[tuple[int, ParsedChunk]]:
-            for chunk, source in self._read("fit"):
-                for split, part in self._parts(chunk, source, splitter):
-                    parsed = parse_chunk(self._schema, part, bad_rows=self._bad_rows)
-                    if split == 0 and not (keep := kept_rows(self._schema, parsed, seed=self._config.split.seed)).all():
-                        part = part.filter(np.isin(part.global_rows, parsed.global_rows[keep]))
-                        if not part.num_rows:
-                            continue
-                        parsed = parse_chunk(self._schema, part, bad_rows=self._bad_rows)
-                    if split == 0:
-                        self._latest.add(part, parsed)
-                    yield split, fitter.add(parsed) if split == 0 else parsed
+    def _count(self, shard: Shard) -> dict[str, JSON]:
+        with self._bad_rows(self._work.folder / f"rows-{shard.index:04}") as bad_rows:  # the second look reports them
+            source = RawSource(shard.paths, format=self._config.format, bad_rows=bad_rows, text=self._config.text)
+            column = self._schema.columns[0]
+            rows = count_rows(source, column=column, progress=lambda done: self._progress("count rows", done, None))
+        return {"rows": rows}
 
-        with ExitStack() as stack:
-            for draft in drafts:
-                stack.enter_context(draft)
-            parsed_ahead = in_background(parsed_rows(), depth=2, name="ziggurat-fit")
-            stack.callback(parsed_ahead.close)
-            for split, parsed in parsed_ahead:
-                drafts[split].append(parsed)
-        if not drafts[0].num_rows:
-            raise self._nothing_to_train_on()
-        return fitter.finish()
+    def _rows_hint(self) -> int | None:
+        hints = [source.num_rows_hint() for source in self._sources.open(BadRows()) if source is not None]
+        return None if None in hints else sum(hint for hint in hints if hint is not None)
 
-    def _encode(self, fitted: Fitted, drafts: Sequence[DraftWriter], encoders: Sequence[Preprocessing]) -> None:
-        """Encode all drafts, each into the folder of its split beside it."""
-        total = sum(draft.num_rows for draft in drafts)
+    def _bad_rows(self, folder: Path) -> BadRows:
+        return SharedBadRows(self._config.bad_rows, folder=folder, budget=self._config.bad_row_budget)
+
+    # ------------------------------------------------------------------------------------------------------- fit
+
+    def _fit(self, shards: Sequence[Shard], splitter: Splitter, starts: Sequence[int]) -> list[ShardFacts]:
+        """Read, check and keep all rows, shard by shard; learn from the training rows."""
+        total = self._rows_hint()
         done = 0
-        self._progress("encode", 0, total)
-        for split, draft, encoder in zip(SPLITS, drafts, encoders, strict=True):
-            tables = (encoder.encode_parsed(parsed, row_of_number=fitted.row_of_number) for parsed in draft.read())
-            folder = draft.path.with_name(split.value)
-            with ExitStack() as stack:
-                extra = {"latest_items": LATEST_FILE} if self._latest.is_kept and split is SPLITS[0] else {}
-                writer = stack.enter_context(
-                    EncodedWriter(folder, encoder.inputs, rows_per_group=self._config.rows_per_group, extra=extra)
+
+        def fit(name: str) -> dict[str, JSON]:
+            nonlocal done
+            shard = shards[int(name[-4:])]
+            folder = self._work.folder / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            before = done
+            with self._bad_rows(self._aside) as bad_rows:
+                reader = ShardReader(
+                    self._config,
+                    self._schema,
+                    bad_rows=bad_rows,
+                    progress=lambda phase, rows, of: self._progress(phase, before + rows, of),
+                    total=total,
                 )
-                encoded = in_background(tables, depth=2, name="ziggurat-encode")
-                stack.callback(encoded.close)
-                for table in encoded:
-                    writer.append(table)
-                    done += table.num_rows
-                    self._progress("encode", done, total)
-            assert writer.num_rows == draft.num_rows
-            for name, counters in encoder.counters.items():
-                counters.out_of_range += draft.out_of_range[name]
-                counters.truncated += draft.truncated[name]
-            draft.path.unlink(missing_ok=True)
+                facts, fitter = reader.fit(shard, folder=folder, splitter=splitter, start=starts[shard.index])
+            done += facts.num_read
+            if len(shards) == 1:
+                self._refuse_no_training_rows([facts])
+                self._fitted.keep_only(fitter)
+            else:
+                num_rows = facts.drafts[0].num_rows
+                self._fitted.keep_state(fitter, folder=folder, first_row=starts[shard.index], num_rows=num_rows)
+            return facts.to_json()
 
-    def _parts(self, chunk: RawChunk, source: int, splitter: Splitter) -> Iterator[tuple[int, RawChunk]]:
-        """The rows of a chunk by split."""
-        if self._sources.by_files:
-            yield source, chunk
-            return
-        codes = splitter.assign(chunk, bad_rows=self._bad_rows)
-        for split in range(len(SPLITS)):
-            keep = codes == split
-            if keep.all():
-                yield split, chunk
-            elif keep.any():
-                yield split, chunk.filter(keep)
+        notes = self._work.each([shard.name for shard in shards], fit)
+        facts = [ShardFacts.from_json(note) for note in notes]
+        self._refuse_no_training_rows(facts)
+        self._refuse_too_many_bad_rows(facts)
+        if len(shards) > 1:
+            folders = [self._work.folder / shard.name for shard in shards]
+            self._work.once("fitted", lambda: self._fitted.merge(folders))
+        self._progress("fit", sum(each.num_read for each in facts), sum(each.num_read for each in facts))
+        return facts
 
-    def _read(self, phase: str, *, columns: Sequence[str] = ()) -> Generator[tuple[RawChunk, int]]:
-        """Chunks of all sources with the number of their source, read ahead, rows numbered through."""
-        sources = self._sources.open(self._bad_rows)
-        hints = [source.num_rows_hint() for source in sources if source is not None]
-        total = None if None in hints else sum(hint for hint in hints if hint is not None)
-        numbers = [name for name in numeric_columns(self._schema) if name != self._split_column]
-        ids = [name for name in id_columns(self._schema) if name != self._split_column]
-        done = 0
-        for chunk, source in in_background(
-            _chunks(sources, columns or self._columns, numbers=numbers, ids=ids), depth=2, name="ziggurat-read"
-        ):
-            self._progress(phase, done, total)
-            yield chunk, source
-            done += chunk.num_rows
-        self._progress(phase, done, done)
+    # ----------------------------------------------------------------------------------------------------- encode
 
-    def _nothing_to_train_on(self) -> DataError:
-        return DataError(
-            expected="at least one training row",
-            found=f"none ({self._bad_rows.num_rows:,} bad rows)",
-            where=", ".join(map(str, self._config.train)),
-            ways_out=("check the files", "check the split", f"look at {self._bad_rows.folder}"),
+    def _encode(self, shards: Sequence[Shard], facts: Sequence[ShardFacts]) -> dict[str, list[EncodedPart]]:
+        """Encode all drafts into the files of the result."""
+        sizes = [sum(each.drafts[split].num_rows for each in facts) for split in range(len(SPLITS))]
+        total = sum(sizes)
+        self._progress("encode", 0, total)
+        rows_per_part = max(1, DEFAULT_ROWS_PER_FILE // self._config.rows_per_group) * self._config.rows_per_group
+        names: list[str] = []
+        for split, size in zip(SPLITS, sizes, strict=True):
+            (self._out / split.value).mkdir(parents=True, exist_ok=True)
+            names += [f"{split.value}-{index:05}" for index in range(-(-size // rows_per_part))]
+        self._fitted.preprocessing()  # read once, before threads ask for it
+
+        def encode(name: str) -> dict[str, JSON]:
+            split, _, index = name.partition("-")
+            number = [each.value for each in SPLITS].index(split)
+            drafts = [
+                (self._work.folder / shard.name, each.drafts[number]) for shard, each in zip(shards, facts, strict=True)
+            ]
+            encoder = DraftEncoder(self._fitted, drafts=drafts, split=number, count=self._count_encoded)
+            first = int(index) * rows_per_part
+            groups = row_groups(
+                encoder.tables(range(first, first + rows_per_part)), rows_per_group=self._config.rows_per_group
+            )
+            part = write_part(self._out / split / part_name(int(index)), groups)
+            return EncodedPart(part=part, counters=encoder.counters).to_json()
+
+        notes = self._work.each(
+            names,
+            encode,
+            threads=_ENCODING_THREADS,
+            tick=lambda: self._progress("encode", min(self._encoded_rows, total - 1), total),
         )
+        self._progress("encode", total, total)
+        found: dict[str, list[EncodedPart]] = {split.value: [] for split in SPLITS}
+        for name, note in zip(names, notes, strict=True):
+            found[name.partition("-")[0]].append(EncodedPart.from_json(note))
+        return found
+
+    def _count_encoded(self, rows: int) -> None:
+        with self._counting:
+            self._encoded_rows += rows
+        if self._work.stopped.is_set():
+            raise InterruptedError("the other thread failed")
+
+    # ---------------------------------------------------------------------------------------------------- publish
+
+    def _publish_once(
+        self,
+        fingerprint: str,
+        *,
+        facts: Sequence[ShardFacts],
+        parts: dict[str, list[EncodedPart]],
+        split: str,
+    ) -> None:
+        while True:
+            with self._work.claimed("publish") as is_mine:
+                if is_mine:
+                    self._publish(fingerprint, facts=facts, parts=parts, split=split)
+                    return
+            self._work.wait()
+
+    def _publish(
+        self, fingerprint: str, *, facts: Sequence[ShardFacts], parts: dict[str, list[EncodedPart]], split: str
+    ) -> None:
+        preprocessing = self._fitted.preprocessing()
+        latest = LatestItems(self._schema, date_order=self._config.split.date_order)
+        for index in range(len(facts)):
+            latest.absorb(self._work.folder / f"shard-{index:04}")
+        for name, written in parts.items():
+            is_train = name == SPLITS[0].value
+            extra = {"latest_items": LATEST_FILE} if latest.is_kept and is_train else {}
+            files = [each.part for each in written]
+            write_manifest(self._out / name, files, inputs=preprocessing.inputs, extra=extra)
+        latest.write(self._out / SPLITS[0].value)
+        bad = sum((Counter(each.bad) for each in facts), Counter[str]())
+        train, valid = (EncodedDataset(self._out / name.value) for name in SPLITS[:2])
+        summary = PreparedSummary(
+            split=split,
+            warnings=tuple(find_leaks(train, valid)),
+            left_out=tuple(str(path) for path in self._sources.left_out),
+            splits={
+                name.value: SplitSummary(
+                    rows=sum(each.drafts[index].num_rows for each in facts),
+                    features=self._counters([each.drafts[index] for each in facts], parts[name.value]),
+                )
+                for index, name in enumerate(SPLITS)
+            },
+            quarantined=dict(bad.most_common()),
+            quarantine=str(self._aside / "quarantine") if bad else "",
+            raw_files=len(self._sources.paths),
+            text_kernel=text_kernel().name,
+        )
+        self._refuse_changed_files(fingerprint)
+        write_prepared(self._out, fingerprint=fingerprint, preprocessing=preprocessing, summary=summary)
+        publish(self._out, self._work.target)
+
+    def _counters(self, drafts: Sequence[DraftFacts], parts: Sequence[EncodedPart]) -> dict[str, FeatureCounters]:
+        total = {feature.name: FeatureCounters() for feature in self._schema.features}
+        for name, counters in total.items():
+            for part in parts:
+                counters.ids += part.counters[name].ids
+                counters.unknown += part.counters[name].unknown
+                counters.missing += part.counters[name].missing
+            counters.out_of_range = sum(draft.out_of_range.get(name, 0) for draft in drafts)
+            counters.truncated = sum(draft.truncated.get(name, 0) for draft in drafts)
+        return total
+
+    # --------------------------------------------------------------------------------------------------- refusals
+
+    def _refuse_no_training_rows(self, facts: Sequence[ShardFacts]) -> None:
+        if not sum(each.drafts[0].num_rows for each in facts):
+            raise DataError(
+                expected="at least one training row",
+                found=f"none ({sum(each.num_bad for each in facts):,} bad rows)",
+                where=", ".join(map(str, self._config.train)),
+                ways_out=("check the files", "check the split", f"look at {self._aside / 'quarantine'}"),
+            )
+
+    def _refuse_too_many_bad_rows(self, facts: Sequence[ShardFacts]) -> None:
+        """Of several shards that were read at the same time; a single one stops where its own are too many."""
+        budget, found = self._config.bad_row_budget, sum(each.num_bad for each in facts)
+        if self._config.bad_rows is BadRowPolicy.QUARANTINE and budget and found > budget:
+            raise DataError(
+                expected=f"at most {budget:,} bad rows (bad_row_budget)",
+                found=f"{found:,} in all files",
+                where=", ".join(map(str, self._config.train)),
+                ways_out=(f"look at {self._aside / 'quarantine'}", "raise bad_row_budget", "correct the data"),
+            )
 
     def _refuse_changed_files(self, fingerprint: str) -> None:
         if fingerprint_of(self._config, self._schema, self._sources) != fingerprint:
@@ -274,18 +367,3 @@ class Build:
                 where=", ".join(map(str, self._sources.paths[:5])),
                 ways_out="prepare again when nothing writes to them any more",
             )
-
-
-def _chunks(
-    sources: Sequence[RawSource | None], columns: Sequence[str], *, numbers: Sequence[str], ids: Sequence[str]
-) -> Iterator[tuple[RawChunk, int]]:
-    offset = 0
-    for index, source in enumerate(sources):
-        if source is None:
-            continue
-        end = offset
-        for chunk in source.frames(columns=columns, numbers=numbers, ids=ids):
-            shifted = replace(chunk, start=chunk.start + offset)
-            end = int(np.max(shifted.global_rows)) + 1
-            yield shifted, index
-        offset = end

@@ -9,6 +9,8 @@ hashes, so the second pass is one table access or search an id, and the texts ar
     raw files ─► parse, check, count ─► draft: numbers, keys, floats, labels   (Arrow IPC, as they lie in memory)
                                           └─► rows, standardised numbers ─► Parquet
 
+Any range of rows can be read, so that several threads (or ranks) encode a draft together.
+
 Cost: about 240 bytes a row of Criteo on disk while preparing, as much as the text; 0.15 µs a row to write, 0.1 to read.
 One chunk is in memory at a time.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -32,11 +35,31 @@ _FLOAT, _VECTOR, _LABEL = "float", "vector", "label"
 _WEIGHT, _GROUP, _SESSION, _ROW = "weight", "group", "session", "row"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftFacts:
+    """What a draft holds.
+
+    Args:
+        batch_rows: rows of each batch, in order.
+        out_of_range: by feature, ids that were moved or sent to the unknown row.
+        truncated: by feature, lists that were cut.
+    """
+
+    batch_rows: tuple[int, ...] = ()
+    out_of_range: dict[str, int] = field(default_factory=dict)
+    truncated: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the draft."""
+        return sum(self.batch_rows)
+
+
 class DraftWriter:
     """Writes the draft of one split; use as a context manager.
 
     Args:
-        path: the file; must not exist.
+        path: the file; one that is there is replaced. Without rows there is none.
 
     Raises (`append`):
         OSError: the disk is full, or cannot be written.
@@ -44,11 +67,11 @@ class DraftWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.num_rows = 0
-        self.out_of_range: Counter[str] = Counter()
-        self.truncated: Counter[str] = Counter()
+        self._batch_rows: list[int] = []
+        self._out_of_range: Counter[str] = Counter()
+        self._truncated: Counter[str] = Counter()
         self._file: pa.NativeFile | None = None
-        self._writer: pa.RecordBatchStreamWriter | None = None
+        self._writer: pa.RecordBatchFileWriter | None = None
 
     def __enter__(self) -> DraftWriter:
         return self
@@ -60,25 +83,46 @@ class DraftWriter:
             self._writer.close()
             self._file.close()
 
+    @property
+    def facts(self) -> DraftFacts:
+        """What was written so far."""
+        return DraftFacts(
+            batch_rows=tuple(self._batch_rows), out_of_range=dict(self._out_of_range), truncated=dict(self._truncated)
+        )
+
     def append(self, parsed: ParsedChunk) -> None:
         """Keep some rows. All chunks of a draft must have been parsed in the same way."""
-        self.num_rows += parsed.num_rows
-        self.out_of_range.update(parsed.out_of_range)
-        self.truncated.update(parsed.truncated)
+        self._out_of_range.update(parsed.out_of_range)
+        self._truncated.update(parsed.truncated)
         if not parsed.num_rows:
             return
         batch = _to_batch(parsed)
         if self._writer is None:
             self._file = pa.OSFile(str(self.path), "wb")
-            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+            self._writer = pa.ipc.new_file(self._file, batch.schema)
         self._writer.write_batch(batch)
+        self._batch_rows.append(parsed.num_rows)
 
-    def read(self) -> Iterator[ParsedChunk]:
-        """The rows, chunk by chunk, when the draft is closed; without what was out of range or truncated."""
-        if self.path.exists():
-            with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as reader:
-                for batch in reader:
-                    yield _to_parsed(batch)
+
+def read_draft(path: Path, facts: DraftFacts, *, first: int = 0, last: int | None = None) -> Iterator[ParsedChunk]:
+    """Rows `first` up to before `last` of a closed draft; without what was out of range or truncated.
+
+    Args:
+        path: the file.
+        facts: from its writer.
+        first: row of the draft.
+        last: row of the draft, or None for its end.
+    """
+    last = facts.num_rows if last is None else last
+    if first >= last:
+        return
+    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+        begin = 0
+        for index, size in enumerate(facts.batch_rows):
+            low, high = max(first - begin, 0), min(last - begin, size)
+            if low < high:
+                yield _to_parsed(reader.get_batch(index).slice(low, high - low))
+            begin += size
 
 
 def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
@@ -123,10 +167,10 @@ def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
             assert not isinstance(ids, Rows)
             parsed.ids[name] = ids
         elif kind.startswith(_LISTS):
-            values = _array_to_ids(kind.removeprefix(_LISTS), column.values)
+            values = _array_to_ids(kind.removeprefix(_LISTS), column.flatten())
             parsed.lists[name] = ParsedLists(values=values, lengths=np.diff(column.offsets.to_numpy()))
         elif kind == _VECTOR:
-            parsed.vectors[name] = column.values.to_numpy().reshape(-1, column.type.list_size)
+            parsed.vectors[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
         elif kind == _LABEL:
             parsed.labels[name] = column.to_numpy()
         elif kind == _WEIGHT:
@@ -154,7 +198,8 @@ def _array_to_ids(kind: str, array: pa.Array) -> Ids | NumberedIds | Rows:
     if kind == _ROWS:
         return Rows(array.to_numpy())
     data = array.buffers()[1]
-    keys = np.frombuffer(data, dtype=np.uint64, count=len(array)) if len(array) else np.empty(0, dtype=np.uint64)
-    assert array.offset == 0
+    keys = np.empty(0, dtype=np.uint64)
+    if len(array):
+        keys = np.frombuffer(data, dtype=np.uint64, count=len(array), offset=8 * array.offset)
     missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
     return Ids(keys=keys, missing=missing, texts=None)

@@ -19,9 +19,9 @@ import numpy as np
 import polars as pl
 from jaxtyping import Int32
 
-from ziggurat.data.preprocess.numeric import NumericFitter, NumericState, criteo_buckets
+from ziggurat.data.preprocess.numeric import NumericFitter, NumericParts, NumericState, criteo_buckets
 from ziggurat.data.preprocess.parsing import ParsedChunk, ParsedLists
-from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
+from ziggurat.data.preprocess.vocabulary import CountedIds, Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
 from ziggurat.errors import SchemaError
 from ziggurat.features.schema import (
     NUM_RESERVED_ROWS,
@@ -51,8 +51,21 @@ class Fitted:
     row_of_number: Mapping[str, Int32[np.ndarray, " K"]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class FittedParts:
+    """What a `Fitter` has learnt from some rows, before anything is cut off; merged by `Fitter.absorb`.
+
+    Args:
+        ids: by table with a vocabulary.
+        numbers: of the dense features.
+    """
+
+    ids: Mapping[str, CountedIds]
+    numbers: NumericParts
+
+
 class Fitter:
-    """Fits a schema on training rows, in order.
+    """Fits a schema on training rows, in any order: what is learnt does not depend on it.
 
     Args:
         schema: what the columns mean.
@@ -84,6 +97,22 @@ class Fitter:
                 lists[name] = ParsedLists(values=NumberedIds(numbers), lengths=lists[name].lengths)
         self._numbers.add(parsed.numbers, global_rows=parsed.global_rows)
         return replace(parsed, ids=ids, lists=lists)
+
+    def parts(self) -> FittedParts:
+        """What the rows so far have taught, to be merged with what others have."""
+        counted = {name: counter.counted() for name, counter in self._counters.items()}
+        return FittedParts(ids=counted, numbers=self._numbers.parts())
+
+    def absorb(self, parts: FittedParts) -> dict[str, Int32[np.ndarray, " K"]]:
+        """Take what another fitter of the same schema has learnt.
+
+        Returns:
+            By table, the number here of each id that the other one has numbered, and -1 behind them.
+        """
+        self._numbers.absorb(parts.numbers)
+        return {
+            name: np.append(self._counters[name].absorb(counted), np.int32(-1)) for name, counted in parts.ids.items()
+        }
 
     def finish(self) -> Fitted:
         """What was learnt from all rows."""

@@ -60,6 +60,24 @@ class KeyTable:
         self._num_keys += len(places)
         return numbers, places
 
+    def merge(
+        self, keys: UInt64[np.ndarray, " N"], *, counts: Int64[np.ndarray, " N"]
+    ) -> tuple[Int32[np.ndarray, " N"], Int64[np.ndarray, " M"]]:
+        """Number keys of which each stands once, and add to their counts; returns what `add` does."""
+        self._make_room(self._num_keys + len(keys))
+        numbers, places = self._kernel.add(self._slots, keys, next_number=self._num_keys)
+        self._num_keys += len(places)
+        self._counts[numbers] += counts
+        return numbers, places
+
+    @property
+    def keys(self) -> UInt64[np.ndarray, " K"]:
+        """(num_keys,) the keys in the order of their numbers."""
+        taken = self._slots.keys != EMPTY_SLOT
+        keys = np.empty(self._num_keys, dtype=np.uint64)
+        keys[self._slots.numbers[taken]] = self._slots.keys[taken]
+        return keys
+
     @property
     def counts(self) -> Int64[np.ndarray, " K"]:
         """(num_keys,) how often each key was added."""
@@ -69,8 +87,7 @@ class KeyTable:
         bits = max(self._slots.bits, int(2 * num_keys - 1).bit_length())
         if bits == self._slots.bits:
             return
-        taken = self._slots.keys != EMPTY_SLOT
-        keys = self._slots.keys[taken][np.argsort(self._slots.numbers[taken])]
+        keys = self.keys
         self._slots = KeySlots.empty(bits)
         self._kernel.add(self._slots, keys, next_number=0)
         counts = np.zeros(1 << (bits - 1), dtype=np.int64)

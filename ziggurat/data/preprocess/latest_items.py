@@ -29,6 +29,7 @@ from ziggurat.errors import DataError
 from ziggurat.features.schema import Schema
 
 LATEST_FILE = "latest_items.parquet"
+_STATE_FILE = "latest_items.npz"
 _LEAST_PENDING = 1 << 20
 
 
@@ -77,6 +78,20 @@ class LatestItems:
         self._pending.append(part)
         self._num_pending += len(part[0])
         if self._num_pending > max(_LEAST_PENDING, len(self._kept[0])):
+            self._merge()
+
+    def save(self, folder: Path) -> None:
+        """Keep what the rows of a shard have said, for `absorb`."""
+        if self._item:
+            self._merge()
+            keys, times, rows = self._kept
+            np.savez(folder / _STATE_FILE, keys=keys, times=times, rows=rows)
+
+    def absorb(self, folder: Path) -> None:
+        """Take in what `save` kept there."""
+        if self._item:
+            with np.load(folder / _STATE_FILE) as found:
+                self._pending.append((found["keys"], found["times"], found["rows"]))
             self._merge()
 
     def write(self, folder: Path) -> None:

@@ -10,16 +10,17 @@
 A missing number becomes `missing` before the transform, in fitting as in encoding; in the two transforms that make
 rows it goes to the missing row instead. A constant feature has sd 1.
 
-Fitting does not depend on how the rows come in chunks: mean and sd are computed over fixed blocks of 65,536 values
-and merged in order (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances", 1979), quantiles from the 262,144 training rows whose number hashes lowest (all rows, if there are no
-more): the same rows whatever the order, standard error of a rank at most 0.001.
+Fitting does not depend on how the rows come, in which chunks, order or parts: mean and sd are those of exact sums
+(`ops/exact_sums.py`), quantiles come from the 262,144 training rows whose number hashes lowest (all rows, if there are
+no more): the same rows whatever the order, standard error of a rank at most 0.001. So what parts of the data have
+learnt (`NumericParts`) adds up to what all rows would have taught, bit for bit.
 
 Criteo's buckets: the 3 Idiots' winning solution of the 2014 Criteo challenge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,10 +28,10 @@ import numpy as np
 from ziggurat.data.preprocess.cells import LARGEST_FLOAT32
 from ziggurat.features.hashing import mix
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, Dense, NumericTransform
+from ziggurat.ops.exact_sums import ExactSums, exact_sums
 
 NUM_QUANTILES = 1001
 SAMPLE_ROWS = 1 << 18
-_BLOCK_VALUES = 1 << 16
 _STANDARDISED = (NumericTransform.STANDARDISE, NumericTransform.LOG1P_STANDARDISE)
 _LOGARITHMIC = (NumericTransform.LOG1P, NumericTransform.LOG1P_STANDARDISE)
 _FROM_QUANTILES = (NumericTransform.QUANTILE, NumericTransform.QUANTILE_BUCKETS)
@@ -99,8 +100,23 @@ def _ranks(values: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
     return (from_below + from_above) / 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class NumericParts:
+    """What some rows have taught of the dense features; adds up to what all rows teach.
+
+    Args:
+        sums: by feature, of those that are standardised.
+        sample_keys: (K,) uint64 hashes of the numbers of the sampled rows.
+        sample: by feature, of those with quantiles: (K,) float64 values in these rows.
+    """
+
+    sums: Mapping[str, ExactSums]
+    sample_keys: np.ndarray
+    sample: Mapping[str, np.ndarray]
+
+
 class NumericFitter:
-    """Fits all dense features over chunks, in the order of the rows.
+    """Fits all dense features over chunks, in any order of the rows.
 
     Args:
         features: the dense features of the schema.
@@ -108,33 +124,46 @@ class NumericFitter:
 
     def __init__(self, features: tuple[Dense, ...]) -> None:
         self._features = features
-        self._moments = {item.name: _Moments() for item in features if item.transform in _STANDARDISED}
+        self._sums = {item.name: ExactSums() for item in features if item.transform in _STANDARDISED}
         sampled = tuple(item.name for item in features if item.transform in _FROM_QUANTILES)
         self._sample = _RowSample(names=sampled)
 
-    def add(self, values: dict[str, np.ndarray], *, global_rows: np.ndarray) -> None:
+    def add(self, values: Mapping[str, np.ndarray], *, global_rows: np.ndarray) -> None:
         """Take a chunk: (N,) float64 values of every dense feature (NaN where missing), and the rows' numbers."""
         prepared: dict[str, np.ndarray] = {}
         for feature in self._features:
             column = values[feature.name]
             if not feature.transform.makes_rows:
                 column = np.where(np.isnan(column), feature.missing, column)
-            if feature.name in self._moments:
-                self._moments[feature.name].add(log1p(column) if feature.transform in _LOGARITHMIC else column)
+            if feature.name in self._sums:
+                self._sums[feature.name] += exact_sums(log1p(column) if feature.transform in _LOGARITHMIC else column)
             prepared[feature.name] = column
-        self._sample.add(prepared, global_rows)
+        self._sample.add(prepared, keys=mix(global_rows.astype(np.uint64)))
+
+    def parts(self) -> NumericParts:
+        """What the rows so far have taught."""
+        keys, values = self._sample.finish()
+        return NumericParts(sums=dict(self._sums), sample_keys=keys, sample=dict(values))
+
+    def absorb(self, parts: NumericParts) -> None:
+        """Take what other rows have taught another fitter of the same features."""
+        for name, sums in parts.sums.items():
+            self._sums[name] += sums
+        self._sample.add(parts.sample, keys=parts.sample_keys)
 
     def finish(self) -> dict[str, NumericState]:
         """The state of every dense feature."""
         return {feature.name: self._state(feature) for feature in self._features}
 
     def _state(self, feature: Dense) -> NumericState:
-        if feature.name in self._moments:
-            mean, sd = self._moments[feature.name].finish()
-            return NumericState(feature=feature.name, mean=mean, sd=sd)
+        if feature.name in self._sums:
+            sums = self._sums[feature.name]
+            # Rounding of the logarithm alone leaves a constant column with a tiny deviation.
+            is_constant = sums.deviation <= 1e-12 * max(abs(sums.mean), 1e-300)
+            return NumericState(feature=feature.name, mean=sums.mean, sd=1.0 if is_constant else sums.deviation)
         if feature.transform not in _FROM_QUANTILES:
             return NumericState(feature=feature.name)
-        values = self._sample.finish()[feature.name]
+        values = self._sample.finish()[1][feature.name]
         values = values[~np.isnan(values)]
         if len(values) == 0:
             return NumericState(feature=feature.name)
@@ -144,47 +173,6 @@ class NumericFitter:
         else:
             quantiles = np.unique(np.quantile(values, np.arange(1, feature.num_buckets) / feature.num_buckets))
         return NumericState(feature=feature.name, quantiles=tuple(quantiles.tolist()))
-
-
-@dataclass
-class _Moments:
-    """Mean and sum of squared deviations, over blocks whose borders do not depend on the chunks."""
-
-    count: int = 0
-    mean: float = 0.0
-    squares: float = 0.0
-    _waiting: list[np.ndarray] = field(default_factory=list)
-    _num_waiting: int = 0
-
-    def add(self, values: np.ndarray) -> None:
-        self._waiting.append(values)
-        self._num_waiting += len(values)
-        if self._num_waiting >= _BLOCK_VALUES:
-            joined = np.concatenate(self._waiting)
-            cut = len(joined) - len(joined) % _BLOCK_VALUES
-            for start in range(0, cut, _BLOCK_VALUES):
-                self._merge(joined[start : start + _BLOCK_VALUES])
-            self._waiting, self._num_waiting = [joined[cut:].copy()], len(joined) - cut
-
-    def finish(self) -> tuple[float, float]:
-        if self._num_waiting:
-            self._merge(np.concatenate(self._waiting))
-            self._waiting, self._num_waiting = [], 0
-        sd = (self.squares / self.count) ** 0.5 if self.count else 0.0
-        # Rounding alone leaves a constant column with a tiny deviation.
-        is_constant = sd <= 1e-12 * max(abs(self.mean), 1e-300)
-        return self.mean, 1.0 if is_constant else sd
-
-    def _merge(self, block: np.ndarray) -> None:
-        """Chan's update with the moments of one block."""
-        size = len(block)
-        mean = float(block.sum()) / size
-        squares = float(((block - mean) ** 2).sum())
-        total = self.count + size
-        step = mean - self.mean
-        self.squares += squares + step * step * self.count * size / total
-        self.mean += step * size / total
-        self.count = total
 
 
 @dataclass
@@ -199,10 +187,9 @@ class _RowSample:
     def __post_init__(self) -> None:
         self.values = {name: np.empty(0) for name in self.names}
 
-    def add(self, values: dict[str, np.ndarray], global_rows: np.ndarray) -> None:
+    def add(self, values: Mapping[str, np.ndarray], *, keys: np.ndarray) -> None:
         if not self.names:
             return
-        keys = mix(global_rows.astype(np.uint64))
         low = keys <= self._limit
         self._keys = np.concatenate([self._keys, keys[low]])
         for name in self.names:
@@ -210,10 +197,10 @@ class _RowSample:
         if len(self._keys) > 2 * SAMPLE_ROWS:
             self._cut()
 
-    def finish(self) -> dict[str, np.ndarray]:
+    def finish(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         if len(self._keys) > SAMPLE_ROWS:
             self._cut()
-        return self.values
+        return self._keys, self.values
 
     def _cut(self) -> None:
         kept = np.sort(np.argpartition(self._keys, SAMPLE_ROWS - 1)[:SAMPLE_ROWS])

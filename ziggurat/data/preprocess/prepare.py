@@ -6,23 +6,20 @@
 Nothing but training rows is seen by the fit: a vocabulary that knows the ids of the test rows flatters the test.
 
 The result is cached under a fingerprint of settings, schema, and path, size and time of change of every raw file; it is
-checked again before it is reused, and made anew if it is damaged. It is built in a temporary folder, under a lock, and
-renamed when it is whole: a killed process leaves nothing that looks finished, and of several processes that want the
-same data (the ranks of one run) one prepares and the others wait.
+checked again before it is reused, and made anew if it is damaged. It is built in a folder of its own, unit by unit
+(`work.py`), and renamed when it is whole: a killed process leaves nothing that looks finished, the next one goes on
+with what it had finished, and several processes that want the same data (the ranks of one job) share the units. The
+result is the same, byte for byte, however many there were and however often they were killed.
 
 Every raw row is parsed once (in a split by time, its time once more): what is parsed is kept in a draft (`draft.py`)
-until all training rows have been seen. Reading, fitting and writing overlap, each in its own thread, and then so do
-encoding and writing; at most a few chunks are in memory. Cost, on two cores: 0.9 µs a row of Criteo to parse, fit and
-keep it, 0.8 µs to encode and write it; disk, while it runs: about as much as the uncompressed text.
+until all training rows have been seen. Reading, fitting and writing overlap, each in its own thread, and then two
+threads encode and write, a file each; at most a few chunks are in memory. Disk, while it runs: about as much as the
+uncompressed text.
 """
 
 from __future__ import annotations
 
-import fcntl
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ziggurat.arguments import check_arguments
@@ -31,24 +28,38 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.leaks import refuse_label_as_feature
 from ziggurat.data.preprocess.negatives import with_negative_rate
 from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
+from ziggurat.data.preprocess.shards import SHARD_BYTES
 from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.data.preprocess.work import Work
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.schema import Schema
 
-_POLL_S = 0.2
+_WAITING = "waiting for another process that prepares the same data"
+_WENT_ON = "went on with what a preparation that ended early had finished"
 
 
 @check_arguments
 def prepare(
-    config: DataConfig, *, schema: Schema, folder: str | Path, progress: ProgressCallback | None = None
+    config: DataConfig,
+    *,
+    schema: Schema,
+    folder: str | Path,
+    progress: ProgressCallback | None = None,
+    shard_bytes: int = SHARD_BYTES,
 ) -> PreparedData:
     """Prepare raw data, or open what was prepared from the same before.
+
+    Several processes that call this with the same arguments and folder (the ranks of a job, on several machines if
+    they see the folder) share the work, and all open the result. What a call that ended early has finished is not done
+    again.
 
     Args:
         config: the raw files and how to split them.
         schema: what their columns mean.
         folder: the cache; the data comes into a folder of its own in it, bad rows into another one.
         progress: called with (phase, rows done, rows in all or None) every chunk.
+        shard_bytes: raw files are read in parts of about so many bytes, a file or more each. The result does not
+            depend on it.
 
     Raises:
         MissingFileError: a raw file is absent.
@@ -57,7 +68,7 @@ def prepare(
         ConfigError: settings that contradict each other or the data.
         CheckpointError: the folder cannot be written.
     """
-    progress = progress or (lambda phase, done, total: None)
+    told: ProgressCallback = progress or (lambda phase, done, total: None)
     refuse_label_as_feature(schema)
     schema = with_negative_rate(schema, config.negative_rate)
     is_auto, config = config.split.by is SplitBy.AUTO, config.resolved(schema)
@@ -66,17 +77,16 @@ def prepare(
     target = Path(folder) / fingerprint
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        with _locked(target, progress):
+        with Work(target, waiting=lambda: told(_WAITING, 0, None)) as work:
             note = ""
             if target.exists():
                 try:
                     return open_prepared(target, fingerprint=fingerprint, reused=True, auto_split=is_auto)
                 except ZigguratError as error:
-                    note = f"what was prepared before is damaged and was made anew ({error.where}: {error.found})"
-                    shutil.rmtree(target)
-            for leftover in target.parent.glob(f".{target.name}.*.tmp"):
-                shutil.rmtree(leftover)
-            Build(config, schema, sources=sources, target=target, progress=progress).run(fingerprint)
+                    note = _discard_damaged(work, error, fingerprint=fingerprint)
+            build = Build(config, schema, sources=sources, work=work, progress=told, shard_bytes=shard_bytes)
+            build.run(fingerprint)
+            note = note or (_WENT_ON if work.resumed else "")
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)
     except OSError as error:
         if isinstance(error, ZigguratError):
@@ -89,6 +99,18 @@ def prepare(
         ) from error
 
 
+def _discard_damaged(work: Work, error: ZigguratError, *, fingerprint: str) -> str:
+    """Throw away what cannot be opened, unless another process has made it anew meanwhile; says so."""
+    with work.alone():
+        try:
+            open_prepared(work.target, fingerprint=fingerprint, reused=True)
+            return ""
+        except ZigguratError:
+            shutil.rmtree(work.target, ignore_errors=True)
+            shutil.rmtree(work.folder, ignore_errors=True)
+    return f"what was prepared before is damaged and was made anew ({error.where}: {error.found})"
+
+
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
     """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
     try:
@@ -98,17 +120,3 @@ def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> 
         return open_prepared(target, fingerprint=fingerprint, reused=True) if target.exists() else None
     except ZigguratError:
         return None
-
-
-@contextmanager
-def _locked(target: Path, progress: ProgressCallback) -> Iterator[None]:
-    """One process at a time; the lock goes with the process, however it ends."""
-    with (target.parent / f".{target.name}.lock").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                progress("waiting for another process that prepares the same data", 0, None)
-                time.sleep(_POLL_S)
-        yield

@@ -19,13 +19,15 @@ and from 4 million distinct ones on, neighbours are counted together, which move
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from ziggurat.config import JSON
 from ziggurat.data.mixing import derive_seed, splitmix64
 from ziggurat.data.preprocess.times import is_date_column, order_of_dates, report_unreadable, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
@@ -127,6 +129,28 @@ class Splitter:
     test_from: float = np.inf
     is_date: bool = False
     date_order: DateOrder = DateOrder.AUTO
+
+    def to_json(self) -> dict[str, JSON]:
+        """What was fitted, as plain data; cuts may be infinite."""
+        return {
+            "column": self.column,
+            "valid_from": self.valid_from.hex(),
+            "test_from": self.test_from.hex(),
+            "is_date": self.is_date,
+            "date_order": self.date_order.value,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], *, config: SplitConfig) -> Splitter:
+        """Read what `to_json` made."""
+        return Splitter(
+            config=config,
+            column=data["column"],
+            valid_from=float.fromhex(data["valid_from"]),
+            test_from=float.fromhex(data["test_from"]),
+            is_date=data["is_date"],
+            date_order=DateOrder(data["date_order"]),
+        )
 
     def assign(self, chunk: RawChunk, *, bad_rows: BadRows) -> np.ndarray:
         """The split of each row: (n,) int8 indices into `SPLITS`, or -1 for a bad row that was quarantined.

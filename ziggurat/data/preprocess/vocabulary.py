@@ -139,6 +139,21 @@ class Vocabulary:
         return content.hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountedIds:
+    """Different ids of a table and how often each came.
+
+    Args:
+        texts: canonical texts, each once.
+        keys: (K,) uint64 their hashes.
+        counts: (K,) int64.
+    """
+
+    texts: pl.Series
+    keys: np.ndarray
+    counts: np.ndarray
+
+
 class VocabularyCounter:
     """Counts ids over chunks; memory grows with the number of different ids."""
 
@@ -157,13 +172,28 @@ class VocabularyCounter:
             self._texts.append(ids.texts_at(places))
         return numbers
 
+    def counted(self) -> CountedIds:
+        """The ids so far, in the order of their numbers."""
+        return CountedIds(texts=self._all_texts(), keys=self._table.keys, counts=self._table.counts)
+
+    def absorb(self, counted: CountedIds) -> Int32[np.ndarray, " K"]:
+        """Add what another counter has counted; returns the number of each of its ids here."""
+        numbers, places = self._table.merge(counted.keys, counts=counted.counts)
+        if len(places):
+            self._texts.append(counted.texts.gather(places))
+        return numbers
+
+    def _all_texts(self) -> pl.Series:
+        self._texts = [pl.concat([part.alias("id") for part in self._texts])]
+        return self._texts[0]
+
     def finish(self, *, min_count: int, max_rows: int) -> tuple[Vocabulary, Int32[np.ndarray, " K"]]:
         """The ids seen at least `min_count` times, at most `max_rows` of them (0: all).
 
         Returns:
             The vocabulary, and the row of each number that `add` gave; the last one is the row of number -1.
         """
-        texts = pl.concat([part.alias("id") for part in self._texts])
+        texts = self._all_texts()
         numbers = pl.arange(len(texts), dtype=pl.Int32, eager=True).alias("number")
         counted = pl.DataFrame([texts, pl.Series("count", self._table.counts), numbers])
         kept = counted.lazy().filter(pl.col("count") >= min_count)

@@ -79,6 +79,7 @@ class RawSource:
         self.paths: tuple[Path, ...] = tuple(file for found in files for file in found)
         self.left_out = tuple(file for path in named for file in documents_in(Path(path), suffixes=_SUFFIXES))
         self.format = format
+        self.num_read = 0  # rows of the files that `frames` has been through, bad ones included
         self.bad_rows = bad_rows or BadRows()
         self.text = text or TextOptions()
         if not self.paths:
@@ -160,13 +161,14 @@ class RawSource:
             DataError: a damaged file, or a bad row (policy ERROR).
         """
         assert chunk_rows > 0
-        start = 0
+        start = self.num_read = 0
         for path in self.paths:
             if self._format_of(path) is FileFormat.PARQUET:
                 start = yield from self._parquet_chunks(path, columns, chunk_rows, start)
             else:
                 hints = (frozenset(numbers), frozenset(ids))
                 start = yield from self._text_chunks(path, columns, hints, chunk_rows, start)
+            self.num_read = start
 
     def _parquet_chunks(
         self, path: Path, columns: Sequence[str] | None, chunk_rows: int, start: int

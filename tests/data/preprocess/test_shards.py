@@ -1,0 +1,168 @@
+"""Shards: what is prepared does not depend on them, on who prepares them, or on how often that ends early."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.data.preprocess.test_prepare import SCHEMA, raw_frame
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.prepare import prepare
+from ziggurat.data.preprocess.prepared import PreparedData
+from ziggurat.data.preprocess.shard_fit import ShardReader
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.preprocess.work import Work
+from ziggurat.data.raw.bad_rows import BadRowPolicy
+from ziggurat.errors import DataError
+from ziggurat.features.schema import Categorical, Dense, Label, NumericTransform, Schema
+
+FLAT = Schema(
+    features=(
+        Dense(name="price"),
+        Dense(name="rank", column="price", transform=NumericTransform.QUANTILE),
+        Categorical(name="user"),
+    ),
+    labels=(Label(name="click"),),
+    time="time",
+)
+
+
+def some_files(folder: Path, *, kind: str) -> tuple[str, ...]:
+    """Four files of 1,000 rows together; in the text ones a row is bad."""
+    paths = []
+    for index, (start, rows) in enumerate(((0, 300), (300, 20), (320, 480), (800, 200))):
+        frame = raw_frame(rows, start=start)
+        path = folder / f"{index}.{kind}"
+        if kind == "parquet":
+            frame.write_parquet(path)
+        else:
+            lines = frame.drop("tags").write_csv().splitlines()
+            lines[5 + index] = "too,few"
+            path.write_text("\n".join(lines) + "\n")
+        paths.append(str(path))
+    return tuple(paths)
+
+
+def config_of(files: tuple[str, ...], by: SplitBy) -> DataConfig:
+    return DataConfig(train=files, split=SplitConfig(by=by), rows_per_group=100, bad_rows=BadRowPolicy.QUARANTINE)
+
+
+def content(prepared: PreparedData) -> dict[str, str]:
+    """Every file and its hash."""
+    files = [path for path in prepared.folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(prepared.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+@pytest.mark.parametrize("by", [SplitBy.RANDOM, SplitBy.TIME])
+def test_shards_change_no_byte(tmp_path, kind, by):
+    config, schema = config_of(some_files(tmp_path, kind=kind), by), SCHEMA if kind == "parquet" else FLAT
+    whole = prepare(config, schema=schema, folder=tmp_path / "whole")
+    seen: list[str] = []
+    parts = prepare(
+        config,
+        schema=schema,
+        folder=tmp_path / "whole",
+        shard_bytes=1,
+        progress=lambda phase, done, total: seen.append(phase),
+    )
+    assert parts.reused
+    assert not seen
+    expected = content(whole)
+    parts = prepare(config, schema=schema, folder=tmp_path / "parts", shard_bytes=1)
+    # The quarantine has another name in another cache, so the summary differs by it.
+    different = {name for name, digest in content(parts).items() if expected[name] != digest}
+    assert different <= ({"prepared.json"} if kind == "csv" else set())
+    assert len(content(parts)) == len(expected)
+    assert parts.summary.splits == whole.summary.splits
+    assert sum(parts.summary.quarantined.values()) == (4 if kind == "csv" else 0)
+
+
+EVERY_UNIT = [pytest.param(number, marks=() if number in (2, 5, 8) else pytest.mark.slow) for number in range(1, 12)]
+
+
+@pytest.mark.parametrize("units", EVERY_UNIT)
+def test_killed_after_any_unit_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch, units):
+    config = config_of(some_files(tmp_path, kind="csv"), SplitBy.RANDOM)
+    keep, fit = Work.keep, ShardReader.fit
+    kept: list[str] = []
+    fitted: list[int] = []
+
+    def killed(self: Work, name: str, result: dict) -> None:
+        if len(kept) == units:
+            raise KeyboardInterrupt
+        kept.append(name)
+        keep(self, name, result)
+
+    def counted(self: ShardReader, shard, **arguments):
+        fitted.append(shard.index)
+        return fit(self, shard, **arguments)
+
+    monkeypatch.setattr(ShardReader, "fit", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=1)
+    finished = [int(name[-4:]) for name in kept if name.startswith("shard-")]
+    fitted.clear()
+    prepared = prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=1)
+    assert sorted([*finished, *fitted]) == [0, 1, 2, 3], "no shard is read again"
+    assert not list((tmp_path / "cache").glob(".*.work"))
+    first = content(prepared)
+    assert content(prepare(config, schema=FLAT, folder=tmp_path / "cache")) == first
+    whole = prepare(config, schema=FLAT, folder=tmp_path / "whole")
+    assert prepared.train.digest == whole.train.digest
+    assert prepared.preprocessing.fingerprint == whole.preprocessing.fingerprint
+
+
+def test_several_share_the_shards(tmp_path, monkeypatch):
+    config = config_of(some_files(tmp_path, kind="parquet"), SplitBy.TIME)
+    fit, together = ShardReader.fit, threading.Barrier(2, timeout=20)
+    made: list[int] = []
+
+    def counted(self: ShardReader, shard, **arguments):
+        if len(made) < 2:
+            made.append(shard.index)
+            together.wait()  # both work at the same time, or this times out
+        else:
+            made.append(shard.index)
+        return fit(self, shard, **arguments)
+
+    monkeypatch.setattr(ShardReader, "fit", counted)
+    prepared: list[PreparedData] = []
+
+    def work() -> None:
+        prepared.append(prepare(config, schema=SCHEMA, folder=tmp_path / "cache", shard_bytes=1))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [0, 1, 2, 3]
+    alone = prepare(config, schema=SCHEMA, folder=tmp_path / "alone")
+    assert content(prepared[0]) == content(alone)
+
+
+def test_budget_of_bad_rows_holds_for_all_shards_together(tmp_path):
+    files = some_files(tmp_path, kind="csv")
+    config = DataConfig(
+        train=files, split=SplitConfig(by=SplitBy.RANDOM), bad_rows=BadRowPolicy.QUARANTINE, bad_row_budget=3
+    )
+    with pytest.raises(DataError, match="at most 3 bad rows"):
+        prepare(config, schema=FLAT, folder=tmp_path / "cache", shard_bytes=1)
+    assert not list((tmp_path / "cache").glob(".*.work"))
+
+
+def test_notes_of_before_a_restart_of_the_machine_are_not_believed(tmp_path, monkeypatch):
+    with Work(tmp_path / "x", waiting=lambda: None) as work:
+        work.start()
+        work.keep("unit", {"value": 1})
+        assert work.note("unit") == {"value": 1}
+        monkeypatch.setattr("ziggurat.data.preprocess.work._boot", lambda: "after a power cut")
+        assert work.note("unit") is None
+        (work.folder / "torn.json").write_text('{"by"')
+        assert work.note("torn") is None

@@ -1,0 +1,91 @@
+"""Shards: raw files in parts that are read on their own, by whoever comes.
+
+A shard is some files that follow each other, of one split where the files were split before. Every row has a number
+that counts through all files, and what a row becomes (its split, whether a negative is kept, its place) may depend on
+it; so before a shard is read, the rows of those before it are counted. Parquet files say how many they have; text is
+read for it, one shard at a time, unless a split by time reads everything anyway.
+
+What is prepared does not depend on the shards: vocabularies and statistics add up exactly (`fitter.py`), and the files
+of the result are cut by rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config import JSON
+from ziggurat.data.raw.source import RawSource
+
+SHARD_BYTES = 256 << 20  # smaller files are read together
+MAX_SHARDS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Some raw files that follow each other.
+
+    Args:
+        index: its place among all shards.
+        source: number of the split that its files are for, where files were split before; else 0.
+        paths: the files.
+    """
+
+    index: int
+    source: int
+    paths: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of its unit of work."""
+        return f"shard-{self.index:04}"
+
+    @staticmethod
+    def from_json(data: Any) -> Shard:
+        """Read what `to_json` made."""
+        return Shard(index=data["index"], source=data["source"], paths=tuple(data["paths"]))
+
+    def to_json(self) -> dict[str, JSON]:
+        """The shard as plain data."""
+        return {**asdict(self), "paths": list(self.paths)}
+
+
+def plan_shards(by_split: Sequence[Sequence[Path]], *, shard_bytes: int) -> list[Shard]:
+    """Cut files into shards of at least so many bytes, where the files allow it.
+
+    Args:
+        by_split: files in the order of their rows, for each split (or all of them as the first one's).
+        shard_bytes: smaller files are put together; more where there would be too many shards.
+    """
+    total = sum(path.stat().st_size for paths in by_split for path in paths)
+    least = max(shard_bytes, total // MAX_SHARDS)
+    shards: list[Shard] = []
+    for source, paths in enumerate(by_split):
+        waiting: list[str] = []
+        size = 0
+        for path in paths:
+            waiting.append(str(path))
+            size += path.stat().st_size
+            if size >= least or path is paths[-1]:
+                shards.append(Shard(index=len(shards), source=source, paths=tuple(waiting)))
+                waiting, size = [], 0
+    return shards
+
+
+def count_rows(source: RawSource, *, column: str, progress: Callable[[int], None]) -> int:
+    """Rows of the files, bad ones included: what Parquet files say, or all that text files hold.
+
+    Args:
+        source: the files.
+        column: one that all of them have; the only one that is looked at.
+        progress: called with the rows so far.
+    """
+    if not any(source.is_text(path) for path in source.paths):
+        return source.num_rows_hint() or 0
+    done = 0
+    for chunk in source.frames(columns=[column]):
+        done += chunk.num_rows
+        progress(done)
+    return source.num_read
