@@ -78,6 +78,10 @@ class RequestError(ZigguratError, ValueError):
     """A request to an export cannot be answered: an unknown item, a wrong field, a mistake in a filter."""
 
 
+class UnavailableError(ZigguratError, RuntimeError):
+    """What should answer is not there now; asking again later may help."""
+
+
 class FileError(ZigguratError, OSError):
     """A file or folder could not be written: no room, no permission, or something else of that name."""
 

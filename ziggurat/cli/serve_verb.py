@@ -26,7 +26,10 @@ ends; SIGHUP loads the export again, beside the old one, and swaps when it is re
 examples:
   ziggurat serve exports/films
   ziggurat serve exports/films --port 8000 --workers 4 --api-key-file key.txt
-  ziggurat serve exports/current --watch                      swaps when the link leads elsewhere"""
+  ziggurat serve exports/current --watch                      swaps when the link leads elsewhere
+  ziggurat serve exports/films --shards 4                     four processes that share the search
+  ziggurat serve exports/films --shard 0/2 --port 9000        one shard, for a server elsewhere:
+  ziggurat serve exports/films --shard-addresses 10.0.0.1:9000,10.0.0.2:9000"""
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +41,13 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each (default: the cores / N)")
     parser.add_argument("--deadline-ms", type=float, metavar="MS", help="time for an answer (default: 200)")
     parser.add_argument("--api-key-file", metavar="FILE", default="", help="requests must bring the key in this file")
+    parser.add_argument("--shards", type=int, metavar="N", help="processes that share the search (default: 1)")
+    parser.add_argument(
+        "--shard-addresses", metavar="A,B", help="host:port of shards that run elsewhere, in their order"
+    )
+    parser.add_argument(
+        "--shard", metavar="I/N", default="", help="be one shard of N, from 0, and answer searches alone"
+    )
     parser.add_argument("--watch", action="store_true", help="swap when the folder or link changes")
     add_model_argument(parser)
 
@@ -52,9 +62,38 @@ def serve(options: argparse.Namespace, rest: list[str]) -> int:
     check_packages()
     config = config_of(options, rest)
     read_manifest(options.export)
+    if options.shard:
+        return _serve_shard(options, config)
     load = functools.partial(Recommender.load, models=own_models(options))
     report = functools.partial(_report, options.export, config, bool(options.api_key_file))
     serve_export(options.export, config=config, load=load, api_key=read_api_key(options.api_key_file), on_ready=report)
+    return 0
+
+
+def _serve_shard(options: argparse.Namespace, config: ServerConfig) -> int:
+    from ziggurat.serving.server.serve import read_api_key, serve_shard
+
+    shard, _, num_shards = options.shard.partition("/")
+    if not (shard.isdecimal() and num_shards.isdecimal()) or config.shards > 1 or config.shard_addresses:
+        raise ConfigError(
+            expected="--shard I/N alone: one of N shards, from 0",
+            found=f"--shard {options.shard}" + (", and shards to ask" if num_shards.isdecimal() else ""),
+            where="command line",
+            ways_out=("--shard 0/2 for the first of two", "--shards 2: a server that starts both"),
+        )
+
+    def report(address: str) -> None:
+        print_line(f"{options.export}: shard {int(shard)} of {int(num_shards)} at {address.removeprefix('http://')}")
+        print_line(_reach(config, bool(options.api_key_file)))
+
+    serve_shard(
+        options.export,
+        shard=int(shard),
+        num_shards=int(num_shards),
+        config=config,
+        api_key=read_api_key(options.api_key_file),
+        on_ready=report,
+    )
     return 0
 
 
@@ -62,7 +101,8 @@ def config_of(options: argparse.Namespace, rest: list[str]) -> ServerConfig:
     """The settings that flags and --server.NAME VALUE give."""
     from ziggurat.serving.server.config import ServerConfig
 
-    flags = {name: f"--{name.replace('_', '-')}" for name in ("host", "port", "workers", "threads", "deadline_ms")}
+    names = ("host", "port", "workers", "threads", "deadline_ms", "shards", "shard_addresses")
+    flags = {name: f"--{name.replace('_', '-')}" for name in names}
     given = settings_given(rest)
     refuse_unknown(given, known=[f"server.{path}" for path, _, _ in settings(ServerConfig())], listed=_LISTED)
     changes = {name: str(getattr(options, name)) for name in flags if getattr(options, name) is not None}
@@ -88,6 +128,9 @@ def _report(export: str, config: ServerConfig, has_key: bool, address: str, load
     print_line(f"{export}: version {loaded.version}, {items}{labels}")
     spares = f", {config.spares} in reserve" if config.spares else ""
     print_line(f"{config.workers} worker(s) of {config.threads_of_worker} thread(s){spares}; {_reach(config, has_key)}")
+    where = f"{config.shards} processes" if config.shards > 1 else config.shard_addresses
+    if where:
+        print_line(f"the index is searched by {where}; a shard has {config.shard_deadline_ms:g} ms")
     less = "with less effort under load" if config.degrade else "always with full effort"
     print_line(f"answers within {config.deadline_ms:g} ms, {less}; later ones are refused with 503")
     body = json.dumps(loaded.example, ensure_ascii=False)

@@ -155,6 +155,8 @@ class Recommendations:
         degraded: what was left out for lack of time; empty for the full answer.
         notes: values in the filter that no item has, each with the nearest that some have: most often a typing error.
         plan: how the candidates were found, if `explain` asked for it.
+        missing_shards: shards of the index that gave no answer in time: none of their items is here, and `degraded`
+            says so, too.
     """
 
     items: tuple[ScoredItem, ...]
@@ -162,11 +164,19 @@ class Recommendations:
     degraded: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     plan: str = ""
+    missing_shards: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data; notes and plan where there are any."""
+        """The answer as plain data; notes, missing shards and plan where there are any."""
         more = {"notes": list(self.notes)} if self.notes else {}
+        more |= {"missing_shards": list(self.missing_shards)} if self.missing_shards else {}
         return _answer(self.items, self.version, self.degraded) | more | ({"plan": self.plan} if self.plan else {})
+
+
+def degraded_by(effort: Effort, *, missing_shards: Sequence[int] = ()) -> tuple[str, ...]:
+    """What an answer says in `degraded`, by its effort and by the shards that it does without."""
+    less = () if effort is Effort.FULL else (effort.value,)
+    return (*less, "missing_shards") if missing_shards else less
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ from ziggurat.serving.answers import (
     Recommendations,
     RecommendRequest,
     ScoredItem,
+    degraded_by,
 )
 from ziggurat.serving.export.export_folder import ExportFolder, open_export
 from ziggurat.serving.golden import check_golden
@@ -281,17 +282,16 @@ class Recommender:
 
     def _recommend(self, requests: Sequence[RecommendRequest], effort: Effort) -> list[Recommendations]:
         questions = [self._question(request) for request in requests]
-        explain = any(request.explain for request in requests)
         chain = self.chain  # items may change meanwhile; it knows every number that a question has
-        found = chain.recommend(questions, effort=effort, explain=explain)
-        degraded = () if effort is Effort.FULL else (effort.value,)
+        found = chain.recommend(questions, effort=effort, explain=any(request.explain for request in requests))
         return [
             Recommendations(
                 items=self._items(each),
                 version=self._version(chain),
-                degraded=degraded,
+                degraded=degraded_by(effort, missing_shards=each.missing),
                 notes=self.notes(question.filter),
                 plan=each.plan if request.explain else "",
+                missing_shards=each.missing,
             )
             for each, question, request in zip(found, questions, requests, strict=True)
         ]

@@ -94,6 +94,7 @@ class Candidates:
         retrieval: (n,) inner products, or None.
         over_arch: (n,) scores of the OverArch, or None.
         plan: how they were found.
+        missing: shards of the index that gave no answer.
     """
 
     items: Int64[Tensor, "n"]
@@ -102,6 +103,7 @@ class Candidates:
     retrieval: Float32[Tensor, "n"] | None = None
     over_arch: Float32[Tensor, "n"] | None = None
     plan: str = ""
+    missing: tuple[int, ...] = ()
 
     def further(self) -> tuple[list[float | None], list[float | None]]:
         """Inner products and scores of the OverArch as lists; None for each item where there are none."""
@@ -164,7 +166,7 @@ class Chain:
             return self._popular(questions)
         vectors = self.user_vectors(questions) if questions else torch.empty(0, 0)
         wanted = [self._num_found(question.k, effort) for question in questions]
-        items, products, plans = self._found(questions, vectors, wanted, effort)
+        items, products, plans, missing = self._found(questions, vectors, wanted, effort)
         is_whole = effort is not Effort.RETRIEVAL_ONLY
         again: list[Tensor | None] = [None] * len(items)
         if self.rescorer is not None and is_whole:
@@ -185,6 +187,7 @@ class Chain:
                     retrieval=products[i],
                     over_arch=again[i],
                     plan=plans[i] if explain else "",
+                    missing=missing[i],
                 ),
                 k=questions[i].k,
                 by_value=is_whole,
@@ -194,8 +197,8 @@ class Chain:
 
     def _found(
         self, questions: Sequence[Question], vectors: Tensor, wanted: Sequence[int], effort: Effort
-    ) -> tuple[list[Int64[Tensor, "_"]], list[Float32[Tensor, "_"]], list[str]]:
-        """Items, their inner products and the plan of each question.
+    ) -> tuple[list[Int64[Tensor, "_"]], list[Float32[Tensor, "_"]], list[str], list[tuple[int, ...]]]:
+        """Items, their inner products, the plan, and the shards that gave no answer, of each question.
 
         Questions that want as many items are searched for together: how far an index looks follows from how many are
         wanted, and an answer must not depend on who else asks.
@@ -203,8 +206,8 @@ class Chain:
         assert self.catalogue is not None
         assert self.index is not None
         if not questions:
-            return [], [], []
-        answers: dict[int, tuple[Tensor, Tensor, str]] = {}
+            return [], [], [], []
+        answers: dict[int, tuple[Tensor, Tensor, str, tuple[int, ...]]] = {}
         for most in set(wanted):
             places = [place for place, each in enumerate(wanted) if each == most]
             found = self.index.search(
@@ -216,9 +219,10 @@ class Chain:
             )
             for row, place in enumerate(places):
                 is_there = found.items[row] >= 0
-                answers[place] = found.items[row][is_there], found.scores[row][is_there], str(found.plans[row])
-        items, products, plans = zip(*(answers[place] for place in range(len(questions))), strict=True)
-        return list(items), list(products), list(plans)
+                best = found.items[row][is_there], found.scores[row][is_there]
+                answers[place] = (*best, found.plans[row], found.missing)
+        items, products, plans, missing = zip(*(answers[place] for place in range(len(questions))), strict=True)
+        return list(items), list(products), list(plans), list(missing)
 
     def _num_found(self, k: int, effort: Effort) -> int:
         """Items that the index looks for."""
@@ -268,6 +272,7 @@ class Chain:
             retrieval=further[RETRIEVAL][best],
             over_arch=further[OVER_ARCH][best] if OVER_ARCH in further else None,
             plan=found.plan,
+            missing=found.missing,
         )
 
     def values(self, items: Tensor, tasks: Tensor, further: Mapping[str, Tensor]) -> Float64[Tensor, "n"]:

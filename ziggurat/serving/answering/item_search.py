@@ -20,9 +20,10 @@ from torch import Tensor
 
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.retrieval.filters import Filter, FilterIndex
-from ziggurat.retrieval.item_index import Answers, ItemIndex, ItemIndexConfig
+from ziggurat.retrieval.item_index import ItemIndex, ItemIndexConfig
 from ziggurat.retrieval.vectors import VectorIndexConfig
 from ziggurat.retrieval.vectors.index import Kept
+from ziggurat.serving.answering.shards import Retrieved, ShardQuestion, Shards
 from ziggurat.serving.export.aligned_tensors import load_aligned, save_aligned
 from ziggurat.serving.export.export_folder import damaged
 
@@ -35,10 +36,11 @@ class ItemSearch:
 
     Args:
         index: whose numbers are rows of the catalogue.
+        shards: search in the place of the index, if there are any; the index answers all but searches.
     """
 
-    def __init__(self, index: ItemIndex) -> None:
-        self.index = index
+    def __init__(self, index: ItemIndex, *, shards: Shards | None = None) -> None:
+        self.index, self.shards = index, shards
 
     @staticmethod
     def build(vectors: Float32[Tensor, "N D"], *, items: pl.DataFrame) -> ItemSearch:
@@ -107,7 +109,7 @@ class ItemSearch:
         filters: Sequence[Filter | None],
         exclude: Sequence[Int64[Tensor, "_"] | None],
         fewer_probes: bool = False,
-    ) -> Answers:
+    ) -> Retrieved:
         """The k items of each query with the largest inner products, of those that pass.
 
         Args:
@@ -117,8 +119,13 @@ class ItemSearch:
             exclude: numbers of items to leave out, one tensor a query.
             fewer_probes: look at a quarter of the clusters that are looked at otherwise.
         """
-        probes = max(1, self.index.vectors.probes_for(k) // LESS) if fewer_probes else None
-        return self.index.search(queries, k=k, filters=filters, exclude=exclude, probes=probes)
+        probes = max(1, self.index.vectors.probes_for(k) // (LESS if fewer_probes else 1))
+        if self.shards is None:
+            found = self.index.search(queries, k=k, filters=filters, exclude=exclude, probes=probes)
+            return Retrieved(scores=found.scores, items=found.items, plans=tuple(map(str, found.plans)))
+        texts = [None if wanted is None else wanted.text for wanted in filters]
+        question = ShardQuestion(queries=queries, k=k, filters=texts, exclude=exclude, probes=probes)
+        return self.shards.search(question)
 
     def vectors_of(self, items: Int64[Tensor, "n"]) -> Float32[Tensor, "n D"]:
         """The vectors of some items, as searches multiply them."""
@@ -142,7 +149,10 @@ class ItemSearch:
             index.update(numbers[:known], vectors[:known], items=items[:known])
         if known < len(numbers):
             index.add(vectors[known:], items=items[known:])
-        return ItemSearch(index)
+        shards = self.shards
+        if shards is not None:
+            shards = shards.changed(numbers, vectors=vectors, items=items, gone=gone)
+        return ItemSearch(index, shards=shards)
 
     def save(self, path: Path) -> None:
         """Write the index into an export."""

@@ -31,7 +31,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -201,11 +201,12 @@ def seal_export(
     return ExportFolder(path=folder, manifest=manifest)
 
 
-def open_export(path: str | Path) -> ExportFolder:
+def open_export(path: str | Path, *, only: Collection[str] | None = None) -> ExportFolder:
     """Read the manifest of an export and check every file that it lists.
 
     Args:
         path: of the folder; may be a symbolic link to one (`current → v17`), but nothing in it may be.
+        only: files to check, for who reads no others; None: all.
 
     Raises:
         MissingFileError: there is no export.
@@ -213,7 +214,8 @@ def open_export(path: str | Path) -> ExportFolder:
     """
     export = read_manifest(path)
     for name, entry in export.manifest.files.items():
-        _check_file(export.path, name, entry)
+        if only is None or name in only:
+            _check_file(export.path, name, entry)
     return export
 
 
@@ -317,6 +319,15 @@ def _opened(path: Path) -> Iterator[int]:
         raise damaged(path, expected="a file that can be read", found=problem.strerror or str(problem)) from problem
     finally:
         os.close(descriptor)
+
+
+def identity_of(path: Path) -> object:
+    """What changes when the path of an export leads to another folder, or its files were replaced; None: no folder."""
+    try:
+        real = path.resolve(strict=True)
+        return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())
+    except OSError:
+        return None
 
 
 def _entry(path: Path) -> FileEntry:

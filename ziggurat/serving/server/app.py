@@ -31,7 +31,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ziggurat.errors import BoundsError, DataError, FilterError, RequestError, SchemaError, ZigguratError
+from ziggurat.errors import (
+    BoundsError,
+    DataError,
+    FilterError,
+    RequestError,
+    SchemaError,
+    UnavailableError,
+    ZigguratError,
+)
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import ServerConfig
@@ -43,15 +51,18 @@ from ziggurat.serving.server.pages import page_routes
 from ziggurat.serving.server.reading import (
     ClientGone,
     RefusedRequestError,
+    check_admin,
     header,
     read_body,
     read_deadline,
+    read_export,
     read_json,
     read_rank,
     read_recommend,
     refused,
 )
 from ziggurat.serving.server.responses import encode, error_json, json_response
+from ziggurat.serving.server.shards.front import shards_of
 
 _log = logging.getLogger("ziggurat.server")
 Swap = Callable[[str], Awaitable[str]]
@@ -59,7 +70,6 @@ Send = Callable[[Any], Awaitable[None]]
 _READ = {"/recommend": read_recommend, "/rank": read_rank}
 _OPEN = ("/livez", "/readyz", "/", "/page.js", "/page.css")  # without an API key
 _LARGE = 32 << 10  # bytes of a body that is parsed beside the event loop
-_THIS_MACHINE = ("127.0.0.1", "::1")
 
 
 class ServerApp:
@@ -89,6 +99,9 @@ class ServerApp:
         self.info = answerer.info()
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
         self.draining = False
+        self._shards = shards_of(answerer)
+        if self._shards is not None:
+            self._shards.observe = self.metrics.shard_asked
         self._change = change if config.admin else None
         self._key, self._swap = api_key.encode(), swap if config.admin else None
         self._openapi = encode(description(self.info, config=config, has_key=bool(api_key)))
@@ -154,12 +167,16 @@ class ServerApp:
                 if not problem.expired:  # the engine counts those that waited in vain
                     self.metrics.shed.inc()
                 extra = ((b"retry-after", b"%d" % max(1, math.ceil(problem.retry_after_s))),)
+            if isinstance(problem, UnavailableError):
+                extra = ((b"retry-after", b"1"),)
             if status == 401:
                 extra = ((b"www-authenticate", b"Bearer"),)
             if status in (413, 415, 431):
                 extra = ((b"connection", b"close"),)  # the rest of the body is not read
             await _send(send, status, encode(error), *extra)
             return status
+        if getattr(answer, "missing_shards", ()):
+            self.metrics.partial.inc()
         await _send(send, 200, body, (b"x-export-version", answer.version.encode("latin-1", "replace")))
         return 200
 
@@ -190,12 +207,15 @@ class ServerApp:
         return json_response({"live": True})
 
     async def _ready(self, request: Request) -> Response:
-        state = {
+        state: dict[str, Any] = {
             "ready": not self.draining,
             "version": self.answerer.info().version,
             "effort": self.engine.ladder.effort.value,
         }
-        return json_response(state, status=503 if self.draining else 200)
+        if self._shards is not None:
+            state["shards"] = shards = self._shards.states()
+            state["ready"] = not self.draining and any(each["state"] == "up" for each in shards)
+        return json_response(state, status=200 if state["ready"] else 503)
 
     async def _metrics(self, request: Request) -> Response:
         content, kind = await run_in_threadpool(self.metrics.page)
@@ -205,21 +225,13 @@ class ServerApp:
         return Response(self._openapi, media_type="application/json")
 
     async def _admin_swap(self, request: Request) -> Response:
-        _check_admin(request)
-        data = read_json(await read_body(request.scope, request.receive, config=self.config))
-        path = data.get("export") if isinstance(data, dict) else None
-        if not isinstance(path, str) or not path or set(data) != {"export"}:
-            raise RequestError(
-                expected='{"export": "FOLDER"}',
-                found=f"{data!r:.80}",
-                where="request, body",
-                ways_out="name the folder of an export on the server's machine",
-            )
+        check_admin(request)
+        path = read_export(await read_body(request.scope, request.receive, config=self.config))
         assert self._swap is not None
         return json_response({"version": await self._swap(path)})
 
     async def _admin_items(self, request: Request) -> Response:
-        _check_admin(request)
+        check_admin(request)
         data = read_json(await read_body(request.scope, request.receive, config=self.config))
         changes = ItemChanges.from_json(data)
         if not 0 < len(changes) <= self.config.max_items:
@@ -233,35 +245,11 @@ class ServerApp:
         return json_response((await run_in_threadpool(self._change, changes)).to_json())
 
 
-def _check_admin(request: Request) -> None:
-    """Let through what comes from this machine, from a program: no page of a browser, nothing that was forwarded."""
-    client = request.client.host if request.client else ""
-    host = (
-        request.headers.get("host", "").rpartition("]")[0].strip("[") or request.headers.get("host", "").split(":")[0]
-    )
-    forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
-    wrong = ""
-    if client not in _THIS_MACHINE or forwarded:
-        wrong = f"a request of {'another machine, forwarded' if forwarded else client or 'an unknown client'}"
-    elif host not in (*_THIS_MACHINE, "localhost"):
-        wrong = f"Host: {host:.80}"
-    elif request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
-        wrong = f"Content-Type: {request.headers.get('content-type', 'none'):.80}"
-    if wrong:
-        raise refused(
-            403,
-            expected="a request of this machine to localhost, with Content-Type: application/json",
-            found=wrong,
-            where=f"POST {request.url.path}",
-            ways_out=("run it where the server runs", "send SIGHUP to the server", "start the server with --watch"),
-        )
-
-
 def status_of(problem: Exception) -> tuple[int, dict[str, Any]]:
     """The status of HTTP for an error, and its body as plain data."""
     if isinstance(problem, RefusedRequestError):
         return problem.status, error_json(problem)
-    if isinstance(problem, OverloadError):
+    if isinstance(problem, OverloadError | UnavailableError):
         return 503, error_json(problem)
     if isinstance(problem, RequestError | FilterError | DataError | SchemaError | BoundsError):
         return 400, error_json(problem)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ziggurat.errors import ConfigError
+from ziggurat.retrieval.sharding import MAX_SHARDS
 from ziggurat.serving.answers import MAX_K, MAX_RANKED
 from ziggurat.typed import Range, checked
 
@@ -43,6 +44,9 @@ class ServerConfig:
         drain_s: requests in work may take this long after SIGTERM or a swap.
         linger_s: while draining, idle connections stay open this long, for requests that are on their way.
         hang_s: a worker that shows no sign of life for this long is killed and replaced.
+        shards: processes of this machine among which the index is divided; 1: each worker searches itself.
+        shard_addresses: host:port of shards that run elsewhere, in their order, with commas between; "": none.
+        shard_deadline_ms: time for the answer of a shard; without those that are late, the answer says so.
         watch: load a new version when the export's folder (a link, say) changes.
         admin: take POST /admin/swap and /admin/items from this machine.
     """
@@ -68,6 +72,9 @@ class ServerConfig:
     drain_s: Seconds = 30.0
     linger_s: Annotated[float, Range(0, 3600, _LONG)] = 1.0
     hang_s: Seconds = 20.0
+    shards: Annotated[int, Range(1, MAX_SHARDS)] = 1
+    shard_addresses: str = ""
+    shard_deadline_ms: Milliseconds = 100.0
     watch: bool = False
     admin: bool = True
 
@@ -80,7 +87,16 @@ class ServerConfig:
                 ways_out=("a smaller deadline_ms", "a larger max_deadline_ms"),
             )
 
+        if self.shards > 1 and self.shard_addresses:
+            raise ConfigError(
+                expected="shards of this machine, or addresses of shards that run elsewhere",
+                found=f"shards = {self.shards}, and shard_addresses = {self.shard_addresses!r:.80}",
+                where="ServerConfig",
+                ways_out=("--shards N alone: the server starts them", "--shard-addresses alone: they run already"),
+            )
+
     @property
     def threads_of_worker(self) -> int:
-        """Threads that one worker computes with."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // self.workers)
+        """Threads that one worker, or one shard, computes with."""
+        processes = self.workers + (self.shards if self.shards > 1 else 0)
+        return self.threads or max(1, len(os.sched_getaffinity(0)) // processes)

@@ -72,6 +72,10 @@ class Metrics:
             "ziggurat_degradation_level", "0: full effort; larger: less.", multiprocess_mode="livemax", **shared
         )
         self.version = Gauge("ziggurat_export", "1 for each worker that serves this version.", ("version",), **live)
+        self.partial = Counter("ziggurat_partial_answers", "Answers without the items of some shard.", **shared)
+        self._asked = Counter(
+            "ziggurat_shard_questions", "Questions to shards, by what became of them.", ("shard", "outcome"), **shared
+        )
         self._children: dict[tuple[str, int], Any] = {}
         self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
         self._of_route: dict[str, Any] = {}
@@ -86,6 +90,10 @@ class Metrics:
             if route not in self._of_route:
                 self._of_route[route] = self._seconds.labels(route)
             self._of_route[route].observe(seconds)
+
+    def shard_asked(self, shard: int, outcome: str) -> None:
+        """Count a question to a shard, by its outcome: answered, or why not."""
+        self._asked.labels(str(shard), outcome).inc()
 
     def observe_batch(self, requests: int, candidates: int, seconds: float, effort: Effort) -> None:
         """Count a batch that was computed."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from starlette.requests import Request
+
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.files import parse_json
 from ziggurat.serving.answers import RankRequest, RecommendRequest
@@ -17,6 +19,7 @@ from ziggurat.serving.server.config import ServerConfig
 
 Receive = Callable[[], Awaitable[Any]]
 Question = TypeVar("Question", RecommendRequest, RankRequest)
+_THIS_MACHINE = ("127.0.0.1", "::1")
 _JSON_WAYS = ("send a JSON object; /openapi.json has examples",)
 
 
@@ -43,6 +46,34 @@ def refused_as(status: int, error: ZigguratError) -> RefusedRequestError:
     """The same error with a status."""
     expected, found, where, ways_out = error.expected, error.found, error.where, error.ways_out
     return refused(status, expected=expected, found=found, where=where, ways_out=ways_out)
+
+
+def check_admin(request: Request) -> None:
+    """Let through what comes from this machine, from a program: no page of a browser, nothing that was forwarded.
+
+    Raises:
+        RefusedRequestError: it comes from elsewhere.
+    """
+    client = request.client.host if request.client else ""
+    host = (
+        request.headers.get("host", "").rpartition("]")[0].strip("[") or request.headers.get("host", "").split(":")[0]
+    )
+    forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
+    wrong = ""
+    if client not in _THIS_MACHINE or forwarded:
+        wrong = f"a request of {'another machine, forwarded' if forwarded else client or 'an unknown client'}"
+    elif host not in (*_THIS_MACHINE, "localhost"):
+        wrong = f"Host: {host:.80}"
+    elif request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
+        wrong = f"Content-Type: {request.headers.get('content-type', 'none'):.80}"
+    if wrong:
+        raise refused(
+            403,
+            expected="a request of this machine to localhost, with Content-Type: application/json",
+            found=wrong,
+            where=f"POST {request.url.path}",
+            ways_out=("run it where the server runs", "send SIGHUP to the server", "start the server with --watch"),
+        )
 
 
 class ClientGone(Exception):  # noqa: N818 - not an error: nobody is there to read one
@@ -89,6 +120,20 @@ async def read_body(scope: Any, receive: Receive, *, config: ServerConfig) -> by
         chunks.append(chunk)
         if not message.get("more_body", False):
             return b"".join(chunks)
+
+
+def read_export(body: bytes) -> str:
+    """The folder that {"export": FOLDER} names; raises RequestError."""
+    data = read_json(body)
+    path = data.get("export") if isinstance(data, dict) else None
+    if not isinstance(path, str) or not path or set(data) != {"export"}:
+        raise RequestError(
+            expected='{"export": "FOLDER"}',
+            found=f"{data!r:.80}",
+            where="request, body",
+            ways_out="name the folder of an export on the server's machine",
+        )
+    return path
 
 
 def _too_long(most: int, found: str) -> RefusedRequestError:

@@ -8,12 +8,16 @@ the kernel's queue instead of being refused.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import logging
 import socket
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileError
 from ziggurat.files import read_text
@@ -21,6 +25,7 @@ from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
 
 if TYPE_CHECKING:
+    from ziggurat.serving.server.shards.process import ShardKeeper
     from ziggurat.serving.server.worker import Loaded
 
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
@@ -134,8 +139,13 @@ def serve(
     if not logging.getLogger("ziggurat.server").handlers:
         _log_to_stderr()
     listener = bind(config.host, config.port)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(listener.close)
         address = address_of(listener)
+        keeper = None
+        if config.shards > 1 or config.shard_addresses:
+            seen = stack.enter_context(tempfile.TemporaryDirectory(prefix="ziggurat-shards-"))
+            load, keeper = _with_shards(load, config, api_key, seen=Path(seen))
         supervisor = Supervisor(
             load=load,
             export=folder,
@@ -144,7 +154,63 @@ def serve(
             api_key=api_key,
             on_ready=lambda loaded: on_ready(address, loaded),
         )
+        supervisor.keeper = keeper
         supervisor.run()
+
+
+def _with_shards(
+    load: Callable[[Path], Any], config: ServerConfig, api_key: str, *, seen: Path
+) -> tuple[Callable[[Path], Answerer], ShardKeeper | None]:
+    """What loads an export whose searches go to shards, and what keeps those of this machine running."""
+    from ziggurat.serving.server.shards.client import ShardSettings
+    from ziggurat.serving.server.shards.front import load_front
+    from ziggurat.serving.server.shards.process import ShardKeeper
+
+    keeper, addresses = None, tuple(each.strip() for each in config.shard_addresses.split(",") if each.strip())
+    if not addresses:
+        listeners = {shard: bind("127.0.0.1", 0) for shard in range(config.shards)}
+        addresses = tuple(address_of(each).removeprefix("http://") for each in listeners.values())
+        own = replace(config, admin=True, watch=False)  # they load what the server in front of them tells them to
+        keeper = ShardKeeper(listeners, num_shards=config.shards, config=own, api_key=api_key)
+    settings = ShardSettings(addresses=addresses, deadline_s=config.shard_deadline_ms / 1e3, api_key=api_key)
+    settings.check()
+    return functools.partial(load_front, load=load, settings=settings, seen=seen), keeper
+
+
+def serve_shard(
+    export: str | Path,
+    *,
+    shard: int,
+    num_shards: int,
+    config: ServerConfig,
+    api_key: str = "",
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> None:
+    """Serve one shard of the index of an export to servers elsewhere, until SIGTERM or SIGINT.
+
+    Args:
+        export: folder of the export, or a link to it.
+        shard: from 0.
+        num_shards: of the index.
+        config: address and limits.
+        api_key: "" for none.
+        on_ready: called with the address when the shard is there.
+
+    Raises:
+        ConfigError: there is no such shard, or the address cannot be listened on.
+        ZigguratError: the export cannot be loaded.
+    """
+    check_packages()
+    from ziggurat.retrieval.sharding import check_shard
+    from ziggurat.serving.server.shards.process import ShardKeeper, keep_shard
+
+    check_shard(shard, num_shards)
+    if not logging.getLogger("ziggurat.server").handlers:
+        _log_to_stderr()
+    listener = bind(config.host, config.port)
+    try:
+        keeper = ShardKeeper({shard: listener}, num_shards=num_shards, config=config, api_key=api_key)
+        keep_shard(keeper, Path(export), on_ready=lambda: on_ready(address_of(listener)))
     finally:
         listener.close()
 

@@ -28,16 +28,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.metrics import forget_metrics
-from ziggurat.serving.server.worker import Load, Loaded, WorkerTask, work
+from ziggurat.serving.server.worker import WATCH_S, Load, Loaded, WorkerTask, work
+
+if TYPE_CHECKING:
+    from ziggurat.serving.server.shards.process import ShardKeeper
 
 _log = logging.getLogger("ziggurat.server")
 _TICK_S = 0.2
-_WATCH_S = 0.5
 _LEAST_PAUSE_S = 0.1  # before a worker is started in the place of one that could not load
 _MOST_PAUSE_S = 30.0
 
@@ -84,7 +88,12 @@ class Supervisor:
         config: of the server.
         api_key: "" for none.
         on_ready: called once, when the first worker serves, with what it has loaded.
+
+    Attributes:
+        keeper: of shards of the index, which are to run as long as the workers do; None: there are none.
     """
+
+    keeper: ShardKeeper | None = None
 
     def __init__(
         self,
@@ -117,10 +126,11 @@ class Supervisor:
             ZigguratError: the export could not be loaded at the start.
         """
         waker = self._catch_signals()
-        self._seen_export = self._identity()
+        self._seen_export = identity_of(self.export)
         watched = time.monotonic()
         try:
             while not (self._ending and not self._children):
+                self._tend_shards()
                 self._tend()
                 for key, _ in self._selector.select(_TICK_S):
                     if key.data is None:
@@ -129,12 +139,14 @@ class Supervisor:
                         self._hear(key.data)
                 self._heed_signals()
                 self._end_the_hung()
-                if self.config.watch and time.monotonic() - watched > _WATCH_S:
+                if self.config.watch and time.monotonic() - watched > WATCH_S:
                     watched = time.monotonic()
                     self._look_at_export()
         finally:
             for child in self._children:
                 _kill(child, signal.SIGKILL)
+            if self.keeper is not None:
+                self.keeper.end()
             self._metrics_folder.cleanup()
         if self._failure is not None:
             raise self._failure
@@ -159,11 +171,10 @@ class Supervisor:
 
     def _become_worker(self, export: Path, slot: int, ours: socket.socket, theirs: socket.socket) -> None:
         """In the child: let go of what is the supervisor's, and work."""
-        signal.set_wakeup_fd(-1)
         ours.close()
-        for child in self._children:
-            child.control.close()  # else the end of this supervisor would not be seen by its workers
-        self._selector.close()
+        self._let_go()
+        if self.keeper is not None:
+            self.keeper.let_go()
         task = WorkerTask(
             load=self.load,
             export=export,
@@ -174,6 +185,21 @@ class Supervisor:
             metrics=Path(self._metrics_folder.name),
         )
         work(task, control=Control(end=theirs))
+
+    def _let_go(self) -> None:
+        """In a child: close what is the supervisor's."""
+        signal.set_wakeup_fd(-1)
+        for child in self._children:
+            child.control.close()  # else the end of this supervisor would not be seen by its workers
+        self._selector.close()
+
+    def _tend_shards(self) -> None:
+        if self.keeper is None:
+            return
+        self.keeper.tend(self._folder, in_child=self._let_go)
+        if self.keeper.failure is not None and not self._started and not self._ending:
+            self._failure = self.keeper.failure
+            self._end()
 
     def _of(self, generation: int, *states: State) -> list[_Child]:
         return [child for child in self._children if child.generation == generation and child.state in states]
@@ -300,7 +326,7 @@ class Supervisor:
                 child.control.send(drain=True)
         self._generation, self._swap = swap.generation, None
         self.export, self._folder = swap.export, swap.folder
-        self._seen_export = self._identity()
+        self._seen_export = identity_of(self.export)
         version = serving[0].loaded.version if serving and serving[0].loaded else ""
         _log.info("serving version %s of %s", version, swap.export)
         if swap.asked_by is not None:
@@ -316,16 +342,8 @@ class Supervisor:
         if swap.asked_by is not None:
             swap.asked_by.control.send(refused=error_to_json(error), number=swap.number)
 
-    def _identity(self) -> object:
-        """What changes when the export's path leads to another folder or its files were replaced."""
-        try:
-            real = self.export.resolve(strict=True)
-            return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())
-        except OSError:
-            return None
-
     def _look_at_export(self) -> None:
-        identity = self._identity()
+        identity = identity_of(self.export)
         if identity is not None and identity != self._seen_export and self._swap is None and not self._ending:
             self._seen_export = identity  # a bad one is tried once
             self._begin_swap(self.export, None, 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
@@ -36,6 +37,7 @@ from ziggurat.serving.server.reading import refused_as
 
 _log = logging.getLogger("ziggurat.server")
 _SWITCH_S = 0.0005  # so that the event loop gets the GIL soon while a batch computes
+WATCH_S = 0.5
 Load = Callable[[Path], Answerer]
 
 
@@ -96,13 +98,18 @@ def work(task: WorkerTask, *, control: Control) -> NoReturn:
         task: what to do.
         control: this worker's end of the pair.
     """
+    become(lambda: _work(task, control))
+
+
+def become(run: Callable[[], int]) -> NoReturn:
+    """Let a process that was just forked do something, and end with the status that it returns."""
     status = 1
     try:
         for name in (signal.SIGINT, signal.SIGHUP):  # meant for the supervisor, which a terminal's group shares
             signal.signal(name, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         sys.setswitchinterval(_SWITCH_S)
-        status = _work(task, control)
+        status = run()
     except BaseException:
         _log.exception("a worker failed")
     finally:
@@ -112,12 +119,15 @@ def work(task: WorkerTask, *, control: Control) -> NoReturn:
         os._exit(status)  # nothing of the supervisor's is ended here
 
 
-def _work(task: WorkerTask, control: Control) -> int:
-    def set_threads() -> None:
-        if "torch" in sys.modules:  # torch keeps the number of threads for each thread that calls it
-            sys.modules["torch"].set_num_threads(task.config.threads_of_worker)
+def set_threads(config: ServerConfig) -> None:
+    """Let this thread compute with as many threads as the settings say."""
+    if "torch" in sys.modules:  # torch keeps the number of threads for each thread that calls it
+        sys.modules["torch"].set_num_threads(config.threads_of_worker)
 
-    set_threads()
+
+def _work(task: WorkerTask, control: Control) -> int:
+    prepare_thread = functools.partial(set_threads, task.config)
+    prepare_thread()
     share_metrics(folder=task.metrics, slot=task.slot)
     worker = _Worker(task, control)
     try:
@@ -131,7 +141,7 @@ def _work(task: WorkerTask, control: Control) -> int:
             api_key=task.api_key,
             swap=worker.swap_by_admin,
             change=worker.live.change if worker.live else None,
-            prepare_thread=set_threads,
+            prepare_thread=prepare_thread,
         )
         app.engine.warm_up(examples(app.info))
     except ZigguratError as error:

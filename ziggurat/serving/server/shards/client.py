@@ -1,0 +1,371 @@
+"""Questions to all shards of an index at once, with a deadline for each, and a watch on their health.
+
+    ask ──► send to every shard that is well ──► read the answers as they come, until the deadline ──► found
+
+A shard that refuses, ends, or is late three times in a row is *down*: it is not asked any more, so it costs no
+request its deadline. A thread of its own looks after shards: it asks those that are well once a second for their
+health, and those that are down more often; it has them load the version that is asked for (on this machine) and tells
+them how items changed. A shard that has both is up again, and part of the next answer. A shard that goes down soon
+after it came up waits longer and longer, up to five seconds.
+
+One thread asks at a time (the engine's); health and state may be read from any.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.retrieval.sharding import PartFound
+from ziggurat.serving.answering.shards import ShardItems, ShardQuestion
+from ziggurat.serving.server.shards.messages import (
+    STATE,
+    VERSION,
+    decode_answer,
+    encode_change,
+    encode_question,
+)
+
+_log = logging.getLogger("ziggurat.server")
+LATE, DEAD, BEHIND, OTHER, STARTING = "late", "dead", "behind", "another version", "starting"
+_MOST_LATE = 3  # answers in a row
+_LOOK_S, _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 0.1, 5.0
+_HEALTH_S = 1.0  # to say how it is
+_CHANGE_S = 30.0  # to take in changed items
+_LOAD_S = 600.0  # to load a version
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
+_BROKEN = (OSError, http.client.HTTPException)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSettings:
+    """How shards are asked.
+
+    Args:
+        addresses: host:port of each shard, in their order.
+        deadline_s: of one search.
+        wait_s: for all shards to hold a version, when it is loaded.
+        api_key: that they ask for, or "".
+    """
+
+    addresses: tuple[str, ...]
+    deadline_s: float = 0.1
+    wait_s: float = 60.0
+    api_key: str = ""
+
+    def check(self) -> None:
+        """Refuse what is no address; raises ConfigError."""
+        for each in self.addresses:
+            _parse(each)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Shard:
+    number: int
+    host: str
+    port: int
+    idle: list[http.client.HTTPConnection] = field(default_factory=list)
+    down: str = STARTING  # why it is not asked; "" if it is
+    late: int = 0
+    pause_s: float = _LEAST_PAUSE_S
+    look_at: float = 0.0
+    up_since: float = 0.0
+    wanted: ShardItems = field(default_factory=ShardItems)
+
+
+class ShardClient:
+    """All shards of one version of an export.
+
+    Args:
+        settings: where they are.
+        version: of the export.
+        export: its folder, for shards of this machine to load.
+        observe: called with the number of a shard and what became of a question to it.
+    """
+
+    def __init__(
+        self,
+        settings: ShardSettings,
+        *,
+        version: str,
+        export: Path,
+        observe: Callable[[int, str], None] = lambda shard, outcome: None,
+    ) -> None:
+        self.settings, self.version, self.observe = settings, version, observe
+        self._export = export
+        self._shards = [_Shard(number=i, **_parse(each)) for i, each in enumerate(settings.addresses)]
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._look_after_all, name="shards", daemon=True)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the index."""
+        return len(self._shards)
+
+    def connect(self, *, strict: bool) -> None:
+        """Wait until the shards hold the version, then begin to look after them.
+
+        Args:
+            strict: all of them must; else those that can be reached, of which there must be one.
+
+        Raises:
+            ConfigError: a shard is another one, or does not hold the version in time; names it.
+        """
+        end = time.monotonic() + self.settings.wait_s
+        while missing := [shard for shard in self._shards if shard.down]:
+            for shard in missing:
+                self._look_after(shard)
+            if not (missing := [shard for shard in self._shards if shard.down]):
+                break
+            if time.monotonic() > end:
+                if strict or len(missing) == len(self._shards):
+                    raise self._not_there(missing[0])
+                _log.warning("begin without shard(s) %s", ", ".join(f"{each.number}: {each.down}" for each in missing))
+                break
+            time.sleep(_LEAST_PAUSE_S)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look after the shards no longer."""
+        self._closed = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for shard in self._shards:
+            while shard.idle:
+                shard.idle.pop().close()
+
+    def states(self) -> list[dict[str, Any]]:
+        """Number, address and state of each shard: "up", or why it is not asked."""
+        return [
+            {"shard": each.number, "address": f"{each.host}:{each.port}", "state": each.down or "up"}
+            for each in self._shards
+        ]
+
+    def ask(self, question: ShardQuestion, *, items: Sequence[ShardItems]) -> list[PartFound | str]:
+        """What each shard finds, or why it gives no answer; see `Scatter.ask`."""
+        body, end = encode_question(question), time.monotonic() + self.settings.deadline_s
+        asked: dict[int, http.client.HTTPConnection] = {}
+        found: list[PartFound | str] = [shard.down for shard in self._shards]
+        for shard, wanted in zip(self._shards, items, strict=True):
+            shard.wanted = wanted
+            if not shard.down:
+                try:
+                    asked[shard.number] = self._send(shard, body, wanted)
+                except _BROKEN as problem:
+                    found[shard.number] = self._gone(shard, problem)
+        for number, connection in asked.items():
+            found[number] = self._receive(self._shards[number], connection, body, end)
+        for shard, each in zip(self._shards, found, strict=True):
+            self.observe(shard.number, each if isinstance(each, str) else "answered")
+        return found
+
+    def prepare(self, items: Sequence[ShardItems]) -> None:
+        """Tell shards of changed items; see `Scatter.prepare`."""
+        for shard, wanted in zip(self._shards, items, strict=True):
+            is_new, shard.wanted = wanted.id != shard.wanted.id, wanted
+            if is_new and not shard.down:
+                try:
+                    self._put(shard, wanted)
+                except (*_BROKEN, ValueError) as problem:
+                    _log.warning("shard %d does not know of changed items yet: %s", shard.number, problem)
+                    self._go_down(shard, BEHIND)
+
+    # ---- one question
+
+    def _headers(self, wanted: ShardItems) -> dict[str, str]:
+        headers = {VERSION: self.version, STATE: wanted.id, "Content-Type": "application/octet-stream"}
+        return headers | ({"X-Api-Key": self.settings.api_key} if self.settings.api_key else {})
+
+    def _send(self, shard: _Shard, body: bytes, wanted: ShardItems) -> http.client.HTTPConnection:
+        """Send a question; over a new connection where the one that was kept was closed meanwhile."""
+        if shard.idle:
+            connection = shard.idle.pop()
+            try:
+                connection.request("POST", "/search", body, self._headers(wanted))
+            except _BROKEN:
+                connection.close()
+            else:
+                return connection
+        connection = http.client.HTTPConnection(shard.host, shard.port, timeout=self.settings.deadline_s)
+        try:
+            connection.request("POST", "/search", body, self._headers(wanted))
+        except _BROKEN:
+            connection.close()
+            raise
+        return connection
+
+    def _receive(
+        self, shard: _Shard, connection: http.client.HTTPConnection, body: bytes, end: float, *, again: bool = True
+    ) -> PartFound | str:
+        try:
+            status, content = _answer_of(connection, end)
+        except TimeoutError:
+            connection.close()
+            shard.late += 1
+            if shard.late >= _MOST_LATE:
+                self._go_down(shard, LATE)
+            return LATE
+        except _BROKEN as problem:
+            connection.close()
+            if again and isinstance(problem, http.client.RemoteDisconnected):  # it may have been closed as idle
+                try:
+                    return self._receive(shard, self._send(shard, body, shard.wanted), body, end, again=False)
+                except _BROKEN as worse:
+                    problem = worse
+            return self._gone(shard, problem)
+        shard.idle.append(connection)
+        if status == 409:
+            return self._go_down(shard, BEHIND)
+        try:
+            if status != 200:
+                raise ConfigError(expected="an answer", found=f"{status} {content[:300]!r}", where="", ways_out=())
+            answer = decode_answer(content)
+        except ZigguratError as problem:
+            _log.error("shard %d refuses a question: %s", shard.number, problem.found)
+            return "refused"
+        shard.late = 0
+        return answer
+
+    def _gone(self, shard: _Shard, problem: Exception) -> str:
+        _log.warning("shard %d at %s:%d gives no answer: %r", shard.number, shard.host, shard.port, problem)
+        return self._go_down(shard, DEAD)
+
+    def _go_down(self, shard: _Shard, why: str) -> str:
+        now = time.monotonic()
+        calm = shard.up_since and now - shard.up_since > _MOST_PAUSE_S
+        shard.pause_s = _LEAST_PAUSE_S if calm else min(2 * shard.pause_s, _MOST_PAUSE_S)
+        shard.down, shard.look_at = why, now + (0.0 if why == BEHIND else shard.pause_s)
+        while shard.idle:
+            shard.idle.pop().close()
+        self._wake.set()
+        return why
+
+    # ---- health
+
+    def _look_after_all(self) -> None:
+        while not self._closed:
+            now = time.monotonic()
+            for shard in self._shards:
+                if shard.look_at <= now and not self._closed:
+                    self._look_after(shard)
+            first = min(shard.look_at for shard in self._shards)
+            self._wake.wait(max(0.01, first - time.monotonic()))
+            self._wake.clear()
+
+    def _look_after(self, shard: _Shard) -> None:
+        """See how a shard is; give it what it lacks; say whether it is to be asked."""
+        was_down = shard.down
+        try:
+            about = json.loads(self._call(shard, "GET", "/shard", _HEALTH_S))
+            self._check(shard, about)
+            if self.version not in about["versions"]:
+                self._load(shard)
+            elif shard.wanted.id and shard.wanted.id not in about["versions"][self.version]["states"]:
+                self._put(shard, shard.wanted)
+        except TimeoutError:
+            if was_down:  # one that is up may be busy: its answers will tell
+                shard.down = LATE
+        except ConfigError:
+            if not self._thread.is_alive():
+                raise
+            shard.down = "another shard"
+        except (*_BROKEN, ValueError, KeyError) as problem:
+            if not was_down:
+                self._gone(shard, problem)
+            else:
+                shard.down = OTHER if isinstance(problem, _OtherVersionError) else DEAD
+        else:
+            if was_down:
+                if shard.up_since:
+                    _log.info("shard %d at %s:%d is there again", shard.number, shard.host, shard.port)
+                    shard.late = _MOST_LATE - 1  # until it has answered once
+                shard.up_since, shard.down = time.monotonic(), ""
+        shard.look_at = time.monotonic() + (shard.pause_s if shard.down else _LOOK_S)
+
+    def _check(self, shard: _Shard, about: dict[str, Any]) -> None:
+        if (about["shard"], about["shards"]) != (shard.number, self.num_shards):
+            raise ConfigError(
+                expected=f"shard {shard.number} of {self.num_shards}",
+                found=f"shard {about['shard']} of {about['shards']}",
+                where=f"{shard.host}:{shard.port}",
+                ways_out="name the addresses in the order of the shards: --shard-addresses of 0, of 1, …",
+            )
+
+    def _load(self, shard: _Shard) -> None:
+        """Have a shard of this machine load the version; one of another machine must come to it by itself."""
+        if shard.host not in _THIS_MACHINE:
+            raise _OtherVersionError(f"no version {self.version}")
+        body = json.dumps({"export": str(self._export)}).encode()
+        try:
+            self._call(shard, "POST", "/admin/load", _LOAD_S, body=body)
+        except ValueError as problem:
+            raise _OtherVersionError(str(problem)) from None
+
+    def _put(self, shard: _Shard, wanted: ShardItems) -> None:
+        if wanted.change is not None:
+            self._call(shard, "POST", "/state", _CHANGE_S, body=encode_change(wanted.change), wanted=wanted)
+
+    def _call(
+        self, shard: _Shard, method: str, path: str, seconds: float, *, body: bytes = b"", wanted: Any = None
+    ) -> bytes:
+        """The body of an answer with status 200, over a connection of its own; ValueError for another status."""
+        connection = http.client.HTTPConnection(shard.host, shard.port, timeout=seconds)
+        try:
+            headers = self._headers(wanted or ShardItems())
+            if method == "POST" and wanted is None:
+                headers |= {"Content-Type": "application/json", "Host": f"localhost:{shard.port}"}
+            connection.request(method, path, body or None, headers)
+            status, content = _answer_of(connection, time.monotonic() + seconds)
+        finally:
+            connection.close()
+        if status != 200:
+            raise ValueError(f"{method} {path}: {status} {content[:300].decode(errors='replace')}")
+        return content
+
+    def _not_there(self, shard: _Shard) -> ConfigError:
+        return ConfigError(
+            expected=f"all {self.num_shards} shards with version {self.version} of {self._export}",
+            found=f"shard {shard.number}: {shard.down}, after {self.settings.wait_s:g} s",
+            where=f"{shard.host}:{shard.port}",
+            ways_out=(
+                f"start it where it belongs: ziggurat serve {self._export} --shard {shard.number}/{self.num_shards} "
+                f"--port {shard.port}",
+                "let it follow the same link: --watch on both sides",
+                "look into its log",
+            ),
+        )
+
+
+class _OtherVersionError(ValueError):
+    """A shard is well, and has another version."""
+
+
+def _answer_of(connection: http.client.HTTPConnection, end: float) -> tuple[int, bytes]:
+    """Status and body of an answer that must be there until `end`; what came already is read in any case."""
+    assert connection.sock is not None
+    connection.sock.settimeout(max(end - time.monotonic(), 0.002))
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def _parse(address: str) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(
+            expected="addresses of shards as host:port, with commas between them",
+            found=f"{address!r:.80}",
+            where="--shard-addresses",
+            ways_out="--shard-addresses 10.0.0.1:9000,10.0.0.2:9000",
+        )
+    return {"host": host, "port": int(port)}
