@@ -54,6 +54,7 @@ FROZEN = {
     "recommend": {"--out", "--separator", "--k", "--filter", "--include-seen", "--model"},
     "serve": {
         *("--host", "--port", "--workers", "--threads", "--deadline-ms", "--api-key-file", "--watch", "--model"),
+        *("--shards", "--shard-addresses", "--shard"),
     },
     "data inspect": {"--write-schema", "--label", "--separator", "--session"},
     "data cluster-by-session": {"--session", "--time", "--out"},

@@ -236,6 +236,7 @@ class Info:
         filter_example: a filter that works on this catalogue, or "".
         num_candidates: items that retrieval gives the ranker for an answer of few items.
         user_id: column with the user's id, or "".
+        item_id: column with the item's id, or "" without a catalogue.
         num_over_arch: items that the OverArch scores before, 0 without one.
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
     """
@@ -254,6 +255,7 @@ class Info:
     filter_example: str = ""
     num_candidates: int = 0
     user_id: str = ""
+    item_id: str = ""
     num_over_arch: int = 0
     examples: tuple[dict[str, Any], ...] = ()
 

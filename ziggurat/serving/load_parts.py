@@ -140,6 +140,7 @@ def _info(export: ExportFolder, chain: Chain, users: KnownUsers | None) -> Info:
         value_model=chain.settings.formula,
         num_candidates=chain.settings.num_candidates if chain.index is not None else 0,
         user_id="" if users is None else users.id_column,
+        item_id="" if catalogue is None else catalogue.columns.id,
         num_over_arch=0 if chain.rescorer is None else chain.settings.num_over_arch,
         examples=read_requests(export),
     )

@@ -56,6 +56,7 @@ class FakeAnswerer:
             value_model="like",
             filter_example="genres:Drama",
             num_candidates=self.candidates,
+            item_id="item_id",
         )
 
     def check(self, request: RecommendRequest | RankRequest) -> int:

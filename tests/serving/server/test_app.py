@@ -230,7 +230,7 @@ def test_the_description_holds_together_and_its_examples_are_answered() -> None:
     async def body(http: httpx.AsyncClient) -> tuple[Any, list[int]]:
         data = (await http.get("/openapi.json")).json()
         statuses = []
-        for path in ("/recommend", "/rank", "/history", "/explain"):
+        for path in ("/recommend", "/rank", "/items", "/history", "/explain"):
             examples = data["paths"][path]["post"]["requestBody"]["content"]["application/json"]["examples"]
             for example in examples.values():
                 statuses.append((await http.post(path, json=example["value"])).status_code)
@@ -251,6 +251,19 @@ def test_the_description_holds_together_and_its_examples_are_answered() -> None:
     assert set(data["components"]["schemas"]["RankRequest"]["properties"]) == set(RankRequest.__dataclass_fields__)
     assert statuses == [200] * len(statuses)
     assert len(statuses) > 6
+
+
+@pytest.mark.parametrize("admin", [True, False])
+def test_every_route_stands_in_the_description(admin: bool) -> None:
+    config = ServerConfig(admin=admin)
+    app = ServerApp(answerer=FakeAnswerer(), config=config, swap=swapped, change=lambda changes: pytest.fail("asked"))
+    routes = {(path, "post") for path in ("/recommend", "/rank")}
+    for route in app._starlette.routes:
+        path = route.path.replace("{id:path}", "{id}")  # type: ignore[attr-defined]
+        routes |= {(path, method.lower()) for method in route.methods - {"HEAD"}}  # type: ignore[attr-defined]
+    described = json.loads(app._openapi)["paths"]
+    assert {(path, method) for path, operations in described.items() for method in operations} == routes
+    assert ("/admin/items" in described) == ("/admin/swap" in described) == admin
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:

@@ -15,6 +15,7 @@ from ziggurat.cli.main import build_parser
 from ziggurat.cli.serve_verb import config_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import Metrics
+from ziggurat.serving.server.shards.app import ShardMetrics
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "server.md"
 FOLDER = GUIDE.parent / "deploy"
@@ -36,6 +37,12 @@ DEPLOYMENT = {"replicas": None, "selector": {"matchLabels": {"app": None}}, "str
 DEPLOYMENT |= {"template": {"metadata": LABELS, "spec": POD}}
 SERVICE = {"selector": {"app": None}, "ports": [{"name": None, "port": None, "targetPort": None}]}
 KINDS = {("v1", "Service"): SERVICE, ("apps/v1", "Deployment"): DEPLOYMENT}
+FROM_POD = {"name": None, "value": None, "valueFrom": {"fieldRef": {"fieldPath": None}}}
+SHARD_POD = POD | {"containers": [CONTAINER | {"env": [FROM_POD]}]}
+STATEFUL = {"serviceName": None, "podManagementPolicy": None, "replicas": None, "selector": DEPLOYMENT["selector"]}
+STATEFUL |= {"template": {"metadata": LABELS, "spec": SHARD_POD}}
+HEADLESS = SERVICE | {"clusterIP": None, "publishNotReadyAddresses": None}
+SHARDED = KINDS | {("v1", "Service"): HEADLESS, ("apps/v1", "StatefulSet"): STATEFUL}
 
 
 @pytest.fixture
@@ -73,6 +80,37 @@ def test_fields_of_the_manifest_fit_together(documents: dict[str, Any]) -> None:
     assert probes == {"/livez", "/readyz"}
 
 
+def test_shards_of_the_sharded_manifest_are_those_that_its_servers_ask() -> None:
+    loaded = list(yaml.safe_load_all((FOLDER / "server-sharded.yaml").read_text()))
+    named = {(document["kind"], document["metadata"]["name"]): document["spec"] for document in loaded}
+    for document in loaded:
+        assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        assert NAME.fullmatch(document["metadata"]["name"])
+        check(document["spec"], SHARDED[document["apiVersion"], document["kind"]], document["kind"])
+    shards, headless = named["StatefulSet", "ziggurat-shard"], named["Service", "ziggurat-shards"]
+    front, service = named["Deployment", "ziggurat-front"], named["Service", "ziggurat-front"]
+    assert shards["serviceName"] == "ziggurat-shards"
+    assert headless["clusterIP"] == "None"  # the text: headless
+    for pods, its in ((shards, headless), (front, service)):
+        assert pods["selector"]["matchLabels"] == pods["template"]["metadata"]["labels"] == its["selector"]
+    configs, addresses = [], []
+    for pods, its in ((shards, headless), (front, service)):
+        pod, container = pods["template"]["spec"], pods["template"]["spec"]["containers"][0]
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+        words = [word.replace("$(SHARD)", "1") for word in container["command"][1:]]
+        options, rest = build_parser().parse_known_args(words)
+        config = config_of(options, rest)
+        assert its["ports"][0]["targetPort"] == container["ports"][0]["containerPort"] == config.port
+        assert pods["template"]["metadata"]["annotations"]["prometheus.io/port"] == str(config.port)
+        assert config.watch, "a version comes to all pods by the link"
+        configs.append(config)
+        addresses.append(options.shard)
+    names = [f"ziggurat-shard-{number}.ziggurat-shards:{configs[0].port}" for number in range(shards["replicas"])]
+    assert configs[1].shard_addresses == ",".join(names)
+    assert addresses == [f"1/{shards['replicas']}", ""]
+    assert shards["template"]["spec"]["containers"][0]["env"][0]["name"] == "SHARD"
+
+
 def test_the_container_serves_what_the_manifest_expects() -> None:
     lines = (FOLDER / "Containerfile").read_text().splitlines()
     (entry,) = [yaml.safe_load(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT ")]
@@ -90,5 +128,5 @@ def test_the_guide_lists_every_setting_with_its_default_and_every_metric() -> No
     for name, default in defaults.items():
         shown = str(default).lower() if isinstance(default, bool) else str(default)
         assert rows[name].strip().replace(",", "") == (shown.removesuffix(".0")), name
-    collected = {family.name for family in Metrics().registry.collect()}
+    collected = {family.name for own in (Metrics(), ShardMetrics()) for family in own.registry.collect()}
     assert set(re.findall(r"`(ziggurat_\w+?)(?:_total|_bucket)?`", text)) == collected

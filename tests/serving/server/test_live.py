@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -80,5 +81,11 @@ def test_items_are_changed_over_http(folder: Path) -> None:
     assert found.headers["x-export-version"] == found.json()["version"] == changed.json()["version"]
     assert post("/admin/items", {}).status_code == post("/admin/items", {"upsert": [{}]}).status_code == 400
     assert post("/admin/items", {"delete": ["i1"]}, admin=False).status_code == 404
+    paths = json.loads(ServerApp(answerer=items.recommender, config=ServerConfig(), change=items.change)._openapi)[
+        "paths"
+    ]
+    examples = paths["/admin/items"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    assert post("/admin/items", examples["put"]["value"]).json()["changed"] == 1
+    assert post("/admin/items", examples["delete"]["value"]).json()["deleted"] == 1
     headers["X-Forwarded-For"] = "192.0.2.7"
     assert post("/admin/items", {"delete": ["i1"]}).status_code == 403

@@ -104,7 +104,8 @@ class ServerApp:
             self._shards.observe = self.metrics.shard_asked
         self._change = change if config.admin else None
         self._key, self._swap = api_key.encode(), swap if config.admin else None
-        self._openapi = encode(description(self.info, config=config, has_key=bool(api_key)))
+        described = {"can_swap": self._swap is not None, "can_change": self._change is not None}
+        self._openapi = encode(description(self.info, config=config, has_key=bool(api_key), **described))
         self._starlette = Starlette(
             routes=[
                 Route("/livez", self._live),

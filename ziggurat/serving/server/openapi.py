@@ -21,13 +21,17 @@ _KINDS: dict[str, dict[str, Any]] = {
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
 
 
-def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str, Any]:
+def description(
+    info: Info, *, config: ServerConfig, has_key: bool, can_swap: bool = True, can_change: bool = True
+) -> dict[str, Any]:
     """The whole description as plain data.
 
     Args:
         info: of the export.
         config: of the server, for its limits.
         has_key: requests need an API key.
+        can_swap: there is /admin/swap.
+        can_change: there is /admin/items.
     """
     paths: dict[str, Any] = {}
     if info.can_recommend:
@@ -36,12 +40,17 @@ def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str,
         paths["/rank"] = {"post": _question("Scores for given items", "RankRequest", _rank(info))}
     paths |= {
         "/livez": {"get": _plain("Whether the process runs")},
-        "/readyz": {"get": _plain("Whether it takes requests; 503 while it drains")},
+        "/readyz": {"get": _plain("Whether it takes requests, and the shards of the index; 503 while it drains")},
         "/metrics": {"get": _plain("Figures for Prometheus", kind="text/plain")},
+        "/openapi.json": {"get": _plain("This description")},
         "/info": {"get": _plain("What the export is, and the limits of the server")},
         "/users": {"get": _plain("Users that the export knows, the most active first")},
         "/items": {
-            "post": _plain("The columns of some items", body=_object({"ids": _TEXTS}, ["ids"])),
+            "post": _plain(
+                "The columns of some items",
+                body=_object({"ids": _TEXTS}, ["ids"]),
+                example={"ids": [_example_id(info)]},
+            ),
         },
         "/items/{id}": {"get": _plain("The columns of an item", parameters=[_path_parameter("id")])},
         "/history": {
@@ -59,6 +68,7 @@ def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str,
             )
         },
     }
+    paths |= _pages() | _admin(info, config, can_swap=can_swap, can_change=can_change)
     data: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": info.name or "Ziggurat", "version": info.version, "description": _about(info)},
@@ -69,6 +79,51 @@ def description(info: Info, *, config: ServerConfig, has_key: bool) -> dict[str,
         data["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         data["security"] = [{"key": []}]
     return data
+
+
+def _pages() -> dict[str, Any]:
+    kinds = {"/": "text/html", "/page.js": "text/javascript", "/page.css": "text/css"}
+    return {path: {"get": _plain("The web page", kind=kind)} for path, kind in kinds.items()}
+
+
+def _admin(info: Info, config: ServerConfig, *, can_swap: bool, can_change: bool) -> dict[str, Any]:
+    """Routes that this machine alone may ask; 403 for everybody else."""
+    paths: dict[str, Any] = {}
+    refused = {"403": _error("It comes from another machine, through a proxy, or from a page in a browser")}
+    if can_swap:
+        swap = _plain(
+            "Load another version, and swap when it is ready; from this machine alone",
+            body=_object({"export": {"type": "string", "description": "folder on this machine"}}, ["export"]),
+            example={"export": "exports/next"},
+        )
+        swap["responses"] |= refused | {"409": _error("The export is damaged, or a swap is under way; nothing changed")}
+        paths["/admin/swap"] = {"post": swap}
+    if can_change:
+        change = _plain("Items that come, change or go; from this machine alone", body=_ref("ItemChanges"))
+        change["requestBody"]["content"] = _content(_ref("ItemChanges"), examples=_changes(info))
+        change["responses"]["200"]["content"] = _content(_ref("ChangedItems"))
+        change["responses"] |= refused | {
+            "400": _error("A row without an id, an unknown column, a value that it cannot hold; nothing changed"),
+            "409": _error("The change cannot be written down; nothing changed"),
+            "413": _error(f"More than {config.max_body_bytes:,} bytes"),
+        }
+        paths["/admin/items"] = {"post": change}
+    return paths
+
+
+def example_changes(info: Info) -> dict[str, Any]:
+    """A change of items that the export takes, as plain data: an item that it has, with the columns that it has."""
+    return {"upsert": [example_of(info.item_columns)]}
+
+
+def _changes(info: Info) -> dict[str, Any]:
+    deleted = {"delete": [_example_id(info)]}
+    return {"put": {"value": example_changes(info)}, "delete": {"value": deleted}}
+
+
+def _example_id(info: Info) -> str:
+    ids = [str(each.example) for each in info.item_columns if each.example is not None and each.name == info.item_id]
+    return ids[0] if ids else "17"
 
 
 def _about(info: Info) -> str:
@@ -96,8 +151,7 @@ def example_ranking(info: Info) -> dict[str, Any]:
 def example_explanation(info: Info) -> dict[str, Any]:
     """A question why an item is in an answer; the item is the example of the catalogue, where there is one."""
     request = example_request(info) | ({"filter": info.filter_example} if info.filter_example else {})
-    ids = [str(column.example) for column in info.item_columns if column.example is not None]
-    return {"request": request, "item": ids[0] if ids else "17"}
+    return {"request": request, "item": _example_id(info)}
 
 
 def _recommend(info: Info) -> dict[str, Any]:
@@ -189,6 +243,8 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
         "position": {"type": "integer"},
     }
     degraded = {"type": "array", "items": text, "description": "what was left out for lack of time; empty: nothing"}
+    missing = {"type": "array", "items": {"type": "integer"}, "description": "shards of the index that did not answer"}
+    counts = {name: {"type": "integer"} for name in ("added", "changed", "deleted", "num_items")}
     error = {"kind": text, "expected": text, "found": text, "where": text, "ways_out": {"type": "array", "items": text}}
     return {
         "User": _columns(info.user_columns) | {"description": "raw columns; those left out are missing values"},
@@ -225,7 +281,24 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "degraded": degraded,
                 "notes": {"type": "array", "items": text, "description": "values in the filter that no item has"},
                 "plan": text | {"description": "how the candidates were found, if `explain` asked for it"},
+                "missing_shards": missing,
             },
+        },
+        "ItemChanges": _object(
+            {
+                "upsert": {
+                    "type": "array",
+                    "items": {"type": "object"} | ({"required": [info.item_id]} if info.item_id else {}),
+                    "maxItems": config.max_items,
+                    "description": "columns of items by name; those left out of a known item stay as they are",
+                },
+                "delete": {"type": "array", "items": text, "maxItems": config.max_items, "description": "ids"},
+            },
+            [],
+        ),
+        "ChangedItems": {
+            "type": "object",
+            "properties": counts | {"unknown": _TEXTS | {"description": "ids of no item"}, "version": text},
         },
         "Error": _object({"error": _object(error, list(error))}, ["error"]),
     }

@@ -38,7 +38,7 @@ from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.lacking import no_index
 from ziggurat.serving.export.export_folder import open_export, read_manifest
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.reading import ClientGone, check_admin, header, read_body, read_export
+from ziggurat.serving.server.reading import ClientGone, check_admin, header, read_body, read_export, refused
 from ziggurat.serving.server.responses import encode, error_json, json_response
 from ziggurat.serving.server.shards.messages import STATE, VERSION, decode_change, decode_question, encode_answer
 
@@ -168,7 +168,7 @@ class ShardApp:
                 Route("/state", self._state, methods=["POST"]),
                 *([Route("/admin/load", self._admin_load, methods=["POST"])] if config.admin else []),
             ],
-            exception_handlers={ZigguratError: _refused, ClientGone: _refused},
+            exception_handlers={ZigguratError: _refused, ClientGone: _refused, 404: _no_route, 405: _no_route},
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -277,6 +277,17 @@ async def _answer(send: Any, status: int, body: bytes) -> None:
     headers: Sequence[tuple[bytes, bytes]] = ((b"content-length", b"%d" % len(body)),)
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _no_route(request: Request, problem: Exception) -> Response:
+    error = refused(
+        getattr(problem, "status_code", 404),
+        expected="POST /search, POST /state, GET /shard, /livez, /readyz or /metrics of a shard",
+        found=f"{request.method} {request.url.path:.80}",
+        where="request line",
+        ways_out="ask the server that is in front of the shards: `ziggurat serve EXPORT --shard-addresses …`",
+    )
+    return json_response(error_json(error, kind="RequestError"), status=error.status)
 
 
 async def _refused(request: Request, problem: Exception) -> Response:
