@@ -35,6 +35,7 @@ NAMES = {
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
     "serve": "the server against the module without one, and against a plain FastAPI server",
+    "shards": "search of an index by one process, by one shard behind HTTP, and by two",
     "data": "what repeats within a session, stored, read and computed once, against the plain way",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
@@ -51,6 +52,7 @@ WITH_OPTIONS = (
     "wukong",
     "retrieval",
     "serve",
+    "shards",
 )
 
 
