@@ -3,8 +3,9 @@
     balance_plan          8,192 samples over 64 ranks, Karmarkar-Karp, against 5 ms
     balance_simulated_…   share of time that is useful: lengths drawn from two distributions, two costs, three ways to
                           deal, 64 ranks of 128 samples; against samples as they come. Goal: at most 1 % lost
-    balance_step          the trainer on four ranks, DIN over histories of lognormal(7, 1.3) events: the processor time
-                          of the busiest rank in each step, which all wait for, as if every rank had a core
+    balance_step          the trainer on four ranks, an encoder (STU layers, an event sees 256 before it) over histories
+                          of lognormal(7, 1.3) events: the processor time of the busiest rank in each step, which all
+                          wait for, as if every rank had a core; `--history din` takes DIN in its place
     balance_step_wall     the same by the clock of this machine, whose two cores the four ranks share
 
 On two cores a rank that waits leaves its core to another one, so the wall shows little of what ranks on cores of their
@@ -29,12 +30,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import say
+from benchmarks.history_encoder import HistoryEncoder
 from benchmarks.report import Case, Report
 from ziggurat.data.balance.partition import Balance, loads_of, partition, straggler_share
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
-from ziggurat.models import AttentionActivation, DINConfig, MLPConfig, build_model
+from ziggurat.features.schema import Pooling
+from ziggurat.models import AttentionActivation, DINConfig, MLPConfig, Model, build_model
 from ziggurat.ops.karmarkar_karp import karmarkar_karp_kernel
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.topology import Topology
@@ -50,6 +53,7 @@ _RANKS, _DIM = 4, 16
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this part."""
+    parser.add_argument("--history", choices=("stu", "din"), default="stu", help="what reads histories in balance_step")
     parser.add_argument("--rank-batch", type=int, default=16, help="samples a rank in balance_step")
 
 
@@ -59,10 +63,11 @@ def cases(*, quick: bool, options: argparse.Namespace, report: Report) -> None:
     for name in ("lognormal", "zipf"):
         for is_square in (False, True):
             report.cases += _simulated(name, is_square=is_square, draws=1 if quick else 5)
-    report.cases += _step_cases(rounds=1 if quick else 3, steps=8 if quick else 10, rank_batch=options.rank_batch)
+    given = {"rank_batch": options.rank_batch, "history": options.history}
+    report.cases += _step_cases(rounds=1 if quick else 3, steps=8 if quick else 10, **given)
     report.notes += [
         f"balance_plan: {karmarkar_karp_kernel()}",
-        f"balance_step: {_RANKS} ranks, {options.rank_batch} samples each, on two cores",
+        f"balance_step: {_RANKS} ranks, {options.rank_batch} samples each, {options.history}, on two cores",
     ]
 
 
@@ -106,14 +111,14 @@ def _simulated(name: str, *, is_square: bool, draws: int) -> list[Case]:
     return made
 
 
-def _step_cases(*, rounds: int, steps: int, rank_batch: int) -> list[Case]:
+def _step_cases(*, rounds: int, steps: int, rank_batch: int, history: str) -> list[Case]:
     turns = [(Balance.NONE, True), (Balance.KARMARKAR_KARP, True), (Balance.ZIGZAG, True)]
     turns += [(Balance.NONE, False), (Balance.KARMARKAR_KARP, False)]
     measured: dict[tuple[Balance, bool], list[float]] = {turn: [] for turn in turns}
     for number in range(rounds):
         for (balance, is_pinned), found in measured.items():
             with tempfile.TemporaryDirectory() as folder:
-                given = (folder, balance.value, is_pinned, number, steps, rank_batch)
+                given = (folder, balance.value, is_pinned, number, steps, rank_batch, history)
                 each = run_ranks(_train, _RANKS, *given, timeout_s=300.0)
             beside_ms = max(one["beside_ms"] for one in each)
             found.append(each[0]["busy_ms"] + beside_ms if is_pinned else each[0]["wall_ms"])
@@ -153,7 +158,7 @@ def _spread(ratios: list[float]) -> dict[str, float]:
     return {"p10": p10, "median": median, "p90": p90}
 
 
-def _data(seed: int, num_rows: int) -> MemoryDataset:
+def _data(seed: int, num_rows: int, *, pooling: Pooling) -> MemoryDataset:
     """Users with histories of lognormal lengths."""
     draw = np.random.default_rng(seed)
     sizes = lengths("lognormal", seed=seed, num=num_rows)
@@ -171,28 +176,34 @@ def _data(seed: int, num_rows: int) -> MemoryDataset:
     inputs = InputSpec(
         dense=("age",),
         single=(SingleSpec(name="item", table="item"),),
-        jagged=(JaggedSpec(name="clicks", table="item", ordered=True),),
+        jagged=(JaggedSpec(name="clicks", table="item", ordered=True, pooling=pooling),),
         tables=(TableSpec(name="item", num_rows=10_000),),
         labels=(LabelSpec(name="like"),),
     )
     return MemoryDataset(table, inputs, rows_per_group=256)
 
 
-def _train(
-    rank: int, folder: str, balance: str, is_pinned: bool, seed: int, steps: int, rank_batch: int
-) -> dict[str, Any]:
-    """Train on this rank; milliseconds a step by the wall, of the busiest rank, and beside the step."""
-    del rank
-    if is_pinned:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    data = _data(seed, rank_batch * _RANKS * (steps + 2))
+def _din(inputs: InputSpec) -> Model:
     config = DINConfig(
         embedding_dim=_DIM,
         attention_dims=(200, 80),
         attention_activation=AttentionActivation.RELU,
         deep=MLPConfig(hidden_dims=(64,)),
     )
-    model = build_model(config, data.inputs, seed=0)
+    return build_model(config, inputs, seed=0)
+
+
+def _train(
+    rank: int, folder: str, balance: str, is_pinned: bool, seed: int, steps: int, rank_batch: int, history: str
+) -> dict[str, Any]:
+    """Train on this rank; milliseconds a step by the wall, of the busiest rank, and beside the step."""
+    del rank
+    if is_pinned:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    is_din = history == "din"
+    pooling = Pooling.MEAN if is_din else Pooling.NONE
+    data = _data(seed, rank_batch * _RANKS * (steps + 2), pooling=pooling)
+    model = _din(data.inputs) if is_din else HistoryEncoder(data.inputs, dim=64, num_layers=1, reach=256)
     # By rows: a rank that holds a whole table looks up for all, and no deal of samples changes that.
     table = TablePlacement(table="item", placement=Placement.ROW_WISE, ranks=tuple(range(_RANKS)))
     plan = Plan(world_size=_RANKS, tables=(table,))
@@ -203,6 +214,7 @@ def _train(
         log_every=1,
         max_steps=steps,
         balance=Balance(balance),
+        balance_cost=() if is_din or balance == "none" else ("1*clicks",),  # the kernel's FLOPs cannot be counted
         loader=LoaderConfig(batch_size=rank_batch),
     )
     trainer = Trainer(model, config=training, train=data, folder=folder, parallel=parallel)

@@ -41,6 +41,7 @@ from torch import Tensor
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup
+from ziggurat.features.packed import pack
 
 __all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_batch"]
 
@@ -241,10 +242,15 @@ class Batch:
         return replace(self, jagged=JaggedRows.joined(parts), repeated=())
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device (no copy where it already is); `row_ids` stay, only the host reads them."""
+        """The same batch on another device (no copy where it already is); `row_ids` stay, only the host reads them.
+
+        To a GPU everything travels in one copy, ids in 32 bits where they fit; see `packed.py`.
+        """
         device = torch.device(device)
         if device == self.dense.device:
             return self
+        if device.type == "cuda" and self.dense.device.type == "cpu":
+            return pack(self, is_locked=torch.cuda.is_available()).to(device)
         return self.map(lambda tensor: tensor if tensor is self.row_ids else tensor.to(device, non_blocking=True))
 
 

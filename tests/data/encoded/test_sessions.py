@@ -1,10 +1,12 @@
 """Sessions stay together in a shuffle, and their batches keep what repeats once; nothing else changes."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from ziggurat.data.encoded.dataset import EncodedDataset, EncodedWriter, MemoryD
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.data.encoded.records import SESSION_COLUMN, encoded_schema, label_column
 from ziggurat.data.encoded.sessions import session_lengths
+from ziggurat.data.encoded.stored_once import plain_lists, shared_lists, store_once
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
@@ -79,6 +82,44 @@ def test_sessions_stay_together_and_every_row_comes_once(tmp_path: Path) -> None
         assert not np.array_equal(rows, np.arange(200))
         orders.append(rows)
     assert np.array_equal(*orders)
+
+
+@pytest.mark.parametrize("shuffle", [Shuffle.SESSIONS, Shuffle.LANES, Shuffle.NONE])
+@pytest.mark.parametrize("groups", [(), GROUPS])
+def test_lists_that_are_stored_once_come_back(
+    tmp_path: Path, shuffle: Shuffle, groups: tuple[FeatureGroup, ...]
+) -> None:
+    """The folder has a null for each list that equals the one before; rows, digest and batches are those of memory."""
+    table = session_table(200)
+    memory = MemoryDataset(table, INPUTS, rows_per_group=50)
+    with EncodedWriter(tmp_path / "data", INPUTS, rows_per_group=50) as writer:
+        writer.append(table)
+    dataset = EncodedDataset(tmp_path / "data")
+    assert dataset.digest == memory.digest
+    stored = pq.read_table(next((tmp_path / "data").glob("*.parquet")))
+    assert all(stored.column(spec.name).null_count > 50 for spec in INPUTS.jagged)
+    assert dataset.read_group(1).equals(memory.read_group(1))
+    shared = dataset.read_shared(1)
+    assert shared.column("jagged0").to_pylist() == memory.read_group(1).column("jagged0").to_pylist()
+    for rank in range(3):
+        settings = {"rank": rank, "world_size": 3, "shuffle": shuffle, "groups": groups}
+        for found, wanted in zip(loaded(dataset, **settings), loaded(memory, **settings), strict=True):
+            for name, tensor in wanted.tensors().items():
+                assert torch.equal(found.tensors()[name], tensor), name
+
+
+@pytest.mark.parametrize("lists", [[[]], [[1]], [[], [], [1], [1], []], [[1, 2], [1], [1, 2], [1, 2]]])
+def test_lists_of_a_row_group_are_stored_once(lists: list[list[int]]) -> None:
+    schema = pa.schema([encoded_schema(INPUTS).field("jagged0")])
+    plain = pa.table({"jagged0": pa.array(lists, type=schema.field(0).type)}, schema=schema)
+    stored = store_once(plain)
+    assert stored.column(0).null_count == sum(a == b for a, b in itertools.pairwise(lists))
+    assert plain_lists(stored, schema=schema).equals(plain)
+    assert shared_lists(stored).column(0).to_pylist() == lists
+    if stored.column(0).null_count:
+        first = int(np.flatnonzero(stored.column(0).is_null())[0])
+        with pytest.raises(ValueError, match="begins with the list of a row before"):
+            plain_lists(stored.slice(first), schema=schema)
 
 
 def test_rows_without_a_session_are_shuffled_each_by_itself() -> None:

@@ -118,7 +118,6 @@ def check_case(rank: int, cases: list[object]) -> None:
                 batch=deduplicate(plain, groups),
                 tolerance=Tolerance(fields=1e-6, others=1e-5),
                 num_parts=case.num_parts,
-                ranks_per_host=2,
             )
         except Exception as error:
             raise AssertionError(f"{case}, {groups}: {error}") from error

@@ -22,6 +22,7 @@ from jaxtyping import Int32, Int64
 
 from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, WEIGHT_COLUMN, label_column
 from ziggurat.data.encoded.slices import gather_segments, repeated_rows
+from ziggurat.data.encoded.stored_once import is_repeated
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup, RepeatedRows
@@ -84,10 +85,13 @@ class BlockLayout:
         for index, spec in enumerate(self.inputs.jagged):
             array = _array(table, spec.name)
             offsets, values = (each.to_numpy(zero_copy_only=True) for each in (array.offsets, array.values))
-            lengths.append(np.diff(offsets))
-            begins = offsets[:-1].astype(np.int64)
-            if index in self._shared:
-                begins = share_lists(values, offsets.astype(np.int64))
+            if pa.types.is_list_view(array.type):  # rows of a session share their lists already
+                lengths.append(array.sizes.to_numpy(zero_copy_only=True))
+                begins = offsets.astype(np.int64)
+            else:
+                lengths.append(np.diff(offsets))
+                is_shared = index in self._shared
+                begins = share_lists(values, offsets.astype(np.int64)) if is_shared else offsets[:-1].astype(np.int64)
             chunks.append(values)
             starts.append(begins + ((first_chunk + index) << CHUNK_BITS))
         return Block(Columns([*arrays, *lengths, *starts]), chunks)
@@ -125,11 +129,11 @@ class BlockLayout:
         for index, (chunk, length, starts) in enumerate(zip(block.chunks, lengths, all_starts, strict=True)):
             base = (first_chunk + index) << CHUNK_BITS
             if not every:
-                sizes = length[kept].astype(np.int64)
-                chunk, begins = gather_segments(chunk, starts[kept] - base, sizes), np.cumsum(sizes) - sizes
-                if index in self._shared:
-                    begins = share_lists(chunk, np.append(begins, len(chunk)))
-                starts[kept] = begins + base
+                mine, sizes = starts[kept] - base, length[kept].astype(np.int64)
+                heads = ~is_repeated(mine, sizes)
+                chunk = gather_segments(chunk, mine[heads], sizes[heads])
+                begins = np.cumsum(sizes[heads]) - sizes[heads]
+                starts[kept] = begins[np.cumsum(heads) - 1] + base
             target.chunks[first_chunk + index] = chunk
 
     def chunks_of(self, num_parts: int) -> list[np.ndarray]:

@@ -15,6 +15,8 @@ SHA-256 in the manifest; so has the manifest itself. What fails is a `DataError`
 A folder is either complete or absent: files are written to a temporary folder beside it, flushed to the disk, and the
 folder is renamed when it is whole.
 
+In data with sessions a list that equals the one of the row before is stored as a null (`stored_once.py`).
+
 Reading takes one row group at a time, so memory is bounded by its size, whatever the size of the data.
 """
 
@@ -23,7 +25,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,6 +40,7 @@ from ziggurat.data.encoded.open_files import OpenFiles
 from ziggurat.data.encoded.part_files import Part, PartFiles, footer_sha256, group_digest, row_groups
 from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, conform, encoded_schema, has_labels
 from ziggurat.data.encoded.sessions import session_lengths
+from ziggurat.data.encoded.stored_once import plain_lists, shared_lists
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import publish, temporary_beside
@@ -230,8 +233,25 @@ class EncodedDataset:
             DataError: the row group is damaged; names file and row group.
         """
         table = self._read(index, None)
+        if self.inputs.has_sessions:
+            table = self._sound(index, lambda: plain_lists(table, schema=self._schema))
         if table.num_rows != self.group_sizes[index] or not table.schema.equals(self._schema):
             found = f"{table.num_rows} rows of {table.schema.names}"
+            raise _damaged(f"{self.group_sizes[index]} rows of {self._schema.names}", found, self._where(index))
+        return table
+
+    def read_shared(self, index: int) -> pa.Table:
+        """`read_group`, where rows of a session share equal lists (`stored_once.py`): list views in place of lists.
+
+        Raises:
+            DataError: the row group is damaged; names file and row group.
+        """
+        if not self.inputs.has_sessions:
+            return self.read_group(index)
+        stored = self._read(index, None)
+        table = self._sound(index, lambda: shared_lists(stored))
+        if table.num_rows != self.group_sizes[index] or table.column_names != self._schema.names:
+            found = f"{table.num_rows} rows of {table.column_names}"
             raise _damaged(f"{self.group_sizes[index]} rows of {self._schema.names}", found, self._where(index))
         return table
 
@@ -248,6 +268,12 @@ class EncodedDataset:
         except (pa.ArrowException, OSError, ValueError) as error:
             found = str(error)
             raise _damaged("a row group whose pages match their checksums", found, self._where(index)) from error
+
+    def _sound(self, index: int, make: Callable[[], pa.Table]) -> pa.Table:
+        try:
+            return make()
+        except (pa.ArrowException, ValueError) as error:
+            raise _damaged("columns as they were written", str(error), self._where(index)) from error
 
     def _where(self, index: int) -> str:
         path, group = self._places[index]

@@ -217,9 +217,8 @@ class Loader:
         layout = BlockLayout(self.dataset.inputs, with_labels=self.dataset.with_labels, groups=self.groups)
         storages, self._storages = self._storages, []  # a second pass at the same time makes its own
         threads = (self.config.read_threads or default_threads()) if self.config.prefetch else 0
-        reader = BlockReader(
-            order.windows, read_group=self.dataset.read_group, layout=layout, threads=threads, storages=storages
-        )
+        read = getattr(self.dataset, "read_shared", self.dataset.read_group)  # not every data set can
+        reader = BlockReader(order.windows, read_group=read, layout=layout, threads=threads, storages=storages)
         try:
             position = slices.first_row
             reader.advance(position)

@@ -18,10 +18,16 @@ def _first_version(manifest: Any) -> Any:
     return {"content": f"manifest {manifest['sha256']}", **body}
 
 
+def _before_lists_stored_once(manifest: Any) -> Any:
+    """Version 1: every list stood in its row, which the reader of version 2 takes as it is."""
+    return manifest
+
+
 MANIFEST = Format(
     name="ziggurat.encoded",
     what="a data set's manifest",
-    migrations={0: _first_version},
+    version=2,
+    migrations={0: _first_version, 1: _before_lists_stored_once},
     ways_out=(REDO, "restore the file from a copy", "use the version of ziggurat that wrote it"),
     max_bytes=1 << 30,
 )

@@ -24,7 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.data.encoded.ledger import expected_sum
-from ziggurat.data.encoded.records import ROW_COLUMN
+from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN
+from ziggurat.data.encoded.stored_once import store_once
 
 _NUM_THREADS = 2
 _POLL_S = 0.1
@@ -70,8 +71,9 @@ def write_part(path: Path, groups: Iterable[pa.Table]) -> Part:
     try:
         for group in groups:
             group = group.combine_chunks()
-            writer = writer or _writer(path, group.schema)
-            writer.write_table(group, row_group_size=max(1, group.num_rows))
+            stored = store_once(group) if SESSION_COLUMN in group.column_names else group
+            writer = writer or _writer(path, stored.schema)
+            writer.write_table(stored, row_group_size=max(1, group.num_rows))
             group_rows.append(group.num_rows)
             digests.append(group_digest(group).hex())
             row_sum += sum(expected_sum(chunk.to_numpy()) for chunk in group.column(ROW_COLUMN).chunks)
