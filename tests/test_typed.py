@@ -24,9 +24,11 @@ from ziggurat.models import DLRMConfig
 from ziggurat.models.contract.model import Model
 from ziggurat.plan import Plan, TablePlacement
 from ziggurat.planning.cluster.catalogue import named_cluster
+from ziggurat.retrieval.item_index import ItemIndexConfig
+from ziggurat.retrieval.vectors import Kept, VectorIndexConfig
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.position import Position
-from ziggurat.typed import Count, Fraction, Kinds, PositiveFloat, Reader, fits
+from ziggurat.typed import Count, Fraction, Kinds, PositiveFloat, Reader, checked, fits
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,21 @@ def test_what_fits_at_a_glance_is_read_as_it_is(hint: Any) -> None:
         or typing.get_origin(hint) in (list, dict, Literal, Annotated, types.UnionType)
         or hint == tuple[int, str]
     )
+
+
+def test_checked_above_dataclass_is_refused() -> None:
+    with pytest.raises(TypeError, match="below"):
+
+        @checked
+        @dataclasses.dataclass(frozen=True)
+        class Wrong:
+            size: int = 0
+
+
+def test_settings_of_indexes_are_read_and_checked() -> None:
+    assert VectorIndexConfig(kept="none").kept is Kept.NONE  # type: ignore[arg-type]
+    for wrong in ({"probes": -1}, {"num_clusters": -3}, {"first_pass": "of"}, {"kept": "bf16"}):
+        with pytest.raises(ConfigError):
+            VectorIndexConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        ItemIndexConfig(cache_bytes=-5)

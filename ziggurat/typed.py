@@ -289,7 +289,13 @@ class Reader:
 
 
 def checked(cls: type[T], *, error: type[ZigguratError] = ConfigError) -> type[T]:
-    """Class decorator, below `@dataclass`: check and convert every field of every instance before `__post_init__`."""
+    """Class decorator, below `@dataclass`: check and convert every field of every instance before `__post_init__`.
+
+    Raises:
+        TypeError: it stands above `@dataclass`, whose `__init__` would not call it.
+    """
+    if "__dataclass_fields__" in vars(cls):
+        raise TypeError(f"@checked stands above @dataclass of {cls.__qualname__}: put it below")
     own = getattr(cls, "__post_init__", None)
 
     def check_and_go_on(self: Any) -> None:

@@ -37,11 +37,12 @@ from ziggurat.retrieval.planner import Plan
 from ziggurat.retrieval.segment import Segment
 from ziggurat.retrieval.vectors import VectorIndex, VectorIndexConfig
 from ziggurat.retrieval.vectors.best import best_of
+from ziggurat.retrieval.vectors.checks import check_count
 from ziggurat.typed import Range, checked
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
+@checked
 class ItemIndexConfig:
     """How an index of items is built.
 
@@ -185,17 +186,19 @@ class ItemIndex(nn.Module):
             k: items wanted.
             filters: one a query (text, a parsed filter, or None).
             exclude: numbers of items never to return, one tensor a query (already seen); unknown numbers do nothing.
-            probes: clusters to look into without a filter; with one, more by its selectivity.
+            probes: clusters to look into without a filter; with one, more by its selectivity. None: the index chooses.
 
         Raises:
             FilterError: a filter cannot be read.
             DataError: queries are of another width, or not finite.
-            ConfigError: k is impossible, or filters or exclude are not as many as queries.
+            ConfigError: k or probes is impossible, or filters or exclude are not as many as queries.
         """
+        if probes is not None:
+            check_count(probes, 0, 2**31 - 1, name="probes", ways_out="leave it out: the index chooses")
         live, num = self._live, len(queries)
         wanted = _one_a_query(filters, num, name="filters")
         seen = _one_a_query(exclude, num, name="exclude")
-        base = self.vectors.probes_for(k) if probes is None else max(1, probes)
+        base = probes or self.vectors.probes_for(k)
         found, plans = self._search_main(live.main, queries, k=k, filters=wanted, exclude=seen, probes=base)
         items = live.main.numbers_at(found.positions)
         scores = found.scores

@@ -210,6 +210,8 @@ def test_what_cannot_be_indexed_is_refused_or_said() -> None:
     built = FilterIndex.build(rows)
     assert built.schema.names == ["year"]
     assert set(built.left_out) == {"vector", "odd"}
+    with pytest.raises(FilterError, match="left out"):
+        built.parse("odd:1")
     named = FilterIndex.build(rows, config=FilterConfig(attributes=("vector",)))
     assert rows_of_mask(named.masks(["vector:0.9..1.1"])[0]).tolist() == [0]
     with pytest.raises(ConfigError, match="did you mean"):

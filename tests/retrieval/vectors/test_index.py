@@ -148,9 +148,15 @@ def test_bad_vectors_and_questions_are_refused(index: VectorIndex) -> None:
         VectorIndex.build(torch.zeros(3, 2, dtype=torch.int64))
     with pytest.raises(DataError, match="24 numbers"):
         index.search(torch.randn(1, 23), k=1)
-    for k in (0, 10**12):
+    for k in (0, 10**12, True, 2.5):
         with pytest.raises(ConfigError, match="from 1 to"):
             index.search(torch.randn(1, 24), k=k)
+    for probes in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match="probes from 0"):
+            index.search(torch.randn(1, 24), k=1, probes=probes)
+    for size in (1e-38, 1e38):
+        with pytest.raises(DataError, match="row 0"):
+            VectorIndex.build(torch.full((3, 4), size))
     with pytest.raises(ConfigError, match="94 words"):
         index.search(torch.randn(1, 24), k=1, masks=torch.zeros(93, dtype=torch.int64))
     with pytest.raises(ConfigError, match="kept vectors"):

@@ -155,8 +155,8 @@ class FilterIndex(nn.Module):
             FilterError: it cannot be read, or names what items do not have; points at the column of the text.
         """
         if not isinstance(text, str):
-            return parse_filter(text, schema=self.schema)  # refuses it
-        return self._parsed.get(text, make=lambda: parse_filter(text, schema=self.schema))
+            return parse_filter(text, schema=self.schema, left_out=self.left_out)  # refuses it
+        return self._parsed.get(text, make=lambda: parse_filter(text, schema=self.schema, left_out=self.left_out))
 
     def program(self, wanted: Filter | str) -> MaskProgram:
         """A filter that is ready to run; the latest ones are kept."""

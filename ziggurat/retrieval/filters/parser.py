@@ -21,7 +21,7 @@ outside.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ziggurat.errors import FilterError
@@ -44,12 +44,13 @@ _COMPARISON = re.compile(r"<=|>=|!=|==|<|>|=")
 _KEYWORDS = ("AND", "OR", "NOT", "IN", "IS")
 
 
-def parse_filter(text: str, *, schema: FilterSchema) -> Filter:
+def parse_filter(text: str, *, schema: FilterSchema, left_out: Mapping[str, str] | None = None) -> Filter:
     """Turn the text of a filter into its meaning.
 
     Args:
         text: as users write it.
         schema: the attributes of the items.
+        left_out: columns that no filter can name, and why, for the error that says so.
 
     Raises:
         FilterError: it cannot be read, or does not fit the attributes; points at the column.
@@ -68,12 +69,12 @@ def parse_filter(text: str, *, schema: FilterSchema) -> Filter:
             where="a filter",
             ways_out=("ask for less at a time", "give items never to return as `exclude`, not in the filter"),
         )
-    return Filter(text, _Parser(text, schema).parse())
+    return Filter(text, _Parser(text, schema, left_out or {}).parse())
 
 
 class _Parser:
-    def __init__(self, text: str, schema: FilterSchema) -> None:
-        self._text = text
+    def __init__(self, text: str, schema: FilterSchema, left_out: Mapping[str, str]) -> None:
+        self._text, self._left_out = text, left_out
         self._attributes = {attribute.name: attribute for attribute in schema.attributes}
         self._at = 0
         self._terms = 0
@@ -152,7 +153,8 @@ class _Parser:
         if name not in self._attributes:
             known = ", ".join(self._attributes) or "none"
             near = nearest(name, self._attributes, instead="use one of the attributes that the items have")
-            raise self._error(start, f"one of the attributes {known:.500}", quoted(name), *near)
+            reason = f", a column that was left out: {self._left_out[name]}" if name in self._left_out else ""
+            raise self._error(start, f"one of the attributes {known:.500}", quoted(name) + reason, *near)
         return self._attributes[name]
 
     def _comparison(self) -> tuple[str, int] | None:

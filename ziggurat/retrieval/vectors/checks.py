@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import numbers
+
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.ops.bitmask import num_words
 from ziggurat.ops.scan import Masks
+from ziggurat.typed import quoted
 
 _MOST_VECTORS = 2**31 - 1  # positions are stored in 32 bits
 _MOST_COLUMNS = 2**14  # products of more are no 32-bit numbers
 _MOST_K = 2**20  # each query gets room for so many
+_LEAST_SIZE, _MOST_SIZE = 1e-30, 1e18  # of the largest number of a vector: products of two neither vanish nor overflow
 
 
 def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
-    """Refuse what is no matrix of finite numbers.
+    """Refuse what is no matrix of finite numbers, or whose products could not be told from each other.
 
     Raises:
-        DataError: says which row and column.
+        DataError: says which row.
     """
     if vectors.dim() != 2 or not 1 <= vectors.shape[1] <= _MOST_COLUMNS or len(vectors) > _MOST_VECTORS:
         raise DataError(
@@ -43,6 +47,20 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
             found=f"{vectors[row, column].item()} in column {column}; {int((~is_finite).sum()):,} such rows in all",
             where=f"building a vector index, row {row}",
             ways_out=("look whether the training of the item encoder diverged", "leave these items out"),
+        )
+    if len(vectors):
+        _check_sizes(vectors.abs().amax(dim=1))
+
+
+def _check_sizes(sizes: Float[Tensor, "N"]) -> None:
+    wrong = (sizes > _MOST_SIZE) | ((sizes > 0) & (sizes < _LEAST_SIZE))
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise DataError(
+            expected=f"item vectors whose largest number is between {_LEAST_SIZE:g} and {_MOST_SIZE:g}, or zero",
+            found=f"{float(sizes[row]):g}; {int(wrong.sum()):,} such rows in all",
+            where=f"building a vector index, row {row}",
+            ways_out="scale all vectors by one number: the order of inner products stays",
         )
 
 
@@ -83,19 +101,30 @@ def check_question(queries: Tensor, *, k: int, masks: Masks, dim: int, scales: F
             where="search of a vector index",
             ways_out="use the encoder whose items the index holds",
         )
-    if not 1 <= k <= _MOST_K:
-        raise ConfigError(
-            expected=f"k from 1 to {_MOST_K:,}",
-            found=f"{k:,}",
-            where="search of a vector index",
-            ways_out="ask for at least 1 item" if k < 1 else "ask for fewer items",
-        )
+    if type(k) is not int or not 1 <= k <= _MOST_K:
+        check_count(k, 1, _MOST_K, name="k", ways_out="ask for at least 1 item, as a whole number, and not for more")
     _check_device(queries, scales, what="queries")
     if masks is not None:
         _check_masks(masks, len(queries), num_words(len(scales)))
         for mask in (masks,) if isinstance(masks, Tensor) else masks:
             if mask is not None:
                 _check_device(mask, scales, what="masks")
+
+
+def check_count(value: object, least: int, most: int, *, name: str, ways_out: str) -> None:
+    """Refuse what is no whole number between two bounds.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= int(value) <= most:  # type: ignore[call-overload]
+        raise ConfigError(
+            expected=f"{name} from {least:,} to {most:,}",
+            found=f"{value:,}" if is_whole else f"{quoted(value)} ({type(value).__name__})",
+            where="search of a vector index",
+            ways_out=ways_out,
+        )
 
 
 def _check_device(given: Tensor, scales: Tensor, *, what: str) -> None:

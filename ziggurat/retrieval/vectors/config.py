@@ -24,8 +24,8 @@ class FirstPass(enum.StrEnum):
     OFF = "off"  # all bits
 
 
-@checked
 @dataclass(frozen=True, kw_only=True)
+@checked
 class VectorIndexConfig:
     """How an index is built.
 

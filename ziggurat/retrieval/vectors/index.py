@@ -47,7 +47,7 @@ from ziggurat.ops.scan import (
 )
 from ziggurat.retrieval.vectors.best import best_of, exact_search, recall_of
 from ziggurat.retrieval.vectors.candidates import candidates_for, measure_candidates
-from ziggurat.retrieval.vectors.checks import check_numbers, check_question, check_vectors
+from ziggurat.retrieval.vectors.checks import check_count, check_numbers, check_question, check_vectors
 from ziggurat.retrieval.vectors.clustering import cluster, spreads
 from ziggurat.retrieval.vectors.config import FirstPass, Kept, VectorIndexConfig
 from ziggurat.retrieval.vectors.row_block import RowBlock
@@ -204,7 +204,7 @@ class VectorIndex(nn.Module):
             k: positions wanted; −1 with a score of −∞ stands where fewer pass.
             masks: bits of the positions that may be returned (`ops.bitmask`): one mask for all queries, or one each;
                 None: all may.
-            probes: clusters to look into, for all queries or each.
+            probes: clusters to look into, for all queries or each; 0 or None: as the index chose.
             least: look further until so many rows have passed; k unless given.
             rerank: positions that are scored again with the kept vectors; 0: none. Unless given, 3·k if there are any.
             candidates: rows that the upper bits choose; 0: all bits of all rows are read. Unless given, as measured.
@@ -216,6 +216,9 @@ class VectorIndex(nn.Module):
         tables, sizes = self._tables(), self._numbers()
         check_question(queries, k=k, masks=masks, dim=sizes.dim, scales=tables.rows.scales)
         has_kept = self.has_kept
+        if not isinstance(probes, Tensor):
+            check_count(probes or 0, 0, 2**31 - 1, name="probes", ways_out="leave it out: the index chooses")
+            probes = probes or self.probes_for(k)
         if rerank is None:
             rerank = 3 * k if has_kept else 0
         if rerank and not has_kept:
@@ -230,7 +233,7 @@ class VectorIndex(nn.Module):
             tables,
             queries,
             k=wanted,
-            probes=self.probes_for(k) if probes is None else probes,
+            probes=probes,
             least=wanted if least is None else least,
             masks=masks,
             candidates=candidates_for(k, percent=sizes.candidate_percent) if candidates is None else candidates,
