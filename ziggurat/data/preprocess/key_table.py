@@ -18,6 +18,7 @@ from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.kernel import EMPTY_SLOT, KeySlots, TextKernel
 
 _MIN_BITS = 10
+_LARGE = 1 << 20  # keys from which on a table only doubles
 
 
 class KeyTable:
@@ -53,12 +54,24 @@ class KeyTable:
             (N,) the number of each key, -1 where it is missing, and (M,) where in `keys` each new one stands, in the
             order of the new numbers.
         """
-        self._make_room(self._num_keys + len(keys))
-        numbers, places = self._kernel.add(
-            self._slots, keys, next_number=self._num_keys, missing=missing, counts=self._counts
-        )
-        self._num_keys += len(places)
-        return numbers, places
+        done, parts = 0, [(np.empty(0, np.int32), np.empty(0, np.int64))]
+        while done < len(keys):
+            numbers, places = self._kernel.add(
+                self._slots,
+                keys[done:],
+                next_number=self._num_keys,
+                missing=None if missing is None else missing[done:],
+                counts=self._counts,
+                most=len(self._counts) - self._num_keys,
+            )
+            self._num_keys += len(places)
+            parts.append((numbers, places + done))
+            done += len(numbers)
+            if done < len(keys):  # grown as needed, small tables stay in the cache
+                self._make_room((4 if self._num_keys < _LARGE else 2) * self._num_keys)
+        if len(parts) == 2:
+            return parts[1]
+        return np.concatenate([each for each, _ in parts]), np.concatenate([each for _, each in parts])
 
     def merge(
         self, keys: UInt64[np.ndarray, " N"], *, counts: Int64[np.ndarray, " N"]

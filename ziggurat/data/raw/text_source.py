@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from polars.exceptions import PolarsError
 
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
@@ -219,7 +218,7 @@ class _Parser:
                 spans[name] = self._spans(data, fields, name)
             elif kind == TextKind.NUMBER:
                 numbers = fields.values[index].view(np.float64)
-                series[name] = pl.Series(name, pa.array(numbers, from_pandas=True))  # NaN becomes null
+                series[name] = pl.Series(name, numbers, nan_to_null=True)
             else:
                 rest.append(name)
         if rest:

@@ -81,60 +81,94 @@ struct Field {
   int32_t start, length;
 };
 
-inline bool is_number(uint64_t digits_word) {
-  const uint64_t digits = digits_word - 0x3030303030303030ull;
-  return (((digits_word + 0x4646464646464646ull) | digits) & 0x8080808080808080ull) == 0;
+// Not 0 if any of the eight bytes is no digit.
+template <typename T>
+inline T not_digits(T word) {
+  const T digits = word - 0x3030303030303030ull;
+  return ((word + 0x4646464646464646ull) | digits) & 0x8080808080808080ull;
 }
 
-inline uint64_t eight_digits(uint64_t digits_word) {
-  uint64_t pairs = digits_word - 0x3030303030303030ull;
+template <typename T>
+inline T eight_digits(T digits_word) {
+  T pairs = digits_word - 0x3030303030303030ull;
   pairs = pairs * 10 + (pairs >> 8);
-  const uint64_t upper = (pairs & 0x000000FF000000FFull) * 0x000F424000000064ull;
-  const uint64_t lower = ((pairs >> 16) & 0x000000FF000000FFull) * 0x0000271000000001ull;
+  const T upper = (pairs & 0x000000FF000000FFull) * 0x000F424000000064ull;
+  const T lower = ((pairs >> 16) & 0x000000FF000000FFull) * 0x0000271000000001ull;
   return (upper + lower) >> 32;
 }
 
-inline uint64_t hash(const uint8_t* data, int64_t size, const Field& field) {
-  const uint64_t length = static_cast<uint64_t>(field.length);
+// The hash of a text of any length.
+inline uint64_t hash(const uint8_t* data, int64_t size, uint64_t word, int64_t start, uint64_t length) {
   uint64_t sum = 0, position = kGolden;
   if (length) {
     const uint64_t unused = length < 8 ? 64 - 8 * length : 0;
-    sum = mix((field.word & (~0ull >> unused)) ^ mix(position));
+    sum = mix((word & (~0ull >> unused)) ^ mix(position));
     for (uint64_t i = 8; i < length; i += 8) {
       position += kGolden;
       const uint64_t rest = length - i < 8 ? 64 - 8 * (length - i) : 0;
-      sum += mix((load_word(data, field.start + static_cast<int64_t>(i), size) & (~0ull >> rest)) ^ mix(position));
+      sum += mix((load_word(data, start + static_cast<int64_t>(i), size) & (~0ull >> rest)) ^ mix(position));
     }
   }
   return mix(sum + (length + 1) * kGolden);
 }
 
 inline bool ends_in_point_zero(const uint8_t* data, const Field& field) {
-  if (field.length >= 2 && field.length <= 8) return (field.word >> (8 * field.length - 16) & 0xFFFF) == kPointZero;
   const uint8_t* end = data + field.start + field.length;
   return field.length >= 2 && end[-1] == '0' && end[-2] == '.';
 }
 
-// The number of an integer of at most eight characters, NaN of an empty field. False for anything else.
-inline bool parse_integer(const Field& field, double* number) {
-  int64_t length = field.length;
-  if (length == 0) {
-    *number = std::numeric_limits<double>::quiet_NaN();
-    return true;
+// Eight numbers at a time; compilers without such registers take them in parts.
+constexpr int64_t kLanes = 8;
+using Words = uint64_t __attribute__((vector_size(64)));
+using Signed = int64_t __attribute__((vector_size(64)));
+using Doubles = double __attribute__((vector_size(64)));
+
+// One column of a tile. The rest of a tile that is not full is rubbish, and ignored.
+struct TileColumn {
+  Words words[kTile / kLanes];    // the first eight bytes of each field
+  Words lengths[kTile / kLanes];
+  Words values[kTile / kLanes];   // hashes, or the bits of numbers
+  Words flags[kTile / kLanes];    // not 0 where a field is not simple
+};
+
+inline Words mix_all(Words z) {
+  z ^= z >> 30;
+  z *= 0xBF58476D1CE4E5B9ull;
+  z ^= z >> 27;
+  z *= 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
+// Hashes of texts of at most eight bytes; flags those that end in ".0".
+inline void hash_short(TileColumn& column) {
+  const Words ones = ~(Words{}), position = Words{} + mix(kGolden);
+  for (int64_t i = 0; i < kTile / kLanes; ++i) {
+    const Words length = column.lengths[i], word = column.words[i];
+    const Words some = reinterpret_cast<Words>(length != 0);
+    const Words sum = mix_all((word & (ones >> ((64 - 8 * length) & 63))) ^ position) & some;
+    column.values[i] = mix_all(sum + (length + 1) * kGolden);
+    const Words last_two = (word >> ((8 * length - 16) & 63)) & 0xFFFF;
+    column.flags[i] = reinterpret_cast<Words>(length >= 2) & reinterpret_cast<Words>(last_two == kPointZero);
   }
-  if (length > 8) return false;
-  uint64_t word = field.word;
-  const bool negative = (word & 0xFF) == '-';
-  if (negative) {
-    if (--length == 0) return false;
-    word >>= 8;
+}
+
+// Numbers of integers of at most eight characters, NaN of empty fields; flags everything else.
+inline void parse_integers(TileColumn& column) {
+  const Words ones = ~(Words{}), zeros = Words{} + 0x3030303030303030ull;
+  const Words nothing = reinterpret_cast<Words>(Doubles{} + std::numeric_limits<double>::quiet_NaN());
+  for (int64_t i = 0; i < kTile / kLanes; ++i) {
+    const Words length = column.lengths[i], word = column.words[i];
+    const Words some = reinterpret_cast<Words>(length != 0);
+    const Words minus = reinterpret_cast<Words>((word & 0xFF) == '-') & some;
+    const Words digits = length + minus;  // a true comparison is -1
+    const Words unused = (64 - 8 * digits) & 63;
+    const Words padded = (word >> (minus & 8)) << unused | (zeros & ~(ones << unused));
+    const Doubles size = __builtin_convertvector(reinterpret_cast<Signed>(eight_digits(padded)), Doubles);
+    const Words number = reinterpret_cast<Words>(size) | (minus & 1ull << 63);
+    column.values[i] = (number & some) | (nothing & ~some);
+    const Words wrong = reinterpret_cast<Words>(not_digits(padded) != 0) | reinterpret_cast<Words>(digits - 1 >= 8);
+    column.flags[i] = wrong & some;
   }
-  const int64_t unused = 64 - 8 * length;
-  if (unused) word = (word << unused) | (0x3030303030303030ull & ((1ull << unused) - 1));
-  if (!is_number(word)) return false;
-  const double value = static_cast<double>(eight_digits(word));
-  *number = negative ? -value : value;
-  return true;
 }
 
 inline uint64_t key_of(uint64_t key) { return key ? key : 1; }  // 0 marks an empty slot
@@ -154,28 +188,39 @@ struct Columns {
 // Records of a tile, row by row, into columns. Writing columns directly would touch 3 · num_fields pages a record.
 void turn(const Field* tile, int64_t size, int64_t first, const Columns& to) {
   const int64_t stride = to.num_fields;
+  TileColumn column{};
+  uint64_t* words = reinterpret_cast<uint64_t*>(column.words);
+  uint64_t* sizes = reinterpret_cast<uint64_t*>(column.lengths);
+  uint64_t* values = reinterpret_cast<uint64_t*>(column.values);
+  uint64_t* flags = reinterpret_cast<uint64_t*>(column.flags);
   for (int64_t field = 0; field < stride; ++field, ++tile) {
     const int64_t place = field * to.num_records + first;
     int32_t *__restrict starts = to.starts + place, *__restrict lengths = to.lengths + place;
+    uint64_t longest = 0;
     for (int64_t i = 0; i < size; ++i) {
-      starts[i] = tile[i * stride].start;
-      lengths[i] = tile[i * stride].length;
+      const Field& entry = tile[i * stride];
+      starts[i] = entry.start;
+      lengths[i] = entry.length;
+      words[i] = entry.word;
+      sizes[i] = static_cast<uint64_t>(entry.length);
+      longest |= sizes[i];
     }
-    uint64_t* __restrict values = to.values + place;
-    bool simple = true;
     if (to.kinds[field] == kId) {
-      for (int64_t i = 0; i < size; ++i) {
-        values[i] = hash(to.data, to.size, tile[i * stride]);
-        simple &= !ends_in_point_zero(to.data, tile[i * stride]);
+      hash_short(column);
+      for (int64_t i = 0; longest > 8 && i < size; ++i) {
+        if (lengths[i] <= 8) continue;
+        values[i] = hash(to.data, to.size, words[i], starts[i], sizes[i]);
+        flags[i] = ends_in_point_zero(to.data, tile[i * stride]);
       }
     } else if (to.kinds[field] == kNumber) {
-      for (int64_t i = 0; i < size; ++i) {
-        double number = 0;
-        simple &= parse_integer(tile[i * stride], &number);
-        std::memcpy(values + i, &number, 8);
-      }
+      parse_integers(column);
+    } else {
+      continue;
     }
-    if (!simple) to.simple[field] = 0;
+    std::memcpy(to.values + place, values, static_cast<size_t>(size) * 8);
+    uint64_t odd = 0;
+    for (int64_t i = 0; i < size; ++i) odd |= flags[i];
+    if (odd) to.simple[field] = 0;
   }
 }
 
@@ -261,9 +306,11 @@ void ziggurat_find(const uint64_t* table, const int32_t* table_numbers, int64_t 
 
 // Numbers the keys, putting in those that are not in the table, which must have room. A key is left out where
 // `missing` (may be null) is not 0: its number is -1. `counts` (may be null) takes how often each number came; `places`
-// takes where in `keys` each new one stands. Returns how many were new; the first of them gets number `next`.
+// takes where in `keys` each new one stands. Ends before the key that would be one more than `most` new ones; `done`
+// takes how many keys that were. Returns how many were new; the first of them gets number `next`.
 int64_t ziggurat_add(uint64_t* table, int32_t* table_numbers, int64_t bits, const uint64_t* keys, const uint8_t* missing,
-                     int64_t size, int64_t next, int64_t* counts, int32_t* numbers, int64_t* places) {
+                     int64_t size, int64_t next, int64_t most, int64_t* counts, int32_t* numbers, int64_t* places,
+                     int64_t* done) {
   const int64_t shift = 64 - bits;
   const uint64_t mask = (1ull << bits) - 1;
   int64_t num_new = 0;
@@ -283,6 +330,10 @@ int64_t ziggurat_add(uint64_t* table, int32_t* table_numbers, int64_t bits, cons
       uint64_t slot = key >> shift;
       while (table[slot] != key && table[slot] != 0) slot = (slot + 1) & mask;
       if (table[slot] == 0) {
+        if (num_new == most) {
+          *done = i;
+          return num_new;
+        }
         table[slot] = key;
         table_numbers[slot] = static_cast<int32_t>(next + num_new);
         places[num_new++] = i;
@@ -291,6 +342,7 @@ int64_t ziggurat_add(uint64_t* table, int32_t* table_numbers, int64_t bits, cons
       if (counts) ++counts[numbers[i]];
     }
   }
+  *done = size;
   return num_new;
 }
 

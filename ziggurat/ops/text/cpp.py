@@ -28,7 +28,7 @@ _PROTOTYPES = {
     "ziggurat_find": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
     "ziggurat_add": (
         c_int64,
-        [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p],
+        [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int64, *[c_void_p] * 4],
     ),
 }
 
@@ -91,11 +91,13 @@ class CppTextKernel:
         next_number: int,
         missing: np.ndarray | None = None,
         counts: np.ndarray | None = None,
+        most: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of keys, new ones put in, in the order of their first places."""
         keys = _packed(keys, np.uint64)
         missing = None if missing is None else _packed(missing, bool)
         numbers, places = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int64)
+        done = np.empty(1, dtype=np.int64)
         num_new = self._library.ziggurat_add(
             _at(slots.keys),
             _at(slots.numbers),
@@ -104,11 +106,13 @@ class CppTextKernel:
             None if missing is None else _at(missing),
             len(keys),
             next_number,
+            len(keys) if most is None else most,
             None if counts is None else _at(counts),
             _at(numbers),
             _at(places),
+            _at(done),
         )
-        return numbers, places[:num_new].copy()
+        return numbers[: int(done[0])], places[:num_new].copy()
 
 
 def _at(array: np.ndarray) -> int:

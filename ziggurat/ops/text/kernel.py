@@ -99,6 +99,7 @@ class TextKernel(Protocol):
         next_number: int,
         missing: Bool[np.ndarray, " N"] | None = None,
         counts: Int64[np.ndarray, " C"] | None = None,
+        most: int | None = None,
     ) -> tuple[Int32[np.ndarray, " N"], Int64[np.ndarray, " M"]]:
         """Number the keys; new ones are put in, and there must be room for them.
 
@@ -108,9 +109,10 @@ class TextKernel(Protocol):
             next_number: the number of the first new key.
             missing: keys to leave out.
             counts: takes, by number, how often each key came; has room for all numbers.
+            most: new keys to put in; ends before the first one that is too many.
 
         Returns:
-            (N,) the number of each key, -1 where it is missing, and (M,) where in `keys` each new one stands, in the
+            (N,) the number of each key (those up to the end), -1 where it is missing, and (M,) where in `keys` each new one stands, in the
             order of their numbers.
         """
         ...

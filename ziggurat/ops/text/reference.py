@@ -111,6 +111,7 @@ class NumpyTextKernel:
         next_number: int,
         missing: np.ndarray | None = None,
         counts: np.ndarray | None = None,
+        most: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of keys, new ones put in, in the order of their first places."""
         numbers = self.find(slots, keys)
@@ -118,6 +119,10 @@ class NumpyTextKernel:
         fresh = np.flatnonzero(present & (numbers < 0))
         new_keys, first, inverse = np.unique(np.maximum(keys[fresh], 1), return_index=True, return_inverse=True)
         order = np.argsort(first)
+        if most is not None and len(order) > most:
+            done = int(fresh[first[order[most]]])
+            missing = None if missing is None else missing[:done]
+            return self.add(slots, keys[:done], next_number=next_number, missing=missing, counts=counts)
         rank = np.empty(len(order), dtype=np.int32)
         rank[order] = np.arange(next_number, next_number + len(order))
         _insert(slots, new_keys, numbers=rank)
