@@ -92,9 +92,39 @@ def test_impossible_requests_are_refused(tmp_path: Path) -> None:
     log().write_parquet(tmp_path / "log.parquet")
     with pytest.raises(SchemaError, match="sesion"):
         cluster_by_session([tmp_path / "log.parquet"], session="sesion", out=tmp_path / "out.parquet")
-    with pytest.raises(DataError, match="it exists"):
+    with pytest.raises(DataError, match="another one exists"):
         cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "log.parquet")
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "log.parquet").read_bytes()[:-100])
     with pytest.raises(DataError):
         cluster_by_session([tmp_path / "cut.parquet"], session="session", out=tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("moment", ["reading", "writing"])
+def test_a_call_that_ends_early_goes_on_to_the_same_bytes(tmp_path: Path, moment: str) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    seen: list[str] = []
+
+    def ends(phase: str, done: int, total: int | None) -> None:
+        if phase == moment:
+            raise KeyboardInterrupt
+
+    def cluster(out: str, **settings):
+        return cluster_by_session(
+            [tmp_path / "log.parquet"], session="session", out=tmp_path / out, bucket_bytes=4000, **settings
+        )
+
+    expected = cluster("whole.parquet")
+    with pytest.raises(KeyboardInterrupt):
+        cluster("out.parquet", progress=ends)
+    assert not (tmp_path / "out.parquet").exists()
+    done = cluster("out.parquet", progress=lambda phase, *_: seen.append(phase))
+    assert ("reading" in seen) == (moment == "reading"), "what was read is not read again"
+    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+    assert done == expected
+    seen.clear()
+    again = cluster("out.parquet", progress=lambda phase, *_: seen.append(phase))
+    assert again.reused
+    assert not seen
+    assert again.num_sessions == expected.num_sessions
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.parquet", "out.parquet", "whole.parquet"]

@@ -197,6 +197,27 @@ def test_find_and_add(cpp: CppTextKernel, batches: list[list[int]], asked: list[
         assert found.tolist() == [known.get(max(key, 1), -1) for key in asked]
 
 
+@settings(deadline=None, max_examples=60)
+@given(keys=KEYS, most=st.integers(0, 6), skip=st.sampled_from([0, 2]))
+def test_add_ends_before_one_key_too_many(cpp: CppTextKernel, keys: list[int], most: int, skip: int):
+    every = np.array(keys, dtype=np.uint64)
+    missing = np.arange(len(every)) % skip == 0 if skip else None
+    seen: dict[int, int] = {}
+    end = len(keys)
+    for index, key in enumerate(keys):
+        if (missing is None or not missing[index]) and max(key, 1) not in seen:
+            if len(seen) == most:
+                end = index
+                break
+            seen[max(key, 1)] = index
+    for kernel in (cpp, NUMPY):
+        counts = np.zeros(256, dtype=np.int64)
+        numbers, places = kernel.add(KeySlots.empty(9), every, next_number=0, missing=missing, counts=counts, most=most)
+        assert len(numbers) == end
+        assert places.tolist() == list(seen.values())
+        assert counts.sum() == (numbers >= 0).sum()
+
+
 def test_full_slots_wrap_around(cpp: CppTextKernel):
     """Keys that are all at home in the last slot go on at the first one."""
     keys = np.uint64(2**64 - 1) - np.arange(500, dtype=np.uint64)

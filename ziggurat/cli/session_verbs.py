@@ -36,7 +36,8 @@ def cluster_by_session(options: argparse.Namespace) -> int:
         total = sum(before.values()), sum(after.values())
         rows.append(["all columns", f"{total[0]:,}", f"{total[1]:,}", f"{total[0] / max(total[1], 1):.2f}"])
     print_table(["column", "bytes before", "bytes after", "times smaller"] if before else ["column", "bytes"], rows)
-    print_line(f"{done.num_rows:,} rows of {done.num_sessions:,} sessions written to {options.out}")
+    what = "were already in" if done.reused else "written to"
+    print_line(f"{done.num_rows:,} rows of {done.num_sessions:,} sessions {what} {options.out}")
     if done.without_session:
         print_line(f"{done.without_session:,} rows have no session: each stands for itself")
     if done.backwards:

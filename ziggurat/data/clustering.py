@@ -6,6 +6,9 @@ al. (RecD, MLSys 2023, arXiv 2211.05239, section 4.1) store them side by side; t
     raw files ─► chunks ─► buckets on disk, by hash of the session ─► each bucket in memory, sorted ─► one Parquet file
                            (rows in file order)                        sessions by their first row, rows by time
 
+A call that is killed leaves its work beside the file, under a name that starts with a dot; the same call goes on with
+the buckets if they were complete, and gives the same bytes.
+
 Memory: a chunk and one bucket of about `bucket_bytes`, whatever the size of the data. A bucket that is larger all the
 same (one giant session, say) is sorted in pieces of that size; sessions that a piece boundary cuts are counted.
 
@@ -20,10 +23,12 @@ of bits that hides it.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -31,16 +36,19 @@ import pyarrow.parquet as pq
 
 from ziggurat.data.column_encodings import smallest_encodings
 from ziggurat.data.preprocess.times import readable_times
+from ziggurat.data.preprocess.work import PublishedError, Work
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.errors import DataError
-from ziggurat.files import replacing, temporary_beside
+from ziggurat.files import digest_of, replacing
 
 BUCKET_BYTES = 128 << 20
 _ROWS_PER_GROUP = 65_536
 CODEC = {"compression": "zstd", "compression_level": 3}
 _ROW, _FIRST, _TIME = "row:", "first:", "time:"
+_MADE = b"ziggurat.clustered"  # in the metadata of the file: what it was made of, and what was counted
+_COUNTS = ("num_rows", "num_sessions", "without_session", "backwards", "cut")
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -57,6 +65,7 @@ class Clustered:
         cut: sessions that are in several pieces, because their bucket does not fit in memory.
         bytes_before: of each column in the input files; empty where they are not Parquet.
         bytes_after: of each column in the output.
+        reused: whether the file was there already, of the same files and settings.
     """
 
     num_rows: int
@@ -66,6 +75,7 @@ class Clustered:
     cut: int
     bytes_before: dict[str, int]
     bytes_after: dict[str, int]
+    reused: bool = False
 
 
 def cluster_by_session(
@@ -82,13 +92,14 @@ def cluster_by_session(
     Args:
         files: Parquet, CSV or TSV; read in this order.
         session: column of the session.
-        out: the Parquet file; appears when it is whole, and must not exist.
+        out: the Parquet file; appears when it is whole. If it is there, made of the same files and settings, nothing is
+            done.
         time: column of the order within a session; "" keeps the order of the files.
         bucket_bytes: memory for the rows that are sorted at a time.
         progress: called with (phase, rows done, rows in all or None).
 
     Raises:
-        DataError: a file is damaged, has no row, or `out` exists.
+        DataError: a file is damaged, has no row, or `out` is something else.
         SchemaError: a file lacks one of the columns.
     """
     source, target = RawSource([str(file) for file in files], format=FileFormat.AUTO), Path(out)
@@ -96,42 +107,71 @@ def cluster_by_session(
     for name in filter(None, (session, time)):
         if name not in known:
             raise missing_column(source.paths[0], name, tuple(known))
-    if target.exists():
+    fingerprint = _fingerprint(source.paths, session=session, time=time, bucket_bytes=bucket_bytes)
+    before = column_bytes(source.paths) if not any(source.is_text(path) for path in source.paths) else {}
+    told: Progress = progress or (lambda *told: None)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with Work(target, waiting=lambda: told("waiting for another process that writes the same file", 0, None)) as work:
+        is_there = target.exists()
+        if not is_there:
+            work.start()
+            clustering = _Clustering(work, session=session, time=time, bucket_bytes=bucket_bytes, progress=told)
+            try:
+                clustering.run(source, fingerprint)
+            except PublishedError:
+                is_there = True
+    counts = _counts_of(target, fingerprint)
+    if counts is None:
         raise DataError(
-            expected="a file that does not exist yet",
-            found="it exists",
+            expected="a file that does not exist yet, or the result of the same files and settings",
+            found="another one exists",
             where=str(target),
             ways_out=("choose another name", "delete it"),
         )
-    folder = temporary_beside(target)
-    folder.mkdir(parents=True)
-    work = _Work(session=session, time=time, bucket_bytes=bucket_bytes, progress=progress or (lambda *told: None))
+    return Clustered(**counts, reused=is_there, bytes_before=before, bytes_after=column_bytes([target]))
+
+
+def _fingerprint(paths: Sequence[Path], **settings: str | int) -> str:
+    files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    return digest_of({"version": 1, "files": files, **settings})
+
+
+def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
+    """What clustering found when it made this file of the same files; None if something else made it."""
     try:
-        buckets = work.spread(source, folder)
-        with replacing(target, error=DataError) as path:
-            work.write(buckets, path)
-        after = column_bytes([target])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    before = column_bytes(source.paths) if not any(source.is_text(path) for path in source.paths) else {}
-    return Clustered(
-        num_rows=work.num_rows,
-        num_sessions=work.num_sessions,
-        without_session=work.without_session,
-        backwards=work.backwards,
-        cut=work.cut,
-        bytes_before=before,
-        bytes_after=after,
-    )
+        made = json.loads((pq.read_metadata(target).metadata or {})[_MADE])
+        return made["counts"] if made["fingerprint"] == fingerprint else None
+    except (KeyError, ValueError, pa.ArrowException, OSError):
+        return None
 
 
-class _Work:
-    """The two passes, and what they count."""
+class _Clustering:
+    """The two passes, each a unit of work, and what they count."""
 
-    def __init__(self, *, session: str, time: str, bucket_bytes: int, progress: Progress) -> None:
+    def __init__(self, work: Work, *, session: str, time: str, bucket_bytes: int, progress: Progress) -> None:
+        self._work = work
         self._session, self._time, self._bucket_bytes, self._progress = session, time, bucket_bytes, progress
         self._schema: pa.Schema | None = None
         self.num_rows = self.num_sessions = self.without_session = self.backwards = self.cut = 0
+
+    def run(self, source: RawSource, fingerprint: str) -> None:
+        """Do what is not done yet, or wait for a process that does it."""
+        folder = self._work.folder / "buckets"
+        spread = self._work.once(f"spread-{fingerprint[:16]}", lambda: self._spread_anew(source, folder))
+        self.num_rows = spread["num_rows"]
+        while True:
+            with self._work.claimed("write") as is_mine:
+                if is_mine:
+                    with replacing(self._work.target, error=DataError) as path:
+                        self.write([folder / name for name in spread["buckets"]], path, fingerprint)
+                    return
+            self._work.wait()
+
+    def _spread_anew(self, source: RawSource, folder: Path) -> dict[str, Any]:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        buckets = self.spread(source, folder)
+        return {"num_rows": self.num_rows, "buckets": [bucket.name for bucket in buckets]}
 
     def spread(self, source: RawSource, folder: Path) -> list[Path]:
         """Write every row, with its number, to the bucket of its session."""
@@ -182,7 +222,7 @@ class _Work:
                 ways_out=("convert the files to the same columns", "cluster them apart"),
             ) from error
 
-    def write(self, buckets: list[Path], path: Path) -> None:
+    def write(self, buckets: list[Path], path: Path, fingerprint: str) -> None:
         """Sort each bucket and write it."""
         writer: pq.ParquetWriter | None = None
         done = 0
@@ -201,7 +241,9 @@ class _Work:
                 counts = pl.concat(seen).value_counts() if len(seen) > 1 else None
                 self.cut += 0 if counts is None else counts.filter(pl.col("count") > 1).height
                 self.num_sessions += sum(map(len, seen)) if counts is None else counts.height
-                bucket.unlink()
+            assert writer is not None
+            made = {name: getattr(self, name) for name in _COUNTS}
+            writer.add_key_value_metadata({_MADE: json.dumps({"fingerprint": fingerprint, "counts": made})})
         finally:
             if writer is not None:
                 writer.close()
@@ -209,6 +251,7 @@ class _Work:
     def _pieces(self, bucket: Path) -> Iterator[pl.DataFrame]:
         """A bucket in as many pieces as memory asks for; one, but for giant sessions."""
         with pa.memory_map(str(bucket)) as source, pa.ipc.open_file(source) as reader:
+            self._schema = self._schema or reader.schema
             batches: list[pa.RecordBatch] = []
             size = 0
             for index in range(reader.num_record_batches):

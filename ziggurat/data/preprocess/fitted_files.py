@@ -8,6 +8,7 @@ A single shard needs no state: what it has learnt is what there is to learn.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -39,6 +40,8 @@ class FittedFiles:
     def __init__(self, work: Path, *, schema: Schema, out: Path) -> None:
         self._work, self._schema, self._out = work, schema, out
         self._preprocessing: Preprocessing | None = None
+        self._rows_of: tuple[int, dict[str, np.ndarray]] | None = None  # of the shard that was asked for last
+        self._reading = threading.Lock()
 
     def keep_only(self, fitter: Fitter) -> None:
         """Keep what the only shard has taught."""
@@ -64,8 +67,12 @@ class FittedFiles:
 
     def row_of_number(self, shard: int) -> dict[str, Int32[np.ndarray, " K"]]:
         """By table, the row that each number of an id in the training draft of a shard became."""
-        with np.load(self._rows_file(shard)) as found:
-            return {name: found[f"{index}"] for index, name in enumerate(vocabulary_tables(self._schema))}
+        with self._reading:
+            if self._rows_of is None or self._rows_of[0] != shard:
+                with np.load(self._rows_file(shard)) as found:
+                    tables = enumerate(vocabulary_tables(self._schema))
+                    self._rows_of = (shard, {name: found[f"{index}"] for index, name in tables})
+            return self._rows_of[1]
 
     def _keep(self, fitted: Fitted, *, numbers: Sequence[Mapping[str, np.ndarray]] | None) -> None:
         self._out.parent.mkdir(parents=True, exist_ok=True)

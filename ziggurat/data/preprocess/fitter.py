@@ -82,6 +82,15 @@ class Fitter:
 
     def add(self, parsed: ParsedChunk) -> ParsedChunk:
         """Learn from rows; gives the same rows with numbers for the ids of vocabularies."""
+        self.add_numbers(parsed)
+        return self.add_ids(parsed)
+
+    def add_numbers(self, parsed: ParsedChunk) -> None:
+        """The half of `add` that looks at dense features; another thread may do the other half."""
+        self._numbers.add(parsed.numbers, global_rows=parsed.global_rows)
+
+    def add_ids(self, parsed: ParsedChunk) -> ParsedChunk:
+        """The half of `add` that counts ids."""
         ids: dict[str, Ids | NumberedIds] = dict(parsed.ids)
         lists = dict(parsed.lists)
         for feature in self.schema.features:
@@ -95,7 +104,6 @@ class Fitter:
             else:
                 numbers = counter.add(_counted(lists[name].values))
                 lists[name] = ParsedLists(values=NumberedIds(numbers), lengths=lists[name].lengths)
-        self._numbers.add(parsed.numbers, global_rows=parsed.global_rows)
         return replace(parsed, ids=ids, lists=lists)
 
     def parts(self) -> FittedParts:

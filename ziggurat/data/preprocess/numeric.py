@@ -67,7 +67,7 @@ def to_floats(values: np.ndarray, feature: Dense, state: NumericState) -> np.nda
         feature: its transform and what stands for missing numbers.
         state: fitted on the training data.
     """
-    values = np.where(np.isnan(values), feature.missing, values)
+    values = _filled(values, feature.missing)
     if feature.transform in _LOGARITHMIC:
         values = log1p(values)
     if feature.transform in _STANDARDISED:
@@ -89,6 +89,16 @@ def criteo_buckets(values: np.ndarray) -> np.ndarray:
     large = values > 2
     squared = np.floor(np.log(np.where(large, values, 3.0)) ** 2)
     return np.where(large, squared, np.clip(np.trunc(values), -(2.0**62), 2.0**62)).astype(np.int64)
+
+
+def _filled(values: np.ndarray, missing: float) -> np.ndarray:
+    """The numbers, with `missing` in the place of NaN."""
+    absent = np.isnan(values)
+    if not absent.any():
+        return values
+    values = values.copy()
+    values[absent] = missing
+    return values
 
 
 def _ranks(values: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
@@ -134,7 +144,7 @@ class NumericFitter:
         for feature in self._features:
             column = values[feature.name]
             if not feature.transform.makes_rows:
-                column = np.where(np.isnan(column), feature.missing, column)
+                column = _filled(column, feature.missing)
             if feature.name in self._sums:
                 self._sums[feature.name] += exact_sums(log1p(column) if feature.transform in _LOGARITHMIC else column)
             prepared[feature.name] = column

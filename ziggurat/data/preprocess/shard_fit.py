@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,13 +169,20 @@ class ShardReader:
                         parsed = parse_chunk(self._schema, part, bad_rows=self._bad_rows)
                     if split == 0:
                         latest.add(part, parsed)
-                    yield split, fitter.add(parsed) if split == 0 else parsed
+                        fitter.add_numbers(parsed)
+                    yield split, parsed
+
+        def counted_rows() -> Iterator[tuple[int, ParsedChunk]]:
+            with closing(in_background(parsed_rows(), depth=2, name="ziggurat-parse")) as ahead:
+                for split, parsed in ahead:
+                    yield split, fitter.add_ids(parsed) if split == 0 else parsed
 
         with ExitStack() as stack:
             writers = [stack.enter_context(DraftWriter(path)) for path in drafts]
-            parsed_ahead = in_background(parsed_rows(), depth=2, name="ziggurat-fit")
-            stack.callback(parsed_ahead.close)
-            for split, parsed in parsed_ahead:
+            # Four threads, one behind the other: read and split into fields, check and learn numbers, count ids, write.
+            counted_ahead = in_background(counted_rows(), depth=2, name="ziggurat-fit")
+            stack.callback(counted_ahead.close)
+            for split, parsed in counted_ahead:
                 writers[split].append(parsed)
         latest.save(folder)
         bad = {reason.value: count for reason, count in self._bad_rows.counts.most_common()}

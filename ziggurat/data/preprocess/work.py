@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import platform
 import shutil
 import threading
@@ -63,10 +64,15 @@ class Work:
         self._lock: TextIO | None = None
 
     def __enter__(self) -> Work:
-        self._lock = self.target.with_name(f".{self.target.name}.lock").open("w")
-        while not self._locked(fcntl.LOCK_SH):
-            self.wait()
-        return self
+        path = self.target.with_name(f".{self.target.name}.lock")
+        while True:
+            self._lock = path.open("w")
+            while not self._locked(fcntl.LOCK_SH):
+                self.wait()
+            with contextlib.suppress(FileNotFoundError):  # the last one of others may have taken it away
+                if os.fstat(self._lock.fileno()).st_ino == path.stat().st_ino:
+                    return self
+            self._lock.close()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Leave; the last one throws the work away if it is over, failed for good, or nothing was finished."""
@@ -75,6 +81,8 @@ class Work:
         nothing = not self._finished()
         if (self.target.exists() or failed or nothing) and self._locked(fcntl.LOCK_EX):
             shutil.rmtree(self.folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.target.with_name(f".{self.target.name}.lock").unlink()
         self._lock.close()
 
     @contextmanager

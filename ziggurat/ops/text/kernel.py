@@ -112,7 +112,7 @@ class TextKernel(Protocol):
             most: new keys to put in; ends before the first one that is too many.
 
         Returns:
-            (N,) the number of each key (those up to the end), -1 where it is missing, and (M,) where in `keys` each new one stands, in the
-            order of their numbers.
+            (N,) the number of each key, of those up to the end; -1 where it is missing. And (M,) where in `keys` each
+            new one stands, in the order of their numbers.
         """
         ...
