@@ -57,6 +57,11 @@ def test_the_report_says_what_is_deduplicated_and_why_not(tmp_path: Path) -> Non
     assert "off" in trainer_of(config, tmp_path / "c", shuffle="sessions", deduplicate="off").repeats["repeats"]
 
 
+def test_lanes_of_sessions_are_deduplicated(tmp_path: Path) -> None:
+    trainer = trainer_of(MODELS[0], tmp_path / "a", shuffle=Shuffle.SESSION_LANES)
+    assert "distinct in 64 rows (factor " in trainer.repeats["repeats 1"]
+
+
 def test_the_report_names_modules_that_compute_on_slices(tmp_path: Path) -> None:
     trainer = trainer_of(MODELS[1], tmp_path / "a", shuffle=Shuffle.SESSIONS)
     assert "attentions (what depends on the history alone)" in trainer.repeats["repeats are used by"]

@@ -122,8 +122,9 @@ def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> Da
         return data
     if hasattr(data, "read_group"):
         config = loader_settings.get("config") or LoaderConfig()
-        if token_budget and config.shuffle in (Shuffle.AUTO, Shuffle.LANES):  # lanes go on at whole batches alone
-            loader_settings["config"] = replace(config, shuffle=Shuffle.BUFFER)
+        orders = {Shuffle.AUTO: Shuffle.BUFFER, Shuffle.LANES: Shuffle.BUFFER, Shuffle.SESSION_LANES: Shuffle.SESSIONS}
+        if token_budget and config.shuffle in orders:  # lanes go on at whole batches alone
+            loader_settings["config"] = replace(config, shuffle=orders[config.shuffle])
         return LoaderSource(Loader(data, **loader_settings), token_budget=token_budget)
     raise ConfigError(
         expected="a data set (EncodedDataset, MemoryDataset), or a source: __iter__, state_dict and load_state_dict",
@@ -131,6 +132,11 @@ def as_source(data: Any, *, token_budget: int = 0, **loader_settings: Any) -> Da
         where="training data",
         ways_out=("prepare(…).train", "a torchdata StatefulDataLoader that yields Batch", "see ziggurat.data.source"),
     )
+
+
+def reading_lines(source: DataSource) -> dict[str, str]:
+    """What a rank reads of encoded data, for the start-up report; nothing of other sources."""
+    return {"reading": source.loader.reading()} if isinstance(source, LoaderSource) else {}
 
 
 def _check_budget(loader: Loader) -> None:

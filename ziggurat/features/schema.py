@@ -278,7 +278,7 @@ class Schema:
         weight: column of sample weights (>= 0), or "".
         group: column that groups samples for GAUC (usually the user), or "".
         session: column that groups samples of one request or session, or "". A shuffle can keep its rows together
-            (`shuffle = sessions`), so that what repeats in them is read, sent and looked up once.
+            (`shuffle = session_lanes`), so that what repeats in them is read, sent and looked up once.
         time: column with the order of events (integer, float, date or datetime), or "".
         missing_texts: whole cells of these texts are null, in every column that the schema reads. `missing` in TOML,
             where the default is `MISSING_TEXTS`.

@@ -28,6 +28,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing_io import save_preprocessing
+from ziggurat.data.source import reading_lines
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
@@ -211,7 +212,8 @@ def train_run(
                 trainer.config.early_stop, asked=config.training.early_stop, inputs=prepared.inputs, num_rows=num_valid
             )
             config = resolved(config, trainer=trainer)
-            data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines()) | trainer.repeats
+            data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+            data_lines |= reading_lines(trainer.feed.source) | trainer.repeats
             report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
             report.sections["Machine"]["ziggurat"] = ziggurat.__version__
             report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines

@@ -18,6 +18,8 @@ from ziggurat.models import Model
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.towers import TowerTransform
 
+_TOGETHER = (Shuffle.SESSIONS, Shuffle.SESSION_LANES)  # orders that keep the rows of a session together
+
 
 def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel | None = None) -> dict[str, str]:
     """Let a source of encoded data deduplicate what pays; returns lines for the start-up report, none where unasked."""
@@ -26,10 +28,10 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
     loader = source.loader
     loader.groups = ()
     if loader.config.deduplicate is Deduplicate.OFF:
-        return {"repeats": "kept: deduplicate = off"} if loader.shuffle is Shuffle.SESSIONS else {}
+        return {"repeats": "kept: deduplicate = off"} if loader.shuffle in _TOGETHER else {}
     if loader.shuffle in (Shuffle.BUFFER, Shuffle.LANES):
         inputs = loader.dataset.inputs
-        told = "kept: a shuffle of rows takes sessions apart (shuffle = sessions keeps their rows together)"
+        told = "kept: a shuffle of rows takes sessions apart (shuffle = session_lanes keeps their rows together)"
         return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}
     if not model.exploits_repeats:
         return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}

@@ -122,6 +122,30 @@ def test_lists_of_a_row_group_are_stored_once(lists: list[list[int]]) -> None:
             plain_lists(stored.slice(first), schema=schema)
 
 
+def test_lanes_of_sessions_keep_them_together_but_at_the_ends_of_a_lane(tmp_path: Path) -> None:
+    """A stretch of a lane has whole sessions; ranks read their own row groups, and each row comes once."""
+    table = session_table(2048)
+    dataset = MemoryDataset(table, INPUTS, rows_per_group=128)
+    session = table.column(SESSION_COLUMN).to_numpy()
+    config = LoaderConfig(batch_size=256, shuffle=Shuffle.SESSION_LANES, shuffle_buffer_rows=2048, prefetch=0)
+    read, found = [], []
+    for rank in range(2):
+        loader = Loader(dataset, config=config, rank=rank, world_size=2)
+        order = loader._order(loader._slices(0), 0)
+        read.append({part.group for window in order.windows for part in window.parts})
+        found.append(torch.cat([batch.row_ids for batch in loader.batches(epoch=0)]).numpy())
+        assert "of this rank" in loader.reading()
+    assert len(read[0] & read[1]) <= 1
+    rows = np.concatenate(found)
+    assert sorted(rows) == list(range(2048))
+    num_stretches = 4 * 32  # steps, lanes
+    together = session[rows]
+    assert np.count_nonzero(np.diff(together)) + 1 <= len(np.unique(session)) + 2 * num_stretches
+    assert not np.array_equal(np.sort(rows), rows)
+    whole = Loader(dataset, config=dataclasses.replace(config, shuffle=Shuffle.SESSIONS), world_size=2)
+    assert "shuffle = session_lanes" in whole.reading()
+
+
 def test_rows_without_a_session_are_shuffled_each_by_itself() -> None:
     ids = pa.table({SESSION_COLUMN: pa.array([0, 0, 5, 5, 0, 7, 5])})
     assert session_lengths(ids, where="here").tolist() == [1, 1, 2, 1, 1, 1]

@@ -34,7 +34,7 @@ def test_the_factor_is_that_of_the_formula(tmp_path, capsys) -> None:
     assert main(["data", "inspect", str(tmp_path / "log.parquet"), "--session", "session"]) == 0
     told = capsys.readouterr().out
     assert "S = 16.00 rows each" in told
-    assert "deduplicate: shuffle = sessions does it" in told
+    assert "deduplicate: shuffle = session_lanes does it" in told
     assert "cluster-by-session" in told
     out = str(tmp_path / "out.parquet")
     command = ["data", "cluster-by-session", str(tmp_path / "log.parquet")]

@@ -41,6 +41,7 @@ class Shuffle(StrEnum):
     LANES = "lanes"  # row groups permuted, rows permuted in lanes of a window; a rank reads its own row groups
     BUFFER = "buffer"  # row groups permuted, rows permuted in a window; every rank reads every row group
     SESSIONS = "sessions"  # the same with sessions in place of rows: rows of a session that are adjacent stay so
+    SESSION_LANES = "session_lanes"  # lanes of sessions: adjacent rows of one stay so, but where a batch cuts a lane
     NONE = "none"  # as stored
 
 
@@ -103,7 +104,7 @@ class EpochStream:
             return hashed_permutation(window.num_rows, seed=seed)
         assert self._sessions is not None, "the loader gives them"
         lengths = np.concatenate([self._sessions(group) for group in window.groups])
-        return _in_blocks(lengths, hashed_permutation(len(lengths), seed=seed))
+        return in_blocks(lengths, hashed_permutation(len(lengths), seed=seed))
 
 
 def _windows(sizes: np.ndarray, order: np.ndarray, buffer_rows: int) -> list[Window]:
@@ -125,7 +126,7 @@ def _windows(sizes: np.ndarray, order: np.ndarray, buffer_rows: int) -> list[Win
     return windows
 
 
-def _in_blocks(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
+def in_blocks(lengths: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The rows of blocks of these lengths, the blocks in this order."""
     starts = np.cumsum(lengths) - lengths
     lengths = lengths[order]

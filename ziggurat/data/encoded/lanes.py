@@ -23,6 +23,10 @@ are closer to the window's mixture (stratified sampling: the variance of a batch
 without regard to lanes; Cochran, "Sampling techniques", 1977, chapter 5). What is coarser: the rows that *one of many
 ranks* has in a batch come from its own row groups.
 
+Sessions in place of rows (`shuffle = session_lanes`): a lane permutes its sessions, whose rows stay together in their
+order; there are 32 lanes, because a batch takes a stretch of each, and cuts a session at its ends. Their lengths come
+from the session column of the rank's own row groups.
+
 The order is frozen: checkpoints of runs rely on it. A change of any number here needs another member of `Shuffle`.
 """
 
@@ -30,18 +34,22 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
-from ziggurat.data.encoded.epoch_stream import RankSlices, hashed_permutation
+from ziggurat.data.encoded.epoch_stream import RankSlices, hashed_permutation, in_blocks
 from ziggurat.data.encoded.orders import Part, RankWindow
 from ziggurat.data.mixing import derive_seed
 
 NUM_LANES = 64
+NUM_SESSION_LANES = 32  # longer stretches of each lane in a batch, so fewer sessions are cut
 LEAST_LANE_ROWS = 64  # a small window has fewer lanes: a lane of a few rows is hardly permuted
+
+
+Sessions = Callable[[int], np.ndarray]
 
 
 class LaneOrder:
@@ -53,10 +61,18 @@ class LaneOrder:
         buffer_rows: a window has about this many rows.
         seed: of the run.
         epoch: number of the epoch.
+        sessions: gives the lengths of the sessions of a row group, in their order: then they are permuted, not rows.
     """
 
     def __init__(
-        self, group_sizes: Sequence[int], *, slices: RankSlices, buffer_rows: int, seed: int, epoch: int
+        self,
+        group_sizes: Sequence[int],
+        *,
+        slices: RankSlices,
+        buffer_rows: int,
+        seed: int,
+        epoch: int,
+        sessions: Sessions | None = None,
     ) -> None:
         self._slices = slices
         self.num_steps = slices.num_steps
@@ -69,7 +85,8 @@ class LaneOrder:
             end = start + int(sizes[members].sum())
             if end > slices.first_row:
                 window_seed = derive_seed(seed, 1 + index)
-                self._lanes.append(_WindowLanes(members, sizes[members], start=start, seed=window_seed))
+                lanes = _WindowLanes(members, sizes[members], start=start, seed=window_seed, sessions=sessions)
+                self._lanes.append(lanes)
             start = end
         self._ends = np.array([lanes.end for lanes in self._lanes], dtype=np.int64)
         self._stretches = functools.lru_cache(maxsize=2)(self._stretches_of)
@@ -166,11 +183,15 @@ class _Stretch(NamedTuple):
 class _WindowLanes:
     """The lanes of one window: which rows of the stream are in which."""
 
-    def __init__(self, groups: np.ndarray, sizes: np.ndarray, *, start: int, seed: int) -> None:
+    def __init__(
+        self, groups: np.ndarray, sizes: np.ndarray, *, start: int, seed: int, sessions: Sessions | None = None
+    ) -> None:
         self._groups, self._group_ends, self._seed = groups, np.cumsum(sizes), seed
+        self._sessions = sessions
         num_rows = int(sizes.sum())
         self.start, self.end = start, start + num_rows
-        self.num = min(NUM_LANES, max(num_rows // LEAST_LANE_ROWS, 1))
+        most = NUM_LANES if sessions is None else NUM_SESSION_LANES
+        self.num = min(most, max(num_rows // LEAST_LANE_ROWS, 1))
         dealt = hashed_permutation(self.num, seed=derive_seed(seed, self.num))
         self._numbers = np.arange(self.num + 1)
         # Of the first m lanes of a round, how many are below lane v: (lanes, lanes + 1).
@@ -222,10 +243,31 @@ class _WindowLanes:
         lane = int(np.searchsorted(self.borders, first, side="right")) - 1
         while self.borders[lane] < last:
             begin, end = int(self.borders[lane]), int(self.borders[lane + 1])
-            order = hashed_permutation(end - begin, seed=derive_seed(self._seed, lane))
+            order = self._order(begin, end, seed=derive_seed(self._seed, lane))
             low, high = max(begin, first), min(end, last)
             found[low - first : high - first] = order[low - begin : high - begin] + begin
             lane += 1
             if lane == self.num:
                 break
         return found
+
+    def _order(self, begin: int, end: int, *, seed: int) -> np.ndarray:
+        """Where each row of a lane is stored in it; sessions in one piece, where sessions are permuted."""
+        if self._sessions is None:
+            return hashed_permutation(end - begin, seed=seed)
+        lengths = self._lengths(begin, end)
+        rows = in_blocks(lengths, hashed_permutation(len(lengths), seed=seed))
+        places = np.empty(end - begin, dtype=np.int64)
+        places[rows] = np.arange(end - begin)
+        return places
+
+    def _lengths(self, begin: int, end: int) -> np.ndarray:
+        """Lengths of the sessions between two rows of the window; those that lie across a border are cut there."""
+        assert self._sessions is not None
+        borders = [np.array([begin])]
+        firsts = self._group_ends - np.diff(self._group_ends, prepend=0)
+        for group, first, last in zip(self._groups.tolist(), firsts.tolist(), self._group_ends.tolist(), strict=True):
+            if first < end and begin < last:
+                ends = first + np.cumsum(self._sessions(group))
+                borders.append(ends[(ends > begin) & (ends < end)])
+        return np.diff(np.concatenate([*borders, [end]]))

@@ -14,8 +14,10 @@ waits for a whole window.
 
 Ranks: `batch_size` is per rank. The global batch is `world_size · batch_size` consecutive rows of the epoch's stream,
 the same for any number of ranks that has the same product, and each rank takes its part, so every rank makes the same
-number of steps; in the last, ranks may get fewer rows or none. In the order `lanes` a rank reads its own row groups and
-the one at each border; in the others every rank reads every row group.
+number of steps; in the last, ranks may get fewer rows or none. In the orders `lanes` and `session_lanes` a rank reads
+its own row groups and the one at each border; in the others every rank reads every row group: each global batch lies
+in a stretch of one row group (`none`), or all over a window (`buffer`, `sessions`). Those orders are frozen, because
+runs go on in them.
 
 Position: (epoch, step), or (epoch, number of rows that all ranks have consumed) to go on with another number of ranks.
 Starting anywhere skips the windows before it without reading them.
@@ -25,6 +27,7 @@ An error in a thread is raised by the iterator; dropping or closing the iterator
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,7 +55,7 @@ __all__ = ["Dataset", "Deduplicate", "Loader", "LoaderConfig", "Shuffle"]
 class Deduplicate(StrEnum):
     """Whether batches keep what repeats once (`Batch.repeated`)."""
 
-    AUTO = "auto"  # groups of features for which it pays, measured on a batch; needs shuffle = sessions or none
+    AUTO = "auto"  # groups of features for which it pays, measured on a batch; needs shuffle = session_lanes (or none)
     OFF = "off"  # never
 
 
@@ -89,7 +92,7 @@ class Dataset(Protocol):
         ...
 
     def sessions(self, index: int) -> np.ndarray:
-        """Lengths of the sessions of one row group, in their order; asked for by `shuffle = sessions` alone."""
+        """Lengths of the sessions of one row group, in their order; asked for by orders of sessions alone."""
         ...
 
 
@@ -154,6 +157,15 @@ class Loader:
     def num_rows(self) -> int:
         """Rows of an epoch, over all ranks."""
         return self.dataset.num_rows
+
+    def reading(self) -> str:
+        """What this rank reads of the data, and with which order it would read less; for the start-up report."""
+        if self.world_size == 1:
+            return "every row group, once an epoch"
+        if self.shuffle in (Shuffle.LANES, Shuffle.SESSION_LANES):
+            return f"the row groups of this rank ({self.shuffle.value})"
+        others = "shuffle = session_lanes" if self.shuffle is Shuffle.SESSIONS else "shuffle = lanes"
+        return f"every rank decodes every row group (shuffle = {self.shuffle.value}); with {others} each reads its own"
 
     @property
     def steps_per_epoch(self) -> int:
@@ -237,7 +249,8 @@ class Loader:
         sizes, config = self.dataset.group_sizes, self.config
         if self.shuffle is Shuffle.NONE:
             return StoredOrder(sizes, slices=slices)
-        if self.shuffle is not Shuffle.LANES:
+        is_lanes = self.shuffle in (Shuffle.LANES, Shuffle.SESSION_LANES)
+        if not is_lanes:
             stream = EpochStream(
                 sizes,
                 shuffle=self.shuffle,
@@ -247,7 +260,14 @@ class Loader:
                 sessions=self.dataset.sessions if self.shuffle is Shuffle.SESSIONS else None,
             )
             return BufferOrder(stream, slices=slices, group_sizes=sizes)
-        return LaneOrder(sizes, slices=slices, buffer_rows=config.shuffle_buffer_rows, seed=config.seed, epoch=epoch)
+        return LaneOrder(
+            sizes,
+            slices=slices,
+            buffer_rows=config.shuffle_buffer_rows,
+            seed=config.seed,
+            epoch=epoch,
+            sessions=functools.cache(self.dataset.sessions) if self.shuffle is Shuffle.SESSION_LANES else None,
+        )
 
     def _slices(self, first_row: int) -> RankSlices:
         return RankSlices(

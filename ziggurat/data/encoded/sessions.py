@@ -18,7 +18,7 @@ def session_lengths(table: pa.Table, *, where: str) -> Int64[np.ndarray, "n"]:
     """
     if SESSION_COLUMN not in table.column_names:
         raise DataError(
-            expected="data prepared with a session, for shuffle = sessions",
+            expected="data prepared with a session, for shuffle = sessions or session_lanes",
             found="a schema without one",
             where=where,
             ways_out=('[roles] session = "session_id" in the schema', "shuffle = buffer"),

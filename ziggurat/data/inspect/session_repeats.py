@@ -45,7 +45,7 @@ class ColumnRepeats:
         if self.factor < MIN_FACTOR:
             return f"leave as it is: it pays from a factor of {MIN_FACTOR} on"
         if self.is_list:
-            return "deduplicate: shuffle = sessions does it"
+            return "deduplicate: shuffle = session_lanes does it"
         return "compresses; joins a group of lists that repeat with it"
 
 
