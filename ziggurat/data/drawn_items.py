@@ -1,0 +1,105 @@
+"""Drawn items: rows of what nobody chose, so that a ranker learns what is chosen and not only what is liked of it.
+
+    user  item  rating  price        user  item  rating  price  seen
+    a     x     5       10       ──► a     x     5       10     1
+    b     y     2       7            a     y     0       7      0      drawn: user and moment of the event, the columns
+                                     b     y     2       7      1      of the item of the drawn one, and labels are 0
+                                     b     x     0       10     0
+
+A ranker that was trained on what people chose to rate orders the items that an index finds poorly: it never saw one
+that nobody chose (selection bias; Ma et al., SIGIR 2018, train over all that was shown, for the same reason). With
+drawn rows `like` means chosen and liked, and a label `seen` beside it what is chosen at all.
+
+Items are drawn uniformly from those of the events, never the event's own. What the user takes later may be drawn, since
+nothing of the future may choose training rows; columns of an item are those of its last event. Drawn rows follow their
+event at its time, so that a split by time cuts at the same times as without them.
+
+Cost: one gather of all columns; `per_event` more rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.typed import Count, checked
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class DrawnItemsConfig:
+    """What is drawn, and what its rows hold.
+
+    Args:
+        item: column with the item's id.
+        describes: further columns that describe the item.
+        zeros: columns of labels, numbers that are 0 for a drawn item: nobody chose it.
+        name: of the new column, 1 for events and 0 for drawn items.
+        per_event: drawn items of each event.
+        seed: of the draws.
+    """
+
+    item: str
+    describes: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
+    name: str = "seen"
+    per_event: Count = 1
+    seed: int = 0
+
+
+def with_drawn_items(events: pl.DataFrame, config: DrawnItemsConfig) -> pl.DataFrame:
+    """The events, each followed by rows of its user and moment with items that were drawn.
+
+    Args:
+        events: one row an event.
+        config: which columns, and how many.
+
+    Raises:
+        ConfigError: a column is absent, or the new one is there already.
+        DataError: fewer than two items, or an event without one.
+    """
+    of_item = (config.item, *config.describes)
+    needed = (*of_item, *config.zeros)
+    absent = [name for name in needed if name not in events.columns]
+    if absent or config.name in events.columns:
+        raise ConfigError(
+            expected=f"columns {', '.join(needed)}, and none called {config.name}",
+            found=", ".join(events.columns),
+            where="drawn items",
+            ways_out=("name the columns as they are", "choose another name for the new column"),
+        )
+    if texts := [
+        name for name in config.zeros if not events.schema[name].is_numeric() and events.schema[name] != pl.Boolean
+    ]:
+        raise ConfigError(
+            expected="columns of labels that are numbers, or true and false",
+            found=", ".join(f"{name} ({events.schema[name]})" for name in texts),
+            where="drawn items, zeros",
+            ways_out="make numbers of them before: 1 for what was liked, else 0",
+        )
+    catalogue = events.select(of_item).unique(config.item, keep="last", maintain_order=True)
+    if events[config.item].null_count() or catalogue.height < 2:
+        raise DataError(
+            expected="an item in each event, and at least two of them",
+            found=f"{events[config.item].null_count():,} events without one, {catalogue.height:,} items",
+            where=f"drawn items, column {config.item!r}",
+            ways_out="take such events out: events.drop_nulls()",
+        )
+    own = events.select(config.item).join(
+        catalogue.select(config.item).with_row_index("number:"), on=config.item, how="left", maintain_order="left"
+    )["number:"]
+    drawn = np.random.default_rng(config.seed).integers(0, catalogue.height - 1, (events.height, config.per_event))
+    drawn += drawn >= own.to_numpy()[:, None].astype(np.int64)  # the own item is none of the others
+    copies = events[np.repeat(np.arange(events.height), config.per_event)].drop(config.describes)
+    columns = [pl.lit(0).cast(events.schema[name]).alias(name) for name in config.zeros]
+    made = copies.with_columns(
+        *columns, *(catalogue[name].gather(drawn.ravel()) for name in of_item), pl.lit(0, pl.Int8).alias(config.name)
+    )
+    whole = pl.concat(
+        [events.with_columns(pl.lit(1, pl.Int8).alias(config.name)), made.select(*events.columns, config.name)]
+    )
+    event = np.concatenate([np.arange(events.height), np.repeat(np.arange(events.height), config.per_event)])
+    return whole[np.argsort(event, kind="stable")]
