@@ -67,10 +67,11 @@ from ziggurat.models.retrieval.encoders import EncoderInteraction as EncoderInte
 from ziggurat.models.retrieval.encoders import ItemEncoder as ItemEncoder
 from ziggurat.models.retrieval.encoders import UserEncoder as UserEncoder
 from ziggurat.models.retrieval.encoders import VectorLength as VectorLength
-from ziggurat.models.retrieval.two_tower import Correction as Correction
-from ziggurat.models.retrieval.two_tower import Temperature as Temperature
 from ziggurat.models.retrieval.two_tower import TwoTower as TwoTower
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig as TwoTowerConfig
+from ziggurat.models.retrieval.two_tower_choices import Correction as Correction
+from ziggurat.models.retrieval.two_tower_choices import Temperature as Temperature
+from ziggurat.models.retrieval.two_tower_choices import UserVectors as UserVectors
 from ziggurat.models.towers.layer import TowerLayer as TowerLayer
 from ziggurat.models.towers.layer import build_tower_module as build_tower_module
 from ziggurat.models.towers.modules import TowerModule as TowerModule

@@ -24,9 +24,12 @@ from ziggurat.models import (
     TowerModuleConfig,
     TowerModuleKind,
     TwoTowerConfig,
+    UserVectors,
     VectorLength,
     build_model,
 )
+from ziggurat.models.contract.negatives import NegativesConfig, NegativesKind
+from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind
 from ziggurat.plan import Towers
 from ziggurat.testing.batches import random_batch
 
@@ -191,3 +194,36 @@ def test_towers_stay_on_one_side():
         assert not torch.equal(model.user_vectors(batch), model.user_vectors(other))
     with pytest.raises(ConfigError, match="user features alone or of item features alone"):
         build_model(config, spec, seed=0, towers=Towers(towers=(("item", "user"), ("history", "genres"))))
+
+
+def test_a_vector_for_each_task_has_the_loss_of_its_own_label() -> None:
+    config = dataclasses.replace(CONFIG, user_vectors=UserVectors.PER_TASK)
+    model, batch = build_model(config, inputs(), seed=1), random_batch(inputs(), batch_size=13, seed=2)
+    model.observe([batch])
+    outputs = model.forward_dense(model.embed(batch))
+    both = outputs.named["user"].detach()
+    assert both.shape == (13, 12)
+    torch.testing.assert_close(both.view(13, 2, 6).norm(dim=2), torch.ones(13, 2))
+    torch.testing.assert_close(model.task_vectors(batch).detach(), both.view(13, 2, 6))
+    torch.testing.assert_close(model.user_vectors(batch).detach(), both.view(13, 2, 6).mean(1))
+    sums, counts = model.loss(outputs, batch), model.item_counts.numpy()
+    for label in range(2):
+        mine = both[:, 6 * label : 6 * (label + 1)]
+        of_label = dataclasses.replace(outputs, named={"user": mine, "item": outputs.named["item"].detach()})
+        totals, weights = naive_loss(model, of_label, batch, block=5, counts=counts)
+        assert sums.total[label].item() == pytest.approx(totals[label], rel=1e-5)
+        assert sums.weight[label].item() == pytest.approx(weights[label], rel=1e-5)
+        logits = (mine * outputs.named["item"].detach()).sum(1) / config.temperature
+        torch.testing.assert_close(outputs.logits[:, label].detach(), logits)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"over_arch": OverArchConfig(kind=OverArchKind.MLP)},
+        {"negatives": NegativesConfig(kind=NegativesKind.MINED)},
+    ],
+)
+def test_what_needs_one_vector_of_a_user_refuses_one_a_task(changes) -> None:
+    with pytest.raises(ConfigError, match="per_task"):
+        dataclasses.replace(CONFIG, user_vectors=UserVectors.PER_TASK, **changes)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -141,6 +142,8 @@ class Encoder(nn.Module):
         length: whether vectors have length 1.
     """
 
+    num_vectors = 1
+
     def __init__(
         self, config: EncoderConfig, *, side: SideColumns, dim: int, output_dim: int, length: VectorLength
     ) -> None:
@@ -148,17 +151,30 @@ class Encoder(nn.Module):
         self.config, self.side, self.length = config, side, length
         self.network = _network(config, side=side, dim=dim, output_dim=output_dim)
 
-    def forward(self, embedded: Embedded) -> Float[Tensor, "B D"]:
-        """The vectors of all samples, FP32."""
+    def forward(self, embedded: Embedded) -> Float[Tensor, "B VD"]:
+        """The vectors of all samples, FP32; several of a sample stand side by side."""
         side = self.side
         vectors = {spec.name: embedded.vectors[spec.name] for spec in side.vectors}
         dense_BN, fields_BX = _take(embedded.dense, side.dense), _take(embedded.fields, side.fields)
         vectors_BD = self.network.interact(dense_BN, fields_BX, vectors).float()
-        return F.normalize(vectors_BD, dim=1, eps=_SHORTEST) if self.length is VectorLength.UNIT else vectors_BD
+        if self.length is not VectorLength.UNIT:
+            return vectors_BD
+        if self.num_vectors == 1:
+            return F.normalize(vectors_BD, dim=1, eps=_SHORTEST)
+        return F.normalize(vectors_BD.unflatten(1, (self.num_vectors, -1)), dim=2, eps=_SHORTEST).flatten(1)
 
 
 class UserEncoder(Encoder):
-    """The network of user and moment: who asks, what they liked before, when and where."""
+    """The network of user and moment: who asks, what they liked before, when and where.
+
+    Args:
+        num_vectors: V of each user, one for each task; the last layer is theirs, what is below they share.
+        others: see `Encoder`.
+    """
+
+    def __init__(self, config: EncoderConfig, *, num_vectors: int = 1, output_dim: int, **others: Any) -> None:
+        super().__init__(config, output_dim=num_vectors * output_dim, **others)
+        self.num_vectors = num_vectors
 
 
 class ItemEncoder(Encoder):

@@ -14,6 +14,9 @@ their place items that are drawn (`contract/negatives.py`). How often an item is
 in the training data (`observe`), and kept in the buffer `item_counts`, and so in checkpoints. An OverArch
 (`over_arch.py`) may score what was found anew; its loss is added.
 
+Several labels share the vector of a user, or have one each over the same item vectors (`user_vectors = per_task`; task
+heads over one index, as SilverTorch has them, arXiv 2511.14881): one search then asks for all tasks together.
+
 The logit of every label is ⟨u, i⟩ / τ. It ranks items for a user, and so AUC, GAUC and NDCG mean what they always do;
 it is no log odds, so its sigmoid is no probability, and log loss and calibration say nothing. Whether the model finds
 the right items among all is said by full ranking (`training/metrics/full_ranking.py`).
@@ -26,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import ClassVar, Literal
 
 import torch
@@ -44,29 +46,16 @@ from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
 from ziggurat.models.retrieval.encoders import EncoderConfig, ItemEncoder, UserEncoder, VectorLength, side_of
-from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchLearning, found_softmax
+from ziggurat.models.retrieval.over_arch import OverArchConfig, OverArchKind, OverArchLearning, found_softmax
 from ziggurat.models.retrieval.retrieval_inputs import check_retrieval_inputs
 from ziggurat.models.retrieval.sampled_softmax import Pool, corrected, in_blocks
+from ziggurat.models.retrieval.two_tower_choices import Correction, Temperature, UserVectors
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.typed import Count, Dim, PositiveFloat, checked
 
 _SAMPLES = "samples"  # places of the samples that have a user
 _WEIGHT = "over_arch."  # before the names of its weights in `Outputs.named`
-
-
-class Temperature(StrEnum):
-    """Whether τ is a setting or a weight."""
-
-    FIXED = "fixed"
-    LEARNED = "learned"  # ln τ is a weight that starts at the setting
-
-
-class Correction(StrEnum):
-    """Whether scores are corrected for how often an item is drawn."""
-
-    LOG_Q = "log_q"
-    NONE = "none"  # popular items are then pushed down: the model learns p(item | user) / p(item)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +68,7 @@ class TwoTowerConfig:
         output_dim: D, columns of the vectors.
         user: the user's encoder.
         item: the item's encoder.
+        user_vectors: shared by all labels, or one a label (per_task); see `UserVectors`.
         length: unit or free; see `VectorLength`.
         temperature: τ, or where it starts. With free vectors 1 is usual.
         temperature_is: fixed or learned.
@@ -98,6 +88,7 @@ class TwoTowerConfig:
     output_dim: Dim = 64
     user: EncoderConfig = field(default_factory=EncoderConfig)
     item: EncoderConfig = field(default_factory=EncoderConfig)
+    user_vectors: UserVectors = UserVectors.SHARED
     length: VectorLength = VectorLength.UNIT
     temperature: PositiveFloat = 0.1
     temperature_is: Temperature = Temperature.FIXED
@@ -115,6 +106,16 @@ class TwoTowerConfig:
                 found=f"temperature = {self.temperature}, negatives_block = {self.negatives_block}",
                 where="two_tower settings",
                 ways_out="correct the number",
+            )
+
+        alone = self.over_arch.kind is OverArchKind.NONE and self.negatives.kind is not NegativesKind.MINED
+        if self.user_vectors is UserVectors.PER_TASK and not alone:
+            raise ConfigError(
+                expected="one vector of a user for an OverArch, and to mine negatives by",
+                found=f"user_vectors = per_task, over_arch.kind = {self.over_arch.kind.value}, "
+                f"negatives.kind = {self.negatives.kind.value}",
+                where="two_tower settings",
+                ways_out=('user_vectors = "shared"', 'over_arch.kind = "none", negatives.kind = "mixed"'),
             )
 
     @property
@@ -135,6 +136,7 @@ class TwoTower(Model):
     """A vector for the user and one for the item, trained so that their inner product finds the items that are liked.
 
     Attributes:
+        num_vectors: V, vectors of a user: one, or one for each label.
         user_encoder: from user features to vectors.
         item_encoder: from item features to vectors.
         over_arch: scores of pairs of vectors, or None.
@@ -170,7 +172,8 @@ class TwoTower(Model):
             for names in (user_names, set(items.features))
         ]
         sizes = {"dim": dim, "output_dim": config.output_dim, "length": config.length}
-        self.user_encoder = UserEncoder(config.user, side=sides[0], **sizes)
+        self.num_vectors = len(inputs.labels) if config.user_vectors is UserVectors.PER_TASK else 1
+        self.user_encoder = UserEncoder(config.user, num_vectors=self.num_vectors, side=sides[0], **sizes)
         self.item_encoder = ItemEncoder(config.item, side=sides[1], **sizes)
         log_temperature = torch.tensor([math.log(config.temperature)])
         if config.temperature_is is Temperature.LEARNED:
@@ -203,8 +206,13 @@ class TwoTower(Model):
         self.item_counts.copy_(counts)
 
     def user_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
-        """The vectors of the users of a batch, FP32; what it says of items does not matter."""
-        return self._vectors(batch, self.user_encoder, "user")
+        """The vectors of the users of a batch, FP32, the mean where tasks have their own; items do not matter."""
+        found = self._vectors(batch, self.user_encoder, "user")
+        return found if self.num_vectors == 1 else found.unflatten(1, (self.num_vectors, -1)).mean(1)
+
+    def task_vectors(self, batch: Batch) -> Float[Tensor, "B V D"]:
+        """All vectors of the users of a batch, FP32, in the order of the labels."""
+        return self._vectors(batch, self.user_encoder, "user").unflatten(1, (self.num_vectors, -1))
 
     def item_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
         """The vectors of the items of a batch, FP32; what it says of users does not matter."""
@@ -222,17 +230,18 @@ class TwoTower(Model):
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """Both vectors, and their inner product over τ as the logit of every label; drawn items have no user: 0."""
         item_BD = self.item_encoder(embedded)
-        user_BD = self._users(embedded, item_BD)
+        user_BX = self._users(embedded, item_BD)
         scale_1 = (-self.log_temperature.float()).exp()
-        logits_B1 = (user_BD * item_BD).sum(dim=1, keepdim=True) * scale_1
-        named = {"user": user_BD, "item": item_BD, "scale": scale_1}
+        users = user_BX.split(item_BD.shape[1], dim=1)
+        logits_BV = torch.cat([(user_BD * item_BD).sum(dim=1, keepdim=True) for user_BD in users], dim=1) * scale_1
+        named = {"user": user_BX, "item": item_BD, "scale": scale_1}
         if self.over_arch is not None:
             on_top = self.config.over_arch.learning is OverArchLearning.ON_TOP
-            vectors = (user_BD.detach(), item_BD.detach()) if on_top else (user_BD, item_BD)
+            vectors = (user_BX.detach(), item_BD.detach()) if on_top else (user_BX, item_BD)
             named |= {"user_parts": self.over_arch.user_parts(vectors[0])}
             named |= {"item_parts": self.over_arch.item_parts(vectors[1])}
             named |= {f"{_WEIGHT}{name}": value for name, value in self.over_arch.pair_weights().items()}
-        return Outputs(logits=logits_B1.expand(-1, len(self.inputs.labels)), named=named)
+        return Outputs(logits=logits_BV.expand(-1, len(self.inputs.labels)), named=named)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """Sampled softmax of the samples that are positive (`sampled_softmax.py`), and that of the OverArch.
@@ -242,18 +251,21 @@ class TwoTower(Model):
         """
         self._require_drawn(batch)
         places, weights_BL, pool = self._places(batch), self._weights(batch), self._pool(batch)
-        user_ZnD, item_ZCD = self._blocks(outputs.named["user"], outputs.named["item"], places)
-        scores_ZnC = torch.bmm(user_ZnD, item_ZCD.transpose(1, 2)) * outputs.named["scale"]
-        masked_ZnC = corrected(scores_ZnC, pool)
-        losses_Zn = masked_ZnC.logsumexp(dim=2) - masked_ZnC.diagonal(dim1=1, dim2=2)
-        if self.over_arch is not None:
-            found_ZnC = scores_ZnC.detach().masked_fill(masked_ZnC == -torch.inf, -torch.inf)
-            again_Zn = self._over_arch_losses(outputs, places, pool, found_ZnC)
-            losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
+        user_ZnX, item_ZCD = self._blocks(outputs.named["user"], outputs.named["item"], places)
+        losses = []
+        for user_ZnD in user_ZnX.split(item_ZCD.shape[2], dim=2):
+            scores_ZnC = torch.bmm(user_ZnD, item_ZCD.transpose(1, 2)) * outputs.named["scale"]
+            masked_ZnC = corrected(scores_ZnC, pool)
+            losses_Zn = masked_ZnC.logsumexp(dim=2) - masked_ZnC.diagonal(dim1=1, dim2=2)
+            if self.over_arch is not None:
+                found_ZnC = scores_ZnC.detach().masked_fill(masked_ZnC == -torch.inf, -torch.inf)
+                again_Zn = self._over_arch_losses(outputs, places, pool, found_ZnC)
+                losses_Zn = losses_Zn + self.config.over_arch.weight * again_Zn
+            losses.append(losses_Zn.flatten())
         samples_S = places[0]
-        losses_S, weights_SL = losses_Zn.flatten()[: len(samples_S)], weights_BL[samples_S]
+        losses_SV, weights_SL = torch.stack(losses, dim=1)[: len(samples_S)], weights_BL[samples_S]
         # A sample that is no question must not lend the sum a NaN of its own weightlessness: 0 · inf.
-        losses_SL = torch.where(weights_SL > 0, losses_S.unsqueeze(1), 0.0)
+        losses_SL = torch.where(weights_SL > 0, losses_SV, 0.0)
         return LossSums(total=(losses_SL * weights_SL).sum(dim=0), weight=weights_BL.sum(dim=0))
 
     def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
@@ -265,7 +277,7 @@ class TwoTower(Model):
         known_BL = torch.where(batch.labels.isnan(), 0.0, batch.labels)
         return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_BL
 
-    def _users(self, embedded: Embedded, item_BD: Tensor) -> Float[Tensor, "B D"]:
+    def _users(self, embedded: Embedded, item_BD: Tensor) -> Float[Tensor, "B VD"]:
         """Vectors of users; zeros where a drawn item stands."""
         samples_S = embedded.named.get(_SAMPLES)
         if samples_S is None:
@@ -275,7 +287,8 @@ class TwoTower(Model):
             fields=embedded.fields[samples_S],
             vectors={name: vector[samples_S] for name, vector in embedded.vectors.items()},
         )
-        return torch.zeros_like(item_BD).index_copy(0, samples_S, self.user_encoder(some))
+        users_SX = self.user_encoder(some)
+        return item_BD.new_zeros(len(item_BD), users_SX.shape[1]).index_copy(0, samples_S, users_SX)
 
     def _over_arch_losses(
         self, outputs: Outputs, places: tuple[Tensor, Tensor], pool: Pool, found_ZnC: Float[Tensor, "Z n C"]

@@ -200,15 +200,26 @@ class FullRankingPass:
 
     def __init__(self, ranking: FullRanking, model: FindsItems, *, ks: Sequence[int]) -> None:
         self._ranking, self._model, self._depth = ranking, model, max(ks)
+        self._num_vectors: int = getattr(model, "num_vectors", 1)
         self._sums = FullRankingSums(model.inputs.labels, num_items=ranking.items.num_rows, ks=ks)
         self._device = next(iter(cast(Model, model).parameters())).device
         self._items_ND = vectors_of_table(model, ranking.items, compute=model.item_vectors, device=self._device)
 
     def update(self, batch: Batch) -> None:
         """Ask the questions of a batch, its positive samples, of a model in evaluation mode; collective on ranks."""
-        with torch.no_grad():
-            users_BD = self._model.user_vectors(batch.to(self._device))
         weights_BL = self._weights(batch)
+        for task, users_BD in enumerate(self._users(batch)):
+            of_task = weights_BL if self._num_vectors == 1 else _column(weights_BL, task)
+            self._ask(batch, users_BD, of_task)
+
+    def _users(self, batch: Batch) -> Sequence[Tensor]:
+        """The vectors of the users, one tensor for all tasks or one for each."""
+        with torch.no_grad():
+            if self._num_vectors == 1:
+                return (self._model.user_vectors(batch.to(self._device)),)
+            return cast(Any, self._model).task_vectors(batch.to(self._device)).unbind(dim=1)
+
+    def _ask(self, batch: Batch, users_BD: Tensor, weights_BL: Tensor) -> None:
         samples = (weights_BL > 0).any(dim=1).nonzero().squeeze(1)
         numbers = samples.numpy()
         questions = Questions(
@@ -228,6 +239,11 @@ class FullRankingPass:
         weights_B = None if batch.weights is None else batch.weights.cpu()
         known_BL = torch.where(labels_BL.isnan(), 0.0, labels_BL)
         return labelled_weights(labels_BL, weights_B, inputs=self._model.inputs) * known_BL
+
+
+def _column(weights_BL: Tensor, label: int) -> Tensor:
+    """The weights of one label; 0 for the others."""
+    return torch.zeros_like(weights_BL).index_copy(1, torch.tensor([label]), weights_BL[:, label : label + 1])
 
 
 def _with_times(table: pa.Table, latest: tuple[NDArray[np.int64], NDArray[np.float64]] | None) -> pa.Table:
