@@ -42,6 +42,7 @@ FROZEN = {
             "--ranker",
             "--tables",
             "--value",
+            "--value-likes",
             "--items",
             "--keep",
             "--no-users",

@@ -87,6 +87,6 @@ def make_shop(place: Path) -> Shop:
         place / "two_tower",
         ranker=place / "ranker",
         out=place / "export",
-        config=zg.ExportConfig(num_candidates=12, keep=("title",), golden=2, program=False),
+        config=zg.ExportConfig(value="like", num_candidates=12, keep=("title",), golden=2, program=False),
     )
     return Shop(place, place / "two_tower", place / "ranker", place / "export", frame)

@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, shop: Shop) -> Path:
     fast = dataclasses.replace(SETTINGS, learning_rate=0.05, loader=zg.LoaderConfig(batch_size=128), epochs=2)
     data = zg.DataConfig(train=(str(place / "events.parquet"),))
     zg.train_run(zg.RunConfig(data=data, table_schema=SCHEMA, model=model, training=fast), folder=place / "two_tower")
-    config = zg.ExportConfig(num_candidates=8, num_over_arch=20, **SIZES)
+    config = zg.ExportConfig(value="over_arch", num_candidates=8, num_over_arch=20, **SIZES)
     zg.export_run(place / "two_tower", out=place / "alone", config=config)
     config = dataclasses.replace(config, value="like + 2 * over_arch + retrieval")
     zg.export_run(place / "two_tower", ranker=shop.ranker, out=place / "whole", config=config)

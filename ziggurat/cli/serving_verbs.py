@@ -20,7 +20,8 @@ its vectors are indexed, and --ranker names a run that scores the candidates. Th
 describe the item ([items]); the catalogue is what was last seen of each item in the data, or a file of yours
 (--items).
 
-A value model orders by a formula over the tasks: --value 'like + 2 * buy if price > 0 else like'.
+A value model orders by a formula over the tasks: --value 'like + 2 * buy if price > 0 else like'. Without one, formulas
+are tried on validation likes, every item ranked, and the best is taken if it is ahead of retrieval alone.
 In Python: zg.export_run(...), zg.Recommender.load(...).
 examples:
   ziggurat export runs/movielens_dcn_v2 --out exports/ranker
@@ -67,7 +68,18 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the numbers of embedding tables are kept as (default: %(default)s)",
     )
     parser.add_argument(
-        "--value", metavar="FORMULA", default="", help="what orders answers, over the tasks (default: the one task)"
+        "--value",
+        metavar="FORMULA",
+        default="",
+        help="what orders answers, over the tasks; auto: chosen on validation likes (default: auto where there are any,"
+        " else retrieval, or the one task)",
+    )
+    parser.add_argument(
+        "--value-likes",
+        metavar="N",
+        type=int,
+        default=4_000,
+        help="validation likes that formulas are tried on, at most (default: %(default)s)",
     )
     parser.add_argument(
         "--items",
@@ -114,6 +126,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
     config = ExportConfig(
         tables=TablePrecision(options.tables),
         value=options.value,
+        value_likes=options.value_likes,
         items=tuple(options.items),
         keep=tuple(name.strip() for name in options.keep.split(",") if name.strip()),
         users=not options.no_users,

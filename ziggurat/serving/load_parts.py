@@ -24,7 +24,7 @@ from ziggurat.serving.answering.item_search import INDEX_FILE, ItemSearch
 from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.answering.rescorer import OVER_ARCH_FILE, Rescorer
 from ziggurat.serving.answering.sides import encode_frame
-from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel
+from ziggurat.serving.answering.vector_encoder import VectorEncoder, VectorModel, task_names
 from ziggurat.serving.answers import Column, Info
 from ziggurat.serving.export.export_folder import ExportFolder, damaged
 from ziggurat.serving.export.packed_model import MODEL_FILE, load_model
@@ -99,7 +99,8 @@ def further_names(model: object) -> list[str]:
     """What a formula may name beside tasks and columns, from the model that retrieves, or None."""
     if model is None:
         return []
-    return [RETRIEVAL] if getattr(model, "over_arch", None) is None else [RETRIEVAL, OVER_ARCH]
+    found = [RETRIEVAL] if getattr(model, "over_arch", None) is None else [RETRIEVAL, OVER_ARCH]
+    return [*found, *task_names(model)]
 
 
 def _known_sides(users: KnownUsers | None, ranker: Ranker | None, encoder: VectorEncoder | None) -> KnownSides:

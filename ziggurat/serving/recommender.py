@@ -272,7 +272,7 @@ class Recommender:
             )
         numbers = sample_numbers(len(self._users.ids), num_users)
         users = encode_frame(chain.encoder.users, self._users.frame[numbers.tolist()])
-        return chain.index, chain.encoder.user_vectors(users, torch.arange(len(numbers)))
+        return chain.index, chain.encoder.task_vectors(users, torch.arange(len(numbers))).flatten(0, 1)
 
     def check_golden(self) -> int:
         """Ask the golden requests of the export; raises ExportError where an answer differs. Returns how many."""

@@ -17,6 +17,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
+from ziggurat.runs.export.value_choice import AUTO
 from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL
 from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
@@ -58,7 +59,7 @@ def check_asked(
     """Refuse options that cannot be fulfilled.
 
     Args:
-        value: the formula, or "".
+        value: the formula, "auto" or "".
         labels: of the runs.
         keep: further columns of the catalogue.
         items: files of a catalogue of the user's own, or none.
@@ -81,8 +82,9 @@ def check_asked(
                 where=f"{where}, --keep",
                 ways_out=nearest(name, there, instead="leave it out"),
             )
-    if value:
-        ValueModel(value, names=dict.fromkeys((*labels, RETRIEVAL, OVER_ARCH, *there)), where="--value")
+    if value not in ("", AUTO):
+        of_tasks = [f"retrieval_{label}" for label in labels]
+        ValueModel(value, names=dict.fromkeys((*labels, RETRIEVAL, OVER_ARCH, *of_tasks, *there)), where="--value")
 
 
 def _inputs(folder: Path) -> InputSpec:

@@ -63,7 +63,7 @@ def write_index(
     if export.has(USERS_FILE):
         users = read_parquet(export.file(USERS_FILE))
         users = users[sample_numbers(users.height, _TUNED_USERS).tolist()]
-        queries = encoder.user_vectors(encode_frame(encoder.users, users), torch.arange(users.height))
+        queries = encoder.task_vectors(encode_frame(encoder.users, users), torch.arange(users.height)).flatten(0, 1)
         facts["probes"] = index.tune(queries, k=most, recall=wanted.recall)
     index.save(folder / INDEX_FILE)
     return facts

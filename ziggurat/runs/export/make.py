@@ -3,8 +3,8 @@
     runs/X (a ranking model)                     ──► ranker                     rank, scores
     runs/two_tower [+ --ranker runs/X]           ──► encoder, index [, ranker]  recommend, rank
 
-    read runs ─► catalogue, users (raw data) ─► write models, index ─► read back ─► compare 100,000 rows ─► golden
-                                                                                    answers ─► seal ─► rename
+    read runs ─► catalogue, users (raw data) ─► write models, index ─► read back ─► compare 100,000 rows
+              ─► choose the formula (validation likes) ─► golden answers ─► seal ─► rename
 
 The export is written into a temporary folder and read back from there as a server would read it; it appears under its
 name only if it scores as the run does. A failed export leaves an older one as it was.
@@ -16,7 +16,7 @@ import platform
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,18 @@ from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.index_files import Found, write_index
 from ziggurat.runs.export.known_ids import known_shares, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
+from ziggurat.runs.export.value_choice import ValueAsked, chosen_value
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
-from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings, numeric_names
+from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 from ziggurat.serving.answering.vector_encoder import VectorModel
 from ziggurat.serving.export.dense_program import PROGRAM_FILE, export_program, save_program
 from ziggurat.serving.export.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
 from ziggurat.serving.export.packed_model import save_model
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
-from ziggurat.serving.load_parts import ENCODER, RANKER, further_names
+from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.recommender import Recommender
-from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, Share, checked
 
@@ -63,7 +63,10 @@ class ExportConfig:
 
     Args:
         tables: what the numbers of embedding tables are kept as.
-        value: formula over the tasks that orders answers; "" is the one task, or the inner product without a ranker.
+        value: formula over the tasks that orders answers; "" and "auto" choose one on validation likes, where a run
+            retrieves and something scores what it finds; "" without such likes is the inner product, and without a run
+            that retrieves the one task.
+        value_likes: likes that formulas are tried on, at most; of more a sample is drawn.
         items: files with the catalogue, one row an item; none: what was last seen of each item in the run's data.
         keep: further columns of the data for the catalogue: for filters, people, and the value model.
         users: whether columns and items of known users go into the export.
@@ -78,6 +81,7 @@ class ExportConfig:
 
     tables: TablePrecision = TablePrecision.FP32
     value: str = ""
+    value_likes: Count = 4_000
     items: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     users: bool = True
@@ -147,7 +151,8 @@ def export_run(
         labels, columns = look_at_runs(run, ranker=ranker, models=models, progress=progress)
         check_asked(value=config.value, labels=labels, keep=config.keep, items=config.items, columns=columns)
         runs = _load(run, ranker, models=models)
-        formula = _formula(config, runs)
+        asked = ValueAsked(value=config.value, num_likes=config.value_likes, encoder=runs.encoder, ranker=runs.ranker)
+        formula = asked.first()
         bad_rows = stack.enter_context(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
@@ -156,10 +161,11 @@ def export_run(
         _write_models(folder, runs, config, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
-        _check_formula(formula, runs, catalogue)
+        asked.check(formula, catalogue=catalogue)
         user_id = runs.main.preprocessing.schema.group if (folder / "users").exists() else ""
         sizes = {"num_candidates": config.num_candidates, "num_over_arch": config.num_over_arch}
-        ChainSettings(formula=formula, user_id=user_id, **sizes).write(folder / CHAIN_FILE)
+        settings = ChainSettings(formula=formula, user_id=user_id, **sizes)
+        settings.write(folder / CHAIN_FILE)
         made = {"sources": _sources(runs), "made_with": _versions()}
         seal_export(folder, facts=facts, **made)
         if runs.encoder is not None and catalogue is not None:
@@ -177,6 +183,12 @@ def export_run(
             facts |= _compare(runs.ranker, loaded, data[RANKER], config, progress)
             if config.program:
                 facts["program"] = _write_program(folder, loaded, data[RANKER], progress)
+        value = chosen_value(asked, chain=loaded.chain, data=data.get(ENCODER), progress=progress)
+        facts["value"] = value.facts
+        if value.formula != formula:
+            replace(settings, formula=value.formula).write(folder / CHAIN_FILE)
+            seal_export(folder, facts=facts, **made)
+            loaded = Recommender.load(folder, models=models, check=False)
         write_golden(loaded, _golden_requests(loaded, data, config), folder / GOLDEN_FILE)
         seal_export(folder, facts=facts, **made)
     return open_export(out)
@@ -207,34 +219,6 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[A
 def _data_of(run: Run, bad_rows: BadRows, progress: Progress) -> RunData:
     config = raw_files(located(run.config, folder=run.folder), progress=progress)
     return RunData(config=config, schema=run.preprocessing.schema, bad_rows=bad_rows)
-
-
-def _formula(config: ExportConfig, runs: _Runs) -> str:
-    if config.value:
-        return config.value
-    labels = [] if runs.ranker is None else [label.name for label in runs.ranker.preprocessing.inputs.labels]
-    if len(labels) > 1:
-        shown = " + ".join(label if label.isidentifier() else f'"{label}"' for label in labels)
-        raise ConfigError(
-            expected="a formula that makes one value of the scores of several tasks",
-            found=f"none, and the tasks {', '.join(labels)}",
-            where="ziggurat export, --value",
-            ways_out=(f"--value '{shown}'", "see docs/guides/serving.md for what a formula may be"),
-        )
-    if not labels:
-        return _further(runs)[-1]
-    return labels[0] if labels[0].isidentifier() else f'"{labels[0]}"'
-
-
-def _check_formula(formula: str, runs: _Runs, catalogue: ItemCatalogue | None) -> None:
-    labels = [] if runs.ranker is None else [label.name for label in runs.ranker.preprocessing.inputs.labels]
-    names = [] if catalogue is None else numeric_names(catalogue.frame, taken=labels)
-    ValueModel(formula, names=(*labels, *_further(runs), *names), where="--value")
-
-
-def _further(runs: _Runs) -> list[str]:
-    """What a formula may name beside tasks and columns; the last is what orders answers without a ranker."""
-    return further_names(None if runs.encoder is None else runs.encoder.model)
 
 
 def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:

@@ -11,6 +11,7 @@ than 1e-4 of it).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ExportError
-from ziggurat.features.schema import Categorical, Dense, MultiHot, Schema, Task, column_of
+from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, Task, column_of
 from ziggurat.features.schema import Sequence as ListFeature
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.load import Run
@@ -178,11 +179,17 @@ def unseen(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
 
 
 def plain_rows(chunk: RawChunk, schema: Schema) -> pl.DataFrame:
-    """The columns of features, with a point in numbers that were written with a comma."""
-    frame = chunk.frame.select(list(dict.fromkeys(map(column_of, schema.features))))
+    """The columns of a schema's features, with a point in numbers that were written with a comma."""
+    return plain_columns(chunk, schema.features)
+
+
+def plain_columns(chunk: RawChunk, features: Iterable[Feature]) -> pl.DataFrame:
+    """The columns of some features, with a point in numbers that were written with a comma."""
+    features = tuple(features)
+    frame = chunk.frame.select(list(dict.fromkeys(map(column_of, features))))
     if chunk.decimal is DecimalMark.POINT:
         return frame
-    names = {column_of(each) for each in schema.features if isinstance(each, Dense)}
+    names = {column_of(each) for each in features if isinstance(each, Dense)}
     texts = [name for name in names if frame.schema[name] == pl.String]
     return frame.with_columns(pl.col(name).str.replace(",", ".", literal=True) for name in texts)
 

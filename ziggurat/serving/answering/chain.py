@@ -10,7 +10,7 @@ of it is computed is said by an `Effort`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,7 @@ class Candidates:
         tasks: (n, L) scores of the ranker, or (n, 0).
         retrieval: (n,) inner products, or None.
         over_arch: (n,) scores of the OverArch, or None.
+        of_tasks: (n, V) inner products with the vector of each task, where each has its own; `retrieval` is their mean.
         plan: how they were found.
         missing: shards of the index that gave no answer.
     """
@@ -102,6 +103,7 @@ class Candidates:
     tasks: Float32[Tensor, "n L"]
     retrieval: Float32[Tensor, "n"] | None = None
     over_arch: Float32[Tensor, "n"] | None = None
+    of_tasks: Float32[Tensor, "n V"] | None = None
     plan: str = ""
     missing: tuple[int, ...] = ()
 
@@ -160,48 +162,78 @@ class Chain:
         Raises:
             ZigguratError: one of them cannot be answered; nobody is then.
         """
-        assert self.catalogue is not None
-        assert self.index is not None
         if effort is Effort.POPULAR:
             return self._popular(questions)
-        vectors = self.user_vectors(questions) if questions else torch.empty(0, 0)
+        by_value = effort is not Effort.RETRIEVAL_ONLY
+        orders = self.orders_by_tasks or not by_value
+        found = self.candidates(questions, effort=effort, with_tasks=orders)
+        best = [
+            self._ordered(each, k=question.k, by_value=by_value)
+            for each, question in zip(found, questions, strict=True)
+        ]
+        if not orders and self.ranker is not None:  # tasks are shown, and order nothing
+            scores = self.rank(questions, [each.items for each in best])
+            best = [replace(each, tasks=mine) for each, mine in zip(best, scores, strict=True)]
+        return best if explain else [replace(each, plan="") for each in best]
+
+    @property
+    def orders_by_tasks(self) -> bool:
+        """Whether the formula names a score of the ranker, which is then computed for all candidates."""
+        return bool(self.value.names & set(self.labels))
+
+    def candidates(
+        self, questions: Sequence[Question], *, effort: Effort = Effort.FULL, with_tasks: bool = True
+    ) -> list[Candidates]:
+        """What the formula orders: the items of each question with the scores of all parts, by no order.
+
+        Args:
+            questions: whose `k` may ask for more candidates than the settings do.
+            effort: anything but popular items.
+            with_tasks: let the ranker score them.
+        """
+        assert self.catalogue is not None
+        assert self.index is not None
+        vectors = self.task_vectors(questions) if questions else torch.empty(0, 1, 0)
         wanted = [self._num_found(question.k, effort) for question in questions]
         items, products, plans, missing = self._found(questions, vectors, wanted, effort)
+        of_tasks: list[Tensor | None] = [None] * len(items)
+        if self.encoder is not None and self.encoder.tasks:
+            for i, mine in enumerate(items):
+                of_tasks[i] = self.index.vectors_of(mine) @ vectors[i].T
+            products = [each.mean(dim=1) for each in of_tasks if each is not None]
         is_whole = effort is not Effort.RETRIEVAL_ONLY
         again: list[Tensor | None] = [None] * len(items)
         if self.rescorer is not None and is_whole:
-            scores = self.rescorer.scores(vectors, items)
+            scores = self.rescorer.scores(vectors[:, 0], items)
             for i, question in enumerate(questions):
                 best = _best(items[i], scores[i], self._num_ranked(question.k, effort))
                 items[i], products[i], again[i] = items[i][best], products[i][best], scores[i][best]
-        if self.ranker is None or not is_whole:
+        if self.ranker is None or not is_whole or not with_tasks:
             tasks = [torch.empty(len(mine), 0) for mine in items]
         else:
             tasks = self.rank(questions, items)
         return [
-            self._ordered(
-                Candidates(
-                    items=items[i],
-                    values=products[i].double(),
-                    tasks=tasks[i],
-                    retrieval=products[i],
-                    over_arch=again[i],
-                    plan=plans[i] if explain else "",
-                    missing=missing[i],
-                ),
-                k=questions[i].k,
-                by_value=is_whole,
+            Candidates(
+                items=items[i],
+                values=products[i].double(),
+                tasks=tasks[i],
+                retrieval=products[i],
+                over_arch=again[i],
+                of_tasks=of_tasks[i],
+                plan=plans[i],
+                missing=missing[i],
             )
             for i in range(len(questions))
         ]
 
     def _found(
-        self, questions: Sequence[Question], vectors: Tensor, wanted: Sequence[int], effort: Effort
+        self, questions: Sequence[Question], vectors_BVD: Tensor, wanted: Sequence[int], effort: Effort
     ) -> tuple[list[Int64[Tensor, "_"]], list[Float32[Tensor, "_"]], list[str], list[tuple[int, ...]]]:
         """Items, their inner products, the plan, and the shards that gave no answer, of each question.
 
         Questions that want as many items are searched for together: how far an index looks follows from how many are
-        wanted, and an answer must not depend on who else asks.
+        wanted, and an answer must not depend on who else asks. All vectors of a user ask in the same search, as many
+        items each; what any of them finds is found, and inner products are those of the first.
         """
         assert self.catalogue is not None
         assert self.index is not None
@@ -210,17 +242,20 @@ class Chain:
         answers: dict[int, tuple[Tensor, Tensor, str, tuple[int, ...]]] = {}
         for most in set(wanted):
             places = [place for place, each in enumerate(wanted) if each == most]
+            num = vectors_BVD.shape[1]
+            asked = [questions[place] for place in places for _ in range(num)]
             found = self.index.search(
-                vectors[places],
+                vectors_BVD[places].flatten(0, 1),
                 k=min(most, len(self.catalogue)),
-                filters=[questions[place].filter for place in places],
-                exclude=[questions[place].exclude for place in places],
+                filters=[question.filter for question in asked],
+                exclude=[question.exclude for question in asked],
                 fewer_probes=effort is not Effort.FULL,
             )
             for row, place in enumerate(places):
-                is_there = found.items[row] >= 0
-                best = found.items[row][is_there], found.scores[row][is_there]
-                answers[place] = (*best, found.plans[row], found.missing)
+                numbers, scores = (each[row * num : (row + 1) * num] for each in (found.items, found.scores))
+                is_there = numbers >= 0
+                best = (numbers[is_there], scores[is_there]) if num == 1 else (numbers[is_there].unique(), scores[0])
+                answers[place] = (*best, found.plans[row * num], found.missing)
         items, products, plans, missing = zip(*(answers[place] for place in range(len(questions))), strict=True)
         return list(items), list(products), list(plans), list(missing)
 
@@ -237,9 +272,14 @@ class Chain:
         return k if self.ranker is None else max(self.settings.num_candidates // _share(effort), k)
 
     def user_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B D"]:
-        """The vector of the user of each question."""
+        """The vector of the user of each question, the mean where each task has its own."""
         assert self.encoder is not None
         return self.encoder.user_vectors(*self._users(self.encoder, questions, self.known.encoder))
+
+    def task_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B V D"]:
+        """All vectors of the user of each question: one, or one for each task."""
+        assert self.encoder is not None
+        return self.encoder.task_vectors(*self._users(self.encoder, questions, self.known.encoder))
 
     def rank(self, questions: Sequence[Question], items: Sequence[Tensor]) -> list[Float32[Tensor, "n L"]]:
         """Scores of the tasks, for some items of the catalogue and each user."""
@@ -261,7 +301,7 @@ class Chain:
         """The best k of some candidates, by value; of equal ones the earlier item."""
         items, order = found.items.sort()
         tasks = found.tasks[order]
-        named = {RETRIEVAL: found.retrieval, OVER_ARCH: found.over_arch}
+        named = {RETRIEVAL: found.retrieval, OVER_ARCH: found.over_arch} | self.products_of_tasks(found.of_tasks)
         further = {name: column[order] for name, column in named.items() if column is not None}
         values = self.values(items, tasks, further) if by_value else found.values[order]
         best = values.argsort(descending=True, stable=True)[:k]
@@ -286,6 +326,12 @@ class Chain:
         scores = {name: tasks[:, index] for index, name in enumerate(self.labels[: tasks.shape[1]])}
         scores |= {name: column[items] for name, column in self.numbers.items()}
         return self.value(scores | dict(further))
+
+    def products_of_tasks(self, of_tasks: Float32[Tensor, "n V"] | None) -> dict[str, Tensor | None]:
+        """Inner products with the vector of each task by their names in formulas; none where tasks share one."""
+        if of_tasks is None or self.encoder is None:
+            return {}
+        return dict(zip(self.encoder.tasks, of_tasks.unbind(dim=1), strict=True))
 
     def _popular(self, questions: Sequence[Question]) -> list[Candidates]:
         """The most frequent items that pass; no model is asked."""

@@ -126,19 +126,22 @@ def _values_of_rows(
 
 def _further(chain: Chain, questions: Sequence[Question], given: Sequence[GivenItems]) -> list[_Pairs]:
     """What the formula names beside tasks: of each user with the items given by id, and with those given by columns."""
-    names = {RETRIEVAL, OVER_ARCH} & set(chain.value.names)
-    if not names:
+    assert chain.encoder is not None or not chain.value.names & {RETRIEVAL, OVER_ARCH}, "checked when it is loaded"
+    tasks = () if chain.encoder is None else chain.encoder.tasks
+    names = {RETRIEVAL, OVER_ARCH, *tasks} & set(chain.value.names)
+    if not names or chain.encoder is None:
         return [{} for _ in given]
-    assert chain.encoder is not None, "checked when the export is loaded"
     assert chain.index is not None
-    users = chain.user_vectors(questions)
+    users_BVD = chain.task_vectors(questions)
+    users = users_BVD.mean(dim=1)
     rows = [row for each in given for row in each.rows.values()]
     vectors = chain.encoder.vectors_of_rows(rows) if rows else users[:0]
     new = vectors.split([len(each.rows) for each in given])
     found: list[_Pairs] = [{} for _ in given]
-    if RETRIEVAL in names:
-        for i, (user, each, mine) in enumerate(zip(users, given, new, strict=True)):
-            found[i][RETRIEVAL] = (chain.index.vectors_of(each.numbers) @ user, mine @ user)
+    for name in sorted(names - {OVER_ARCH}):
+        of_name = users if name == RETRIEVAL else users_BVD[:, tasks.index(name)]
+        for i, (user, each, mine) in enumerate(zip(of_name, given, new, strict=True)):
+            found[i][name] = (chain.index.vectors_of(each.numbers) @ user, mine @ user)
     if OVER_ARCH in names:
         assert chain.rescorer is not None, "checked when the export is loaded"
         known = chain.rescorer.scores(users, [each.numbers for each in given])

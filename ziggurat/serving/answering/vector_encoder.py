@@ -3,13 +3,14 @@
     user ──► encoder ──► (B, D) ──► index: filter, search, without what was seen ──► candidates of the catalogue
 
 The encoder is a model with `user_vectors` and `item_vectors` (`models/retrieval/two_tower.py`). Item vectors were
-computed for the whole catalogue when the export was made; a request computes the user's alone.
+computed for the whole catalogue when the export was made; a request computes the user's alone. Where each task has a
+vector of its own, a user has several, and the index is asked for all of them together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import polars as pl
 import torch
@@ -39,6 +40,12 @@ class VectorModel(Protocol):
         ...
 
 
+def task_names(model: Any) -> list[str]:
+    """What formulas call the inner products of each task; none where all tasks share the vector of a user."""
+    several = getattr(model, "num_vectors", 1) > 1
+    return [f"retrieval_{label.name}" for label in model.inputs.labels] if several else []
+
+
 class VectorEncoder:
     """Vectors of users and items from their raw columns.
 
@@ -56,6 +63,7 @@ class VectorEncoder:
         of_item = [each.name for each in features if column_of(each) in item_columns]
         self.items = Side(packed.preprocessing, names=of_item)
         self.users = Side(packed.preprocessing, names={each.name for each in features} - set(of_item))
+        self.tasks = tuple(task_names(packed.model))
         self._nobody, self._nothing = _empty(self.users), _empty(self.items)
 
     @property
@@ -74,6 +82,15 @@ class VectorEncoder:
         """Vectors of some encoded users."""
         pairs = (numbers, torch.zeros_like(numbers))
         return self._model.user_vectors(join(self.inputs, users=users, items=self._nothing, pairs=pairs)).float()
+
+    @torch.no_grad()
+    def task_vectors(self, users: EncodedSide, numbers: Int64[Tensor, "N"]) -> Float32[Tensor, "N V D"]:
+        """All vectors of some encoded users, one for each task; one where tasks share it."""
+        if not self.tasks:
+            return self.user_vectors(users, numbers).unsqueeze(1)
+        pairs = (numbers, torch.zeros_like(numbers))
+        batch = join(self.inputs, users=users, items=self._nothing, pairs=pairs)
+        return cast(Any, self._model).task_vectors(batch).float()
 
     @torch.no_grad()
     def item_vectors(self, frame: pl.DataFrame) -> Float32[Tensor, "N D"]:
