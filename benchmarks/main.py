@@ -28,7 +28,7 @@ NAMES = {
     "planning_measured": "plans by measured costs against additive plans, run on four ranks",
     "planning": "plans found against NeuroShard's, the optimum of small cases, 1,000 tables on 128 devices",
     "quality": "test metrics over seeds: MovieLens-1M, Frappe (BARS), synthetic teacher",
-    "two_tower": "retrieval on MovieLens-1M: all movies ranked, against implicit's factorisation and popularity",
+    "two_tower": "retrieval on MovieLens-1M: all movies ranked, against factorisation and popularity; its chain",
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
     "attention": "attention over histories of real lengths, against padded torch and the machine's products",
@@ -53,6 +53,7 @@ WITH_OPTIONS = (
     "retrieval",
     "serve",
     "shards",
+    "two_tower",
 )
 
 

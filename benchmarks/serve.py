@@ -62,7 +62,8 @@ def export_of_films() -> Path:
     for recipe in ("movielens_two_tower", "movielens_dcn_v2"):
         _ziggurat("train", recipe, "--epochs", "1", "--out", str(BUILT / recipe))
     ranker = ("--ranker", str(BUILT / "movielens_dcn_v2"))
-    _ziggurat("export", str(BUILT / "movielens_two_tower"), *ranker, "--out", str(folder), "--parity-rows", "2000")
+    further = ("--value", "like", "--parity-rows", "2000")  # the ranker orders, so that all candidates go through it
+    _ziggurat("export", str(BUILT / "movielens_two_tower"), *ranker, "--out", str(folder), *further)
     return folder
 
 
