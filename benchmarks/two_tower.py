@@ -5,7 +5,8 @@
     negatives   where negatives come from: in the block, uniform, mixed, mined; validation rows
     over_arch   found movies ordered anew by an MLP or a mixture of logits; validation rows
     tasks       a vector of a user for likes (4 and 5) and one for loves (5), against one for both; validation rows
-    chain       the export with a ranker behind it, and the formula that it chose, against retrieval alone; test rows
+    chain       the export with a ranker behind it (`two_tower_ranker.py`), and the formula that it chose, against
+                retrieval alone; test rows
 
 All answer the same questions (the likes of a split), about the same items (those of the training rows), and leave out
 the same ones (what the user had before), by the same code. Whatever is chosen is chosen on validation rows; test rows
@@ -26,6 +27,7 @@ from benchmarks.quality import seeded
 from benchmarks.report import Report
 from benchmarks.two_tower_baselines import all_likes, factorisation, popularity
 from benchmarks.two_tower_chain import chosen_formula, on_test
+from benchmarks.two_tower_ranker import ranker_run
 from ziggurat.features.schema import Label
 from ziggurat.models import TwoTowerConfig, UserVectors
 from ziggurat.models.contract.negatives import MiningConfig, NegativesConfig, NegativesKind
@@ -37,7 +39,7 @@ from ziggurat.studies.compare_statistics import paired_difference
 from ziggurat.training.evaluation.full_ranking_pass import FullRanking
 from ziggurat.training.report.progress import show_progress
 
-RECIPE, RANKER = "movielens_two_tower", "movielens_dcn_v2"
+RECIPE = "movielens_two_tower"
 PARTS = ("peers", "negatives", "over_arch", "tasks", "chain")
 NEGATIVES = tuple(kind.value for kind in NegativesKind)
 SHOWN = ("full_recall@10", "full_recall@50", "full_recall@100", "full_ndcg@10", "full_mrr", "full_coverage@50")
@@ -231,8 +233,8 @@ def tasks(report: Report, options: Options, *, out: Path) -> None:
 
 def chain(report: Report, options: Options, *, out: Path) -> None:
     """The chain with the formula that its export chose, against retrieval alone, on test rows."""
-    progress, ranker = show_progress(), out / RANKER
-    trained(recipe_named(RANKER), folder=ranker)
+    progress, ranker = show_progress(), out / "ranker_seed0"
+    trained(ranker_run(0, out=out), folder=ranker)
     chosen, found = [], []
     for seed in range(options.seeds):
         run, export = out / f"{RECIPE}_seed{seed}", out / "exports" / f"seed{seed}"

@@ -32,7 +32,7 @@ from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.value_model.formula import ValueModel
 from ziggurat.training.report.progress import Progress
 
-TEST_LIKES = 6_000
+TEST_LIKES = 5_000
 _DEEP = 100
 
 
@@ -46,7 +46,7 @@ def chosen_formula(run: Path, *, ranker: Path | None, out: Path, progress: Progr
         progress: shows what goes on.
     """
     if not (out / "export.json").exists():
-        config = ExportConfig(program=False, golden=2, parity_rows=2_000)
+        config = ExportConfig(program=False, golden=2, parity_rows=500)
         export_run(run, ranker=ranker, out=out, config=config, progress=progress)
     return open_export(out).manifest.facts["value"]
 

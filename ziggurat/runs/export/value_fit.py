@@ -131,6 +131,7 @@ class ValueFit:
         costs = ""
         if self.costs_ms:
             costs = "; a request takes " + ", ".join(f"{ms:.1f} ms {what}" for what, ms in self.costs_ms.items())
+            costs += " (processor time)"
         if self.formula != RETRIEVAL:
             gain = f"{self.chosen.gain / max(self.tried[0].ndcg, 1e-12):+.1%}"
             return f"order: {self.formula} (NDCG@{self.k} {gain} over retrieval alone){costs}"
