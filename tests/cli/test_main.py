@@ -49,7 +49,7 @@ FROZEN = {
             "--candidates",
             "--candidates-overarch",
         ),
-        *("--parity-rows", "--allow", "--model"),
+        *("--parity-rows", "--allow", "--compiled", "--model"),
     },
     "index recall": {"--k", "--filter", "--users", "--plot", "--model"},
     "recommend": {"--out", "--separator", "--k", "--filter", "--include-seen", "--model"},

@@ -13,7 +13,7 @@ import ziggurat as zg
 from tests.embeddings.embedding_inputs import MIXED, make_batch
 from ziggurat.features.inputs import LabelSpec, VectorSpec
 from ziggurat.models import MODEL_CONFIGS, build_model
-from ziggurat.serving.export.dense_program import export_program, inputs_of, save_program
+from ziggurat.serving.export.dense_program import compile_program, export_program, inputs_of, save_program
 
 TABLES = tuple(dataclasses.replace(table, embedding_dim=0) for table in MIXED.tables)
 INPUTS = dataclasses.replace(
@@ -48,3 +48,15 @@ def test_a_program_computes_the_logits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [each for each in MODEL_CONFIGS if each().kind != "two_tower"])
 def test_every_model_becomes_a_program(config: Any, tmp_path: Path) -> None:
     check(config(), tmp_path / "dense.pt2")
+
+
+@pytest.mark.slow
+def test_a_compiled_program_computes_the_logits(tmp_path: Path) -> None:
+    model = build_model(zg.DCNv2Config(deep=zg.MLPConfig(hidden_dims=(8,))), INPUTS, seed=0).eval()
+    program = export_program(model, (batch_of(7, 0), batch_of(4, 1)))
+    compile_program(program, tmp_path / "compiled.pt2", model=model, batch=batch_of(33, 2))
+    assert (tmp_path / "compiled.pt2").stat().st_size > 1000
+    with torch.no_grad():
+        model.out.weight.add_(1.0) if hasattr(model, "out") else next(iter(model.parameters())).add_(1.0)
+    with pytest.raises(AssertionError):
+        compile_program(program, tmp_path / "other.pt2", model=model, batch=batch_of(33, 2))

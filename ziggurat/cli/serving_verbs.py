@@ -110,6 +110,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="raw rows to compare with the run on (default: %(default)s)",
     )
     parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="also compile the dense network ahead for this processor, for other runtimes (takes a minute)",
+    )
+    parser.add_argument(
         "--allow",
         action="store_true",
         help="publish although scores differ from the run's, or the ranker knows few items",
@@ -133,6 +138,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         num_candidates=options.candidates,
         num_over_arch=options.candidates_overarch,
         parity_rows=options.parity_rows,
+        compiled=options.compiled,
         allow=options.allow,
     )
     made = export_run(

@@ -44,7 +44,13 @@ from ziggurat.runs.load import Run, load_run
 from ziggurat.serving.answering.chain import CHAIN_FILE, ChainSettings
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers
 from ziggurat.serving.answering.vector_encoder import VectorModel
-from ziggurat.serving.export.dense_program import PROGRAM_FILE, export_program, save_program
+from ziggurat.serving.export.dense_program import (
+    COMPILED_FILE,
+    PROGRAM_FILE,
+    compile_program,
+    export_program,
+    save_program,
+)
 from ziggurat.serving.export.export_folder import ExportFolder, Source, open_export, replacing_export, seal_export
 from ziggurat.serving.export.packed_model import save_model
 from ziggurat.serving.golden import GOLDEN_FILE, write_golden
@@ -76,6 +82,7 @@ class ExportConfig:
         parity_rows: raw rows that the export is compared with its run on.
         golden: golden requests of each kind.
         program: whether the dense network is also written as a program of `torch.export`.
+        compiled: whether that program is compiled ahead for this processor as well, for other runtimes; takes a minute.
         allow: publish although the scores differ from the run's, or the ranker knows few of the items or users.
     """
 
@@ -91,6 +98,7 @@ class ExportConfig:
     parity_rows: Count = 100_000
     golden: CountOrNone = 8
     program: bool = True
+    compiled: bool = False
     allow: bool = False
 
 
@@ -182,7 +190,7 @@ def export_run(
         if runs.ranker is not None:
             facts |= _compare(runs.ranker, loaded, data[RANKER], config, progress)
             if config.program:
-                facts["program"] = _write_program(folder, loaded, data[RANKER], progress)
+                facts["program"] = _write_program(folder, loaded, data[RANKER], config, progress)
         value = chosen_value(asked, chain=loaded.chain, data=data.get(ENCODER), progress=progress)
         facts["value"] = value.facts
         if value.formula != formula:
@@ -298,7 +306,7 @@ def _compare_vectors(
     return {"vectors": parity.to_json()}
 
 
-def _write_program(folder: Path, loaded: Recommender, data: RunData, progress: Progress) -> str:
+def _write_program(folder: Path, loaded: Recommender, data: RunData, config: ExportConfig, progress: Progress) -> str:
     """The dense network as a program; where torch cannot trace it, why not."""
     ranker = loaded.chain.ranker
     assert ranker is not None
@@ -314,7 +322,20 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, progress: P
         why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         progress.say(f"no {PROGRAM_FILE}: torch.export cannot trace this model ({why})")
         return f"not written: {why}"
-    return "written"
+    if not config.compiled:
+        return "written"
+    path = folder / RANKER / COMPILED_FILE
+    progress.begin(f"compile {COMPILED_FILE}", total=None)
+    try:
+        compile_program(program, path, model=ranker.packed.model, batch=batch.rows(0, half + 1))
+    except Exception as error:  # as above; the export is whole without it
+        path.unlink(missing_ok=True)
+        why = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+        progress.say(f"no {COMPILED_FILE}: AOTInductor cannot compile this program here ({why})")
+        return f"written; not compiled: {why}"
+    finally:
+        progress.end()
+    return "written, compiled"
 
 
 def _golden_requests(loaded: Recommender, data: dict[str, RunData], config: ExportConfig) -> list[dict[str, Any]]:
