@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import importlib
 
+from benchmarks.harness import chosen
 from benchmarks.report import Report
-from ziggurat.errors import ConfigError
 
 PARTS = ("data_sessions", "data_loading", "data_balance")
 
@@ -30,14 +30,7 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 
 def run(*, quick: bool, options: argparse.Namespace) -> Report:
     """The cases of every part."""
-    parts = [part for part in options.parts.split(",") if part]
-    if unknown := [part for part in parts if part not in PARTS]:
-        raise ConfigError(
-            expected=f"parts of {', '.join(PARTS)}",
-            found=", ".join(unknown),
-            where="--parts",
-            ways_out="leave it out to run all",
-        )
+    parts = chosen(options.parts, known=PARTS, option="ziggurat bench data --parts")
     report = Report(
         benchmark="data",
         claim="What repeats in a session is kept once, and ranks have equal work: against the same without.",

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.workload import Workload
-from ziggurat.errors import MissingDependencyError
+from ziggurat.errors import ConfigError, MissingDependencyError
 
 ROOT = Path(__file__).resolve().parent.parent
 PEER_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
@@ -306,3 +306,25 @@ def paired_ratio(ours: Measured, peer: Measured) -> dict[str, float]:
 def say(text: str) -> None:
     """Progress, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def chosen(text: str, *, known: Sequence[str], option: str) -> list[str]:
+    """The names in a comma-separated option.
+
+    Args:
+        text: what was given.
+        known: all names that there are.
+        option: the command and its option, for the error.
+
+    Raises:
+        ConfigError: a name that is none of them.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            expected=f"names out of {', '.join(known)}",
+            found=", ".join(unknown),
+            where=option,
+            ways_out=f"separate names by commas: {option.split()[-1]} {','.join(known[:2])!r}",
+        )
+    return names

@@ -23,11 +23,11 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness import PEER_PYTHON, ROOT, percentiles, say
+from benchmarks.harness import PEER_PYTHON, ROOT, chosen, percentiles, say
 from benchmarks.machine import RETRIEVAL_PACKAGES, describe_versions
 from benchmarks.report import Case, Report, short
 from benchmarks.retrieval_cells import CELLS
-from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.errors import MissingDependencyError
 
 BUILD = ROOT / "build" / "benchmarks"
 PEERS = ("faiss", "scann", "usearch", "hnswlib")
@@ -61,22 +61,9 @@ def parse_options(arguments: list[str]) -> argparse.Namespace:
 
 def run(*, quick: bool, options: argparse.Namespace) -> Report:
     """Measure every width in a process of its own."""
-    peers = [peer for peer in options.peers.split(",") if peer]
-    if unknown := [peer for peer in peers if peer not in PEERS]:
-        raise ConfigError(
-            expected=f"peers of {', '.join(PEERS)}",
-            found=", ".join(unknown),
-            where="ziggurat bench retrieval --peers",
-            ways_out="separate names by commas: --peers faiss,scann",
-        )
-    cells = [cell.strip() for cell in options.cells.split(",") if cell.strip()] or [cell.name for cell in CELLS]
-    if unknown := [cell for cell in cells if cell not in [each.name for each in CELLS]]:
-        raise ConfigError(
-            expected="cells of " + ", ".join(each.name for each in CELLS),
-            found=", ".join(unknown),
-            where="ziggurat bench retrieval --cells",
-            ways_out='separate names by commas: --cells "none,10 %%"'.replace("%%", "%"),
-        )
+    peers = chosen(options.peers, known=PEERS, option="ziggurat bench retrieval --peers")
+    all_cells = [cell.name for cell in CELLS]
+    cells = chosen(options.cells, known=all_cells, option="ziggurat bench retrieval --cells") or all_cells
     dims = [int(dim) for dim in options.dims.split(",")][: 1 if quick else None]
     results = []
     for dim in dims:

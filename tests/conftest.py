@@ -38,3 +38,18 @@ def loaded(shop: Any) -> Any:
     import ziggurat
 
     return ziggurat.Recommender.load(shop.export)
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What the store `flaky://` does wrong from now on, nothing at first; waits for it take no time."""
+    import fsspec
+
+    from tests.files.flaky_store import Faults, FlakyFileSystem
+    from ziggurat.files import store_reader
+
+    fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+    FlakyFileSystem.faults = Faults()
+    monkeypatch.setattr(store_reader, "pause", lambda seconds: None)
+    yield FlakyFileSystem.faults
+    FlakyFileSystem.store.clear()

@@ -216,7 +216,7 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
     summary = "guess the schema of a file, and explain each guess"
     inspect = actions.add_parser("inspect", help=summary, description=summary, epilog=INSPECT_EPILOG)
-    inspect.add_argument("file", help="Parquet, CSV or TSV (also .gz)")
+    inspect.add_argument("file", help="Parquet, Arrow, CSV or TSV (also .gz); a path, or a URL (s3://bucket/key)")
     inspect.add_argument("--label", metavar="COLUMN", default="", help="the column to predict (default: guessed)")
     inspect.add_argument(
         "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
@@ -227,7 +227,9 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     )
     summary = "write the rows of a session next to each other, so that what repeats compresses"
     cluster = actions.add_parser("cluster-by-session", help=summary, description=summary, epilog=CLUSTER_BY_EPILOG)
-    cluster.add_argument("files", nargs="+", help="Parquet, CSV or TSV (also .gz), in the order of their rows")
+    cluster.add_argument(
+        "files", nargs="+", help="Parquet, Arrow, CSV or TSV (also .gz), or URLs, in the order of their rows"
+    )
     cluster.add_argument("--session", metavar="COLUMN", required=True, help="the column of the session")
     cluster.add_argument(
         "--time", metavar="COLUMN", default="", help="order within a session (default: as in the files)"

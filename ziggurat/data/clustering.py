@@ -41,7 +41,8 @@ from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.errors import DataError
-from ziggurat.files import digest_of, replacing
+from ziggurat.files import digest_of, refuse_url, replacing
+from ziggurat.files.stores import DataPath, facts_of
 
 BUCKET_BYTES = 128 << 20
 _ROWS_PER_GROUP = 65_536
@@ -79,7 +80,7 @@ class Clustered:
 
 
 def cluster_by_session(
-    files: Sequence[str | Path],
+    files: Sequence[str | DataPath],
     *,
     session: str,
     out: str | Path,
@@ -90,7 +91,7 @@ def cluster_by_session(
     """Write the rows of files into one Parquet file, those of a session next to each other.
 
     Args:
-        files: Parquet, CSV or TSV; read in this order.
+        files: Parquet, Arrow, CSV or TSV, here or in stores; read in this order.
         session: column of the session.
         out: the Parquet file; appears when it is whole. If it is there, made of the same files and settings, nothing is
             done.
@@ -102,13 +103,14 @@ def cluster_by_session(
         DataError: a file is damaged, has no row, or `out` is something else.
         SchemaError: a file lacks one of the columns.
     """
-    source, target = RawSource([str(file) for file in files], format=FileFormat.AUTO), Path(out)
+    source, target = RawSource(list(files), format=FileFormat.AUTO), Path(out)
+    refuse_url(out, error=DataError)
     known = source.columns()
     for name in filter(None, (session, time)):
         if name not in known:
             raise missing_column(source.paths[0], name, tuple(known))
     fingerprint = _fingerprint(source.paths, session=session, time=time, bucket_bytes=bucket_bytes)
-    before = column_bytes(source.paths) if not any(source.is_text(path) for path in source.paths) else {}
+    before = column_bytes(source.paths) if source.all_parquet() else {}
     told: Progress = progress or (lambda *told: None)
     target.parent.mkdir(parents=True, exist_ok=True)
     with Work(target, waiting=lambda: told("waiting for another process that writes the same file", 0, None)) as work:
@@ -131,9 +133,8 @@ def cluster_by_session(
     return Clustered(**counts, reused=is_there, bytes_before=before, bytes_after=column_bytes([target]))
 
 
-def _fingerprint(paths: Sequence[Path], **settings: str | int) -> str:
-    files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    return digest_of({"version": 1, "files": files, **settings})
+def _fingerprint(paths: Sequence[DataPath], **settings: str | int) -> str:
+    return digest_of({"version": 2, "files": [list(facts_of(path)) for path in paths], **settings})
 
 
 def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
@@ -292,11 +293,12 @@ def _frame(batches: list[pa.RecordBatch]) -> pl.DataFrame:
     return frame
 
 
-def column_bytes(paths: Sequence[Path]) -> dict[str, int]:
+def column_bytes(paths: Sequence[DataPath]) -> dict[str, int]:
     """Compressed bytes of each column of Parquet files."""
     found: dict[str, int] = {}
     for path in paths:
-        metadata = pq.read_metadata(path)
+        with path.open("rb") as file:
+            metadata = pq.read_metadata(file)
         for group in range(metadata.num_row_groups):
             for index in range(metadata.num_columns):
                 column = metadata.row_group(group).column(index)

@@ -21,6 +21,7 @@ in four parts of the kind that the caller names, never a traceback, a hang or a 
     reading.py    bytes, text, JSON and TOML within bounds
     writing.py    files and folders, whole or not at all
     formats.py    the three keys, migrations, checksums
+    stores.py     files in object stores under their URLs, for reading; store_reader.py reads them
 """
 
 from ziggurat.files.formats import Format, Migration, Seal, check_version, digest_of, sha256_of
@@ -37,6 +38,7 @@ from ziggurat.files.reading import (
 )
 from ziggurat.files.writing import (
     publish,
+    refuse_url,
     replacing,
     replacing_folder,
     sync,
@@ -61,6 +63,7 @@ __all__ = [
     "read_json",
     "read_text",
     "read_toml",
+    "refuse_url",
     "replacing",
     "replacing_folder",
     "sha256_of",

@@ -51,6 +51,20 @@ def read_bytes(
         error: it is a folder, pipe or device, too large, or cannot be read.
     """
     where = os.fspath(path)
+    if isinstance(path, str) and "://" in path:
+        from ziggurat.files.stores import is_url, local_path, read_object
+
+        path = local_path(path)
+        if is_url(path):
+            content, size = read_object(path, max_bytes=max_bytes)
+            if size > max_bytes:
+                raise error(
+                    expected=f"{what}, of at most {max_bytes:,} bytes",
+                    found=f"{size:,} bytes",
+                    where=where,
+                    ways_out=ways_out,
+                )
+            return content
 
     def refuse(expected: str, found: str) -> ZigguratError:
         return error(expected=expected, found=found, where=where, ways_out=ways_out)

@@ -6,6 +6,7 @@ temporary name in the same folder ─► fsync ─► rename ─► fsync of the
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = File
     written to directly, for nothing can be put in its place.
     """
     given = Path(path)
+    refuse_url(given, error=error)
     with _told(given, error):
         target = Path(os.path.realpath(given))  # through a symbolic link, which stays
         direct = target.exists() and not (target.is_file() or target.is_dir())
@@ -63,6 +65,7 @@ def replacing(path: str | os.PathLike[str], *, error: type[ZigguratError] = File
 def replacing_folder(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> Iterator[Path]:
     """A temporary folder that becomes `path` when the block ends without an error; replaces a folder that was there."""
     folder = Path(path)
+    refuse_url(folder, error=error)
     temporary = temporary_beside(folder)
     try:
         with _told(folder, error):
@@ -72,6 +75,21 @@ def replacing_folder(path: str | os.PathLike[str], *, error: type[ZigguratError]
             publish(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_url(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> None:
+    """Refuse to write to the URL of a store, as which a folder `s3:` would be made here.
+
+    Raises:
+        error: it begins like a URL.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+        raise error(
+            expected="a place on this machine: stores are read, not written",
+            found="a URL",
+            where=os.fspath(path),
+            ways_out="write here, and copy it with the store's own tool (aws s3 cp --recursive)",
+        )
 
 
 def publish(temporary: Path, folder: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ziggurat.errors import MissingFileError
+from ziggurat.files.stores import is_url, local_path
 from ziggurat.recipes.run_config import RunConfig
 
 _LEVELS = 4  # the run's folder, and so many above it
@@ -30,14 +31,14 @@ def with_absolute_paths(config: RunConfig, *, base: Path | None = None) -> RunCo
     base = (base or Path.cwd()).absolute()
 
     def absolute(text: str) -> str:
-        return os.path.normpath(base / Path(text).expanduser()) if text else ""
+        text = local_path(text)
+        return os.path.normpath(base / Path(text).expanduser()) if text and not is_url(text) else text
 
     data = config.data
     files = {name: tuple(absolute(text) for text in getattr(data, name)) for name in ("train", "valid", "test")}
-    source = absolute(config.dataset.source)
-    return dataclasses.replace(
-        config, data=dataclasses.replace(data, **files), dataset=dataclasses.replace(config.dataset, source=source)
-    )
+    moved = dataclasses.replace(data, **files, copies=absolute(data.copies))
+    dataset = dataclasses.replace(config.dataset, source=absolute(config.dataset.source))
+    return dataclasses.replace(config, data=moved, dataset=dataset)
 
 
 def located(config: RunConfig, *, folder: Path) -> RunConfig:
@@ -50,7 +51,8 @@ def located(config: RunConfig, *, folder: Path) -> RunConfig:
     Raises:
         MissingFileError: relative paths that no folder that was tried has; it lists them.
     """
-    relative = [text for text in _paths(config) if text and not Path(text).expanduser().is_absolute()]
+    named = [text for text in _paths(config) if text and not is_url(text)]
+    relative = [text for text in named if not Path(text).expanduser().is_absolute()]
     if not relative:
         return with_absolute_paths(config)
     place = folder.absolute()

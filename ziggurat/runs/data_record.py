@@ -25,6 +25,7 @@ from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError
 from ziggurat.files import Format
+from ziggurat.files.stores import DataPath
 from ziggurat.runs.fingerprint import Difference, differences
 from ziggurat.training.records.run_folder import RunFolder
 
@@ -42,7 +43,7 @@ class RawFile:
     """One raw file of a run.
 
     Args:
-        path: absolute.
+        path: absolute, or its URL in a store.
         num_bytes: its size.
         digest: see the module's docstring.
         role: train, valid or test where the files were split before, else "all".
@@ -111,7 +112,7 @@ class DataRecord:
         return found
 
 
-def files_with_roles(data: DataConfig) -> list[tuple[Path, str]]:
+def files_with_roles(data: DataConfig) -> list[tuple[DataPath, str]]:
     """Every raw file, globs and folders expanded, with its role."""
     by_files = data.split.by is SplitBy.FILES
     named = {"train": data.train, "valid": data.valid, "test": data.test}
@@ -119,11 +120,11 @@ def files_with_roles(data: DataConfig) -> list[tuple[Path, str]]:
         (path, name if by_files else _ALL)
         for name, paths in named.items()
         if paths
-        for path in RawSource(paths, format=data.format).paths
+        for path in RawSource(paths, format=data.format, copies=data.copies).paths
     ]
 
 
-def raw_file(path: Path, *, role: str = _ALL) -> RawFile:
+def raw_file(path: DataPath, *, role: str = _ALL) -> RawFile:
     """What a raw file is recognised by."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
@@ -205,7 +206,7 @@ class KnownFile:
         all_rows: of all its splits.
     """
 
-    path: Path
+    path: DataPath
     role: str
     trained_rows: int
     all_rows: int
@@ -219,7 +220,7 @@ class KnownFile:
         return f"{self.path} is data of this run: {rows}; its own test rows: ziggurat evaluate {run} --split test"
 
 
-def known_files(record: DataRecord | None, paths: Sequence[Path]) -> list[KnownFile]:
+def known_files(record: DataRecord | None, paths: Sequence[DataPath]) -> list[KnownFile]:
     """Those of `paths` that a run was trained on or chose its best step by: by content, so that a copy is known too."""
     if record is None:
         return []
@@ -234,5 +235,5 @@ def known_files(record: DataRecord | None, paths: Sequence[Path]) -> list[KnownF
     return found
 
 
-def _existing(paths: Iterable[Path]) -> list[Path]:
+def _existing(paths: Iterable[DataPath]) -> list[DataPath]:
     return [path for path in paths if path.is_file()]

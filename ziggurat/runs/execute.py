@@ -35,6 +35,7 @@ from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, build_model
 from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.job import job
@@ -183,6 +184,7 @@ def train_run(
             where="train_run, config",
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
+    refuse_url(folder, error=ConfigError)
     run = RunFolder(Path(folder))
     if resume:  # another schema is named before what it does not go with
         _start_or_resume(run, config, resume=True)

@@ -48,6 +48,7 @@ MAY_CHANGE = (
     "parallel",
     # where the same data lies; its content is compared apart
     "data.train",
+    "data.copies",
     "data.valid",
     "data.test",
     "data.bad-rows",

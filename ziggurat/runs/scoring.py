@@ -40,7 +40,7 @@ from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
 from ziggurat.features.schema import column_of
-from ziggurat.files import replacing
+from ziggurat.files import refuse_url, replacing
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
 from ziggurat.training.report.progress import Progress
 from ziggurat.typed import checked
@@ -318,8 +318,9 @@ def check_output(out: str | Path, schema: pl.Schema) -> str:
     """What divides the fields of a text file; "" for Parquet.
 
     Raises:
-        ConfigError: a suffix that is neither, or lists that are to be kept in a text file.
+        ConfigError: a URL, a suffix that is neither, or lists that are to be kept in a text file.
     """
+    refuse_url(out, error=ConfigError)
     suffix = Path(out).suffix.lower()
     if suffix not in (*_TEXT, *_PARQUET):
         raise ConfigError(

@@ -31,6 +31,7 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import ConfigError, FileError, RequestError, SchemaError, ZigguratError
 from ziggurat.files import Format, replacing
+from ziggurat.files.stores import facts_of
 from ziggurat.serving.answers import MAX_K, Recommendations, RecommendRequest
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.request_rows import canonical_id
@@ -217,7 +218,7 @@ def _columns(export: Recommender, source: RawSource) -> tuple[str, ...]:
 
 
 def _question(export: Recommender, source: RawSource, config: BulkConfig) -> dict[str, Any]:
-    files = [[str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns] for path in source.paths]
+    files = [list(facts_of(path)) for path in source.paths]
     return {"export": export.version, "files": files, "config": to_json(config)}
 
 

@@ -29,6 +29,8 @@ SECONDS_PER_FILE = 20
 SUFFIXES = {
     "sealed": ".parquet",
     "plain_parquet": ".parquet",
+    "arrow_stream": ".arrow",
+    "feather": ".feather",
     "csv": ".csv",
     "tsv_gz": ".tsv.gz",
     "criteo_gz": ".txt.gz",
@@ -39,7 +41,7 @@ def make_file(path: Path, kind: str, rng: np.random.Generator) -> None:
     """A small file of 300 rows."""
     num_rows = 300
     ids = [f"ü{i % 23}" if i % 11 else None for i in range(num_rows)]
-    if kind in ("sealed", "plain_parquet"):
+    if kind in ("sealed", "plain_parquet", "arrow_stream", "feather"):
         table = pa.table(
             {
                 "i": rng.integers(0, 1000, num_rows),
@@ -50,6 +52,12 @@ def make_file(path: Path, kind: str, rng: np.random.Generator) -> None:
                 "b": pa.array([i % 2 == 0 for i in range(num_rows)]),
             }
         )
+        if kind in ("arrow_stream", "feather"):
+            codec = [None, "zstd", "lz4"][int(rng.integers(3))]
+            new = pa.ipc.new_stream if kind == "arrow_stream" else pa.ipc.new_file
+            with new(path, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+                writer.write_table(table, max_chunksize=int(rng.integers(50, 400)))
+            return
         pq.write_table(
             table,
             path,

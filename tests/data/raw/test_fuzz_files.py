@@ -59,7 +59,7 @@ def test_a_few_damaged_files(tmp_path: Path, kind: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["sealed", "plain_parquet", "csv", "tsv_gz", "criteo_gz"])
+@pytest.mark.parametrize("kind", ["sealed", "plain_parquet", "arrow_stream", "feather", "csv", "tsv_gz", "criteo_gz"])
 def test_two_thousand_damaged_files(tmp_path: Path, kind: str):
     num_files = {"sealed": 1000, "plain_parquet": 600}.get(kind, 300)
     outcomes = _read_damaged(tmp_path, kind, first_seed=1000, num_files=num_files)

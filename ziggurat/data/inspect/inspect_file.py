@@ -21,7 +21,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
@@ -39,6 +38,7 @@ from ziggurat.data.inspect.column_roles import (
 )
 from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature
 from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
+from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
@@ -49,6 +49,7 @@ from ziggurat.features.schema import (
     Schema,
 )
 from ziggurat.features.schema_checks import refuse_too_many_columns
+from ziggurat.files.stores import DataPath, StoreFile
 
 _EXACT_ROWS = 5_000_000
 _EXACT_CELLS = 50_000_000
@@ -135,10 +136,10 @@ class Inspection:
 def inspect_file(
     path: str | os.PathLike[str], *, label: str = "", separator: str = "", sample_rows: int = 100_000
 ) -> Inspection:
-    """Guess the schema of a Parquet, CSV or TSV file (gzip too).
+    """Guess the schema of a Parquet, Arrow, CSV or TSV file (gzip too).
 
     Args:
-        path: the file; of a folder or glob the first file is read.
+        path: the file, or its URL in a store; of a folder or glob the first file is read.
         label: the column to predict; "" guesses.
         separator: of a text file, as in `TextOptions`; "" guesses it from the first line.
         sample_rows: rows to decide on.
@@ -150,7 +151,7 @@ def inspect_file(
         DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
             that cannot be a label.
     """
-    file = RawSource(os.fspath(path)).paths[0]
+    file = RawSource(path if isinstance(path, StoreFile) else os.fspath(path)).paths[0]
     text = TextOptions(delimiter=separator or RawSource(file).better_separator())
     source = RawSource(file, text=text)
     dtypes = source.columns()
@@ -185,7 +186,7 @@ def _read(
 ) -> tuple[int, pl.DataFrame, Mapping[str, tuple[int, int]]]:
     """Rows of the file, a sample, and exact (distinct, nulls) of columns where that is cheap."""
     file, hint = source.paths[0], source.num_rows_hint()
-    if source.is_text(file) or (hint is not None and hint <= sample_rows):
+    if source.is_text(file) or hint is None or hint <= sample_rows:
         parts, height = [], 0
         for chunk in source.frames(chunk_rows=sample_rows + 1):
             parts.append(chunk.frame)
@@ -198,7 +199,9 @@ def _read(
         if sample.height <= sample_rows:
             return sample.height, sample, {}
         return max(hint or 0, sample.height), sample.head(sample_rows), {}
-    assert hint is not None
+    with source.open_table(file) as table:
+        if isinstance(file, StoreFile) or isinstance(table, ArrowFile):
+            return hint, table.sample(columns=names, num_rows=sample_rows), {}
     try:
         lazy = pl.scan_parquet(file).select(names)
         size = max(sample_rows // _PLACES, 1)
@@ -228,7 +231,7 @@ def _exact_counts(lazy: pl.LazyFrame, schema: pl.Schema) -> dict[str, tuple[int,
     return {name: (counts[f"d{i}"], counts[f"n{i}"]) for i, name in enumerate(scalars)}
 
 
-def _require_header(file: Path, names: list[str]) -> None:
+def _require_header(file: DataPath, names: list[str]) -> None:
     numbers = [name for name in " ".join(names).split() if name.replace(".", "", 1).replace("-", "", 1).isdigit()]
     if names and len(numbers) * 2 > len(" ".join(names).split()):
         raise DataError(
@@ -239,7 +242,7 @@ def _require_header(file: Path, names: list[str]) -> None:
         )
 
 
-def _no_rows(file: Path) -> DataError:
+def _no_rows(file: DataPath) -> DataError:
     return DataError(
         expected="rows to look at", found="none", where=str(file), ways_out="name a file of the training data"
     )
@@ -248,7 +251,7 @@ def _no_rows(file: Path) -> DataError:
 # ---------------------------------------------------------------------------------------------------------- guessing
 
 
-def _guess(columns: list[ColumnFacts], *, file: Path, num_sampled: int, estimated: bool, label: str) -> Inspection:
+def _guess(columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, label: str) -> Inspection:
     """Roles first, then features among the rest, then what gives the label away, then shared tables."""
     if not columns or not columns[0].num_rows:
         raise _no_rows(file)
@@ -335,7 +338,7 @@ def _missing_texts(columns: Sequence[ColumnFacts]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*MISSING_TEXTS, *sorted(found)]))
 
 
-def _no_features(file: Path, lines: Sequence[ColumnGuess]) -> DataError:
+def _no_features(file: DataPath, lines: Sequence[ColumnGuess]) -> DataError:
     return DataError(
         expected="at least one column that can be a feature",
         found="; ".join(f"{line.column}: {line.becomes}, {line.reason}" for line in lines[:6]) or "no columns",

@@ -38,12 +38,13 @@ from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish
+from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.ops.text.choose import text_kernel
 
 ProgressCallback = Callable[[str, int, int | None], None]
 
 _FORMAT = 3  # raise it when the same raw rows are encoded in another way: old caches are not reused
-_NOT_COMPARED = ("train", "valid", "test", "negative_rate")  # the rate is part of the schema by then
+_NOT_COMPARED = ("train", "valid", "test", "copies", "negative_rate")  # the rate is part of the schema by then
 _ENCODING_THREADS = 2
 
 
@@ -60,12 +61,12 @@ class Sources:
             )
         self._config = config
         named = [config.train, config.valid, config.test] if config.split.by is SplitBy.FILES else [config.train]
-        sources = [RawSource(paths, format=config.format) if paths else None for paths in named]
+        sources = [config.source(paths) if paths else None for paths in named]
         self.by_split = [source.paths if source is not None else () for source in sources]
         self.left_out: tuple[Path, ...] = tuple(
             path for source in sources if source is not None for path in source.left_out
         )
-        self.paths: tuple[Path, ...] = tuple(path for paths in self.by_split for path in paths)
+        self.paths: tuple[DataPath, ...] = tuple(path for paths in self.by_split for path in paths)
 
     @property
     def by_files(self) -> bool:
@@ -74,20 +75,13 @@ class Sources:
 
     def open(self, bad_rows: BadRows) -> list[RawSource | None]:
         """The sources in the order of the splits; None for a split without files."""
-        form, text = self._config.format, self._config.text
-        return [
-            RawSource(paths, format=form, bad_rows=bad_rows, text=text) if paths else None for paths in self.by_split
-        ]
+        return [self._config.source(paths, bad_rows=bad_rows) if paths else None for paths in self.by_split]
 
 
 def fingerprint_of(config: DataConfig, schema: Schema, sources: Sources) -> str:
     """16 hex digits that change with the settings, the schema and the raw files."""
-
-    def facts(path: Path) -> tuple[str, int, int]:
-        return str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns
-
     # How the files were named (relative, absolute, by a glob) changes nothing; which split each is for does.
-    files = [[facts(path) for path in paths] for paths in sources.by_split]
+    files = [[facts_of(path) for path in paths] for paths in sources.by_split]
     settings = {name: value for name, value in to_json(config).items() if name not in _NOT_COMPARED}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     if schema.items is not None and schema.time:
@@ -174,7 +168,7 @@ class Build:
 
     def _count(self, shard: Shard) -> dict[str, JSON]:
         with self._bad_rows(self._work.folder / f"rows-{shard.index:04}") as bad_rows:  # the second look reports them
-            source = RawSource(shard.paths, format=self._config.format, bad_rows=bad_rows, text=self._config.text)
+            source = self._config.source(shard.paths, bad_rows=bad_rows)
             column = self._schema.columns[0]
             rows = count_rows(source, column=column, progress=lambda done: self._progress("count rows", done, None))
         return {"rows": rows}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
-from ziggurat.data.raw.bad_rows import BadRowPolicy
-from ziggurat.data.raw.source import FileFormat
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
+from ziggurat.files.stores import DataPath
 from ziggurat.typed import Count, CountOrNone, Share, checked
 
 
@@ -20,7 +22,7 @@ class DataConfig:
     """Raw files and how to make training, validation and test data of them.
 
     Args:
-        train: files, folders or globs; all rows, unless `split.by` is FILES.
+        train: files, folders or globs, here or in stores (s3://bucket/*.parquet); all rows, unless `split.by` is FILES.
         valid: validation files, for FILES.
         test: test files, for FILES.
         format: of the raw files.
@@ -33,6 +35,7 @@ class DataConfig:
         rows_per_group: rows of a Parquet row group of the encoded data, the unit of reading and of coarse shuffling.
         negative_rate: share of the negatives that training keeps, by a hash of the row's number; validation and test
             keep all. Scores are corrected for it; see `models/contract/losses.py`. For one binary label.
+        copies: folder of this machine where whole copies of files in stores are kept and read; "" reads the stores.
     """
 
     train: tuple[str, ...] = ()
@@ -46,6 +49,7 @@ class DataConfig:
     bad_row_budget: CountOrNone = 0
     rows_per_group: Count = DEFAULT_ROWS_PER_GROUP
     negative_rate: Share = 1.0
+    copies: str = ""
 
     def resolved(self, schema: Schema) -> DataConfig:
         """The same with the split that the schema decides; see `SplitBy.AUTO`."""
@@ -65,3 +69,7 @@ class DataConfig:
     def text(self) -> TextOptions:
         """How text files are read."""
         return TextOptions(delimiter=self.separator, decimal=self.decimal)
+
+    def source(self, paths: Sequence[str | DataPath], *, bad_rows: BadRows | None = None) -> RawSource:
+        """Files as these settings read them."""
+        return RawSource(paths, format=self.format, bad_rows=bad_rows, text=self.text, copies=self.copies)

@@ -24,7 +24,6 @@ from ziggurat.data.preprocess.shards import Shard
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, split_column
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.data.raw.source import RawSource
 from ziggurat.features.schema import Schema
 
 
@@ -124,9 +123,7 @@ class ShardReader:
         def read() -> Iterator[RawChunk]:
             first = start
             for shard in shards:
-                source = RawSource(
-                    shard.paths, format=self._config.format, bad_rows=self._bad_rows, text=self._config.text
-                )
+                source = self._config.source(shard.paths, bad_rows=self._bad_rows)
                 for chunk in source.frames(columns=columns, numbers=numbers, ids=ids):
                     yield replace(chunk, start=chunk.start + first) if first else chunk
                 rows.append(source.num_read)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from ziggurat.config import JSON
 from ziggurat.data.raw.source import RawSource
+from ziggurat.files.stores import DataPath
 
 SHARD_BYTES = 256 << 20  # smaller files are read together
 MAX_SHARDS = 256
@@ -52,7 +52,7 @@ class Shard:
         return {**asdict(self), "paths": list(self.paths)}
 
 
-def plan_shards(by_split: Sequence[Sequence[Path]], *, shard_bytes: int) -> list[Shard]:
+def plan_shards(by_split: Sequence[Sequence[DataPath]], *, shard_bytes: int) -> list[Shard]:
     """Cut files into shards of at least so many bytes, where the files allow it.
 
     Args:
@@ -83,7 +83,9 @@ def count_rows(source: RawSource, *, column: str, progress: Callable[[int], None
         progress: called with the rows so far.
     """
     if not any(source.is_text(path) for path in source.paths):
-        return source.num_rows_hint() or 0
+        known = source.num_rows_hint()
+        if known is not None:
+            return known
     done = 0
     for chunk in source.frames(columns=[column]):
         done += chunk.num_rows

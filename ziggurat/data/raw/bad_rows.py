@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ziggurat.errors import BoundsError, ConfigError, DataError, ZigguratError
+from ziggurat.files.stores import DataPath
 
 _SHOWN_CHARACTERS = 200  # of a bad value, in errors and in the quarantine
 
@@ -69,7 +70,7 @@ class BadRow:
         ways_out: extra advice for the error.
     """
 
-    path: Path
+    path: DataPath
     row: int
     line: int | None
     column: str
@@ -92,7 +93,7 @@ class BadRow:
         return kind(expected=self.expected, found=shown(self.found), where=self.where, ways_out=advice)
 
 
-def place(path: Path, *, row: int, line: int | None = None, column: str = "") -> str:
+def place(path: DataPath, *, row: int, line: int | None = None, column: str = "") -> str:
     """A position in a raw file in words: file, line (1-based) if it is text, row (0-based), column."""
     parts = [str(path)]
     if line is not None:
@@ -143,8 +144,8 @@ class BadRows:
         self.budget = budget
         self.folder = None if folder is None else Path(folder) / "quarantine"
         self.counts: Counter[BadReason] = Counter()
-        self._seen: dict[Path, set[int]] = {}
-        self._files: dict[Path, TextIO] = {}
+        self._seen: dict[DataPath, set[int]] = {}
+        self._files: dict[DataPath, TextIO] = {}
 
     @property
     def num_rows(self) -> int:
@@ -179,7 +180,7 @@ class BadRows:
             )
         return True
 
-    def is_known(self, path: Path, row: int) -> bool:
+    def is_known(self, path: DataPath, row: int) -> bool:
         """Whether this row was quarantined before."""
         return row in self._seen.get(path, ())
 

@@ -13,6 +13,7 @@ import polars as pl
 from ziggurat.data.raw.bad_rows import place
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import DecimalMark
+from ziggurat.files.stores import DataPath
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class RawChunk:
     """
 
     frame: pl.DataFrame
-    path: Path
+    path: DataPath
     first_row: int = 0
     start: int = 0
     rows: np.ndarray | None = field(default=None, repr=False)

@@ -11,9 +11,12 @@ import glob
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
+from ziggurat.data.raw.saved_datasets import saved_files
 from ziggurat.errors import MissingFileError, SchemaError
+from ziggurat.files.stores import DataPath, StoreFile, files_at, is_url, local_path
 
 _DOCUMENTS = {"readme", "license", "licence", "copying", "changelog", "notice"}
 
@@ -30,7 +33,7 @@ def doubled(names: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-def missing_column(path: Path, name: str, known: Sequence[str], *, separator: str = "") -> SchemaError:
+def missing_column(path: DataPath, name: str, known: Sequence[str], *, separator: str = "") -> SchemaError:
     """The error for a column that a file has not, with the nearest names it has.
 
     Args:
@@ -77,45 +80,65 @@ def name_of_separator(separator: str) -> str:
     return {";": "semicolon", "\t": "tab", "|": "pipe", " ": "space"}.get(separator, separator)
 
 
-def expand_path(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
-    """The files that a path, glob or folder stands for.
+def expand_path(path: str | DataPath, *, suffixes: Iterable[str], copies: str = "") -> list[DataPath]:
+    """The files that a path, URL, glob or folder stands for, in natural order.
 
     Args:
-        path: a file, a folder, or a glob.
-        suffixes: a folder stands for the files in it with one of these; hidden ones and documents are left out.
+        path: a file, a folder, or a glob; of this machine, or the URL of a store.
+        suffixes: a folder stands for the files in it with one of these; hidden ones and documents are left out. A
+            folder that Hugging Face's `save_to_disk` wrote stands for the files that it names.
+        copies: a folder for whole copies of files in stores; "" reads the stores.
 
     Raises:
         MissingFileError: nothing there.
+        DataError: a store that does not answer, or a saved data set of several splits.
     """
     known = set(suffixes)
-    if path.is_dir():
-        inside = [file for file in path.iterdir() if file.is_file() and known & set(file.suffixes)]
-        found = [file for file in inside if not file.name.startswith((".", "_")) and not _is_document(file)]
-    elif path.exists():
-        return [path]
+    if isinstance(path, str):
+        path = local_path(path)
+    if isinstance(path, StoreFile):
+        return [replace(path, copies=copies or path.copies)]
+    if is_url(path):
+        found: list[DataPath] = list(files_at(str(path), is_wanted=lambda name: _is_data(name, known), copies=copies))
+    elif (folder := Path(path)).is_dir():
+        found = [*(saved_files(folder) or (file for file in folder.iterdir() if _is_data_file(file, known)))]
+    elif folder.exists():
+        return [folder]
     else:
         found = [Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file()]
     if not found:
+        hint = ("give a URL as text: Path takes a slash away",) if re.match(r"[a-z0-9]+:/[^/]", str(path)) else ()
         raise MissingFileError(
             expected="a data file, a folder with data files, or a glob that matches some",
             found="nothing there",
             where=str(path),
-            ways_out=("correct the path", "look at it with ls"),
+            ways_out=(*hint, "correct the path", "look at it with ls"),
         )
     return sorted(found, key=_natural)
 
 
-def documents_in(path: Path, *, suffixes: Iterable[str]) -> list[Path]:
+def documents_in(path: str | DataPath, *, suffixes: Iterable[str]) -> list[Path]:
     """Files that `expand_path` leaves out of a folder because their names are those of documents (README.txt)."""
     known = set(suffixes)
-    inside = sorted(path.iterdir()) if path.is_dir() else []
-    return [file for file in inside if file.is_file() and known & set(file.suffixes) and _is_document(file)]
+    folder = Path(local_path(str(path)))
+    inside = sorted(folder.iterdir()) if not is_url(str(folder)) and folder.is_dir() else []
+    return [file for file in inside if file.is_file() and known & set(file.suffixes) and _is_document(file.name)]
 
 
-def _is_document(file: Path) -> bool:
+def _is_data_file(file: Path, suffixes: set[str]) -> bool:
+    return file.is_file() and _is_data(file.name, suffixes)
+
+
+def _is_data(name: str, suffixes: set[str]) -> bool:
+    hidden = name.startswith((".", "_"))
+    return bool(suffixes & set(PurePosixPath(name).suffixes)) and not hidden and not _is_document(name)
+
+
+def _is_document(name: str) -> bool:
+    file = PurePosixPath(name)
     return file.suffix.lower() == ".txt" and bool(_DOCUMENTS & set(re.split(r"[^a-z]+", file.stem.lower())))
 
 
-def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
+def _natural(path: DataPath) -> tuple[tuple[int, int | str], ...]:
     parts = re.split(r"(\d+)", str(path))
     return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in parts)

@@ -20,16 +20,20 @@ The blocks of a row group are verified when it is read. Cost: 1 ms a MB; 4 bytes
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import struct
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ziggurat.errors import DataError
+from ziggurat.files.stores import DataPath
 
 _MAGIC = b"ZIGSEAL1"
 _PARQUET_MAGIC = b"PAR1"
@@ -47,9 +51,9 @@ def seal_parquet(path: str | Path) -> None:
     """
     path = Path(path)
     with path.open("r+b") as file:
-        body_bytes = _footer_start(file.fileno(), path)
-        crcs = np.array([_block_crc(file.fileno(), i, body_bytes) for i in range(_num_blocks(body_bytes))], dtype="<u4")
-        footer = _read_at(file.fileno(), body_bytes, os.fstat(file.fileno()).st_size - body_bytes)
+        body_bytes, size = _footer_start(file, path)
+        crcs = np.array([_block_crc(file, i, body_bytes) for i in range(_num_blocks(body_bytes))], dtype="<u4")
+        footer = _read_at(file, body_bytes, size - body_bytes)
         covered = crcs.tobytes() + _COUNTS.pack(body_bytes, len(crcs))
         digest = hashlib.sha256(covered + footer).digest()
         file.seek(body_bytes)
@@ -66,37 +70,43 @@ class Seal:
         path: the file, for errors.
         body_bytes: bytes that the blocks cover.
         crcs: CRC-32 of each block of 1 MiB.
+        file: the file, open, where it lies in a store; a file of this machine is opened when it is needed.
     """
 
-    path: Path
+    path: DataPath
     body_bytes: int
     crcs: np.ndarray
+    file: Any = None
     _checked: set[int] = field(default_factory=set)
 
     @staticmethod
-    def find(path: Path) -> Seal | None:
+    def find(path: DataPath, *, file: Any = None) -> Seal | None:
         """The seal of a file, or None if it has none.
+
+        Args:
+            path: the file.
+            file: the same, open, if it lies in a store.
 
         Raises:
             DataError: the seal or the footer is damaged.
         """
-        with path.open("rb") as file:
-            footer_start = _footer_start(file.fileno(), path)
+        with _open(path, file) as opened:
+            footer_start, size = _footer_start(opened, path)
             tail_start = footer_start - _TAIL_BYTES
             if tail_start < 0:
                 return None
-            tail = _read_at(file.fileno(), tail_start, _TAIL_BYTES)
+            tail = _read_at(opened, tail_start, _TAIL_BYTES)
             if not tail.endswith(_MAGIC):
                 return None
             body_bytes, num_blocks = _COUNTS.unpack_from(tail)
             crc_start = tail_start - 4 * num_blocks
-            footer = _read_at(file.fileno(), footer_start, os.fstat(file.fileno()).st_size - footer_start)
+            footer = _read_at(opened, footer_start, size - footer_start)
             covered = b""
             if crc_start == body_bytes and num_blocks == _num_blocks(body_bytes):
-                covered = _read_at(file.fileno(), crc_start, 4 * num_blocks) + tail[: _COUNTS.size]
+                covered = _read_at(opened, crc_start, 4 * num_blocks) + tail[: _COUNTS.size]
         if hashlib.sha256(covered + footer).digest() != tail[_COUNTS.size : _COUNTS.size + 32]:
             raise _broken(f"{path}, footer", "the footer or the seal differs from what was written")
-        return Seal(path, body_bytes, np.frombuffer(covered[: 4 * num_blocks], dtype="<u4"))
+        return Seal(path, body_bytes, np.frombuffer(covered[: 4 * num_blocks], dtype="<u4"), file)
 
     def check(self, start: int, stop: int, *, what: str) -> None:
         """Verify the blocks that overlap bytes `start` to `stop`, which are `what`; each block is read once.
@@ -104,29 +114,35 @@ class Seal:
         Raises:
             DataError: a block is damaged; names its bytes.
         """
-        with self.path.open("rb") as file:
+        with _open(self.path, self.file) as opened:
             for block in range(start // _BLOCK_BYTES, -(-min(stop, self.body_bytes) // _BLOCK_BYTES)):
                 if block in self._checked:
                     continue
-                if _block_crc(file.fileno(), block, self.body_bytes) != int(self.crcs[block]):
+                if _block_crc(opened, block, self.body_bytes) != int(self.crcs[block]):
                     first = block * _BLOCK_BYTES
                     found = f"bytes {first:,} … {first + _BLOCK_BYTES:,} differ from what was written"
                     raise _broken(f"{self.path}, {what}", found)
                 self._checked.add(block)
 
 
+def _open(path: DataPath, file: Any) -> contextlib.AbstractContextManager[Any]:
+    """The file for reading; one that is open already stays so."""
+    return contextlib.nullcontext(file) if file is not None else path.open("rb")
+
+
 def _num_blocks(body_bytes: int) -> int:
     return -(-body_bytes // _BLOCK_BYTES)
 
 
-def _block_crc(descriptor: int, block: int, body_bytes: int) -> int:
+def _block_crc(file: Any, block: int, body_bytes: int) -> int:
     start = block * _BLOCK_BYTES
-    return zlib.crc32(_read_at(descriptor, start, min(_BLOCK_BYTES, body_bytes - start)))
+    return zlib.crc32(_read_at(file, start, min(_BLOCK_BYTES, body_bytes - start)))
 
 
-def _footer_start(descriptor: int, path: Path) -> int:
-    size = os.fstat(descriptor).st_size
-    end = _read_at(descriptor, max(0, size - 8), 8)
+def _footer_start(file: Any, path: DataPath) -> tuple[int, int]:
+    """Where the footer begins, and the bytes of the file."""
+    size = file.seek(0, io.SEEK_END)
+    end = _read_at(file, max(0, size - 8), 8)
     start = size - 8 - int.from_bytes(end[:4], "little") if len(end) == 8 else -1
     if start < len(_PARQUET_MAGIC) or not end.endswith(_PARQUET_MAGIC):
         raise DataError(
@@ -135,19 +151,12 @@ def _footer_start(descriptor: int, path: Path) -> int:
             where=f"{path}, footer",
             ways_out=("copy or write the file again: it is damaged or was cut short", "check that it is Parquet"),
         )
-    return start
+    return start, size
 
 
-def _read_at(descriptor: int, start: int, num_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    while num_bytes > 0:
-        part = os.pread(descriptor, num_bytes, start)
-        if not part:
-            break
-        parts.append(part)
-        start += len(part)
-        num_bytes -= len(part)
-    return b"".join(parts)
+def _read_at(file: Any, start: int, num_bytes: int) -> bytes:
+    file.seek(start)
+    return file.read(max(num_bytes, 0))
 
 
 def _broken(where: object, found: str) -> DataError:

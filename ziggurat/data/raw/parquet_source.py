@@ -13,21 +13,19 @@ Cost: about 0.2 s for a million rows of 40 columns on two cores; memory: one row
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from polars.exceptions import PanicException, PolarsError
 
-from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
-from ziggurat.data.raw.names import doubled
+from ziggurat.data.raw.arrow_rows import READ_ERRORS, check_schema, frame_of, polars_types, without_broken_texts
+from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.parquet_seal import Seal
-from ziggurat.errors import DataError, MissingFileError, SchemaError
+from ziggurat.errors import DataError, MissingFileError, ZigguratError
+from ziggurat.files.store_reader import StoreReader
+from ziggurat.files.stores import DataPath, StoreFile
 
-# What pyarrow raises for damaged files. MemoryError: a damaged header can ask for any amount of memory.
-_READ_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, TypeError, KeyError, OverflowError)
 _MAX_METADATA_BYTES = 256 << 20
 
 
@@ -42,38 +40,30 @@ class ParquetFile:
         DataError: not a Parquet file, or a damaged one; names the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: DataPath) -> None:
         self.path = path
-        if not path.is_file():
+        if not isinstance(path, StoreFile) and not path.is_file():
             raise MissingFileError(
                 expected="a Parquet file", found="nothing there", where=str(path), ways_out="correct the path"
             )
+        self._opened = path.open("rb") if isinstance(path, StoreFile) else None
         try:
-            self._seal = Seal.find(path)
+            self._seal = Seal.find(path, file=self._opened)
             self._file = pq.ParquetFile(
-                path,
+                self._opened or path,
                 page_checksum_verification=True,
-                pre_buffer=False,
+                pre_buffer=self._opened is not None,  # fewer, larger requests
                 thrift_string_size_limit=_MAX_METADATA_BYTES,
                 thrift_container_size_limit=_MAX_METADATA_BYTES,
             )
             self._schema = self._file.schema_arrow
             self._metadata = self._file.metadata
-            names = self._schema.names
-            for kind in self._schema.types:
-                _check_names(kind)
-        except DataError:
+            check_schema(self._schema, path=path)
+        except ZigguratError:
             raise
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
+            self._refuse_changed()
             raise _damaged(path, error, where="footer") from error
-        doubles = doubled(names)
-        if doubles:
-            raise DataError(
-                expected="column names without doubles",
-                found=f"{doubles} more than once",
-                where=str(path),
-                ways_out="rename the columns",
-            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -88,16 +78,12 @@ class ParquetFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+        if self._opened is not None:
+            self._opened.close()
 
     def dtypes(self) -> dict[str, pl.DataType]:
         """The polars type of every column; columns that polars has no type for are left out."""
-        types: dict[str, pl.DataType] = {}
-        for name in self.columns:
-            try:
-                types[name] = _to_polars(pa.schema([self._schema.field(name)]).empty_table()).schema[name]
-            except (*_READ_ERRORS, PolarsError, PanicException):
-                continue
-        return types
+        return polars_types(self._schema)
 
     def frames(
         self, *, columns: Sequence[str], chunk_rows: int, bad_rows: BadRows
@@ -116,11 +102,32 @@ class ParquetFile:
             for batch in self._batches(group, columns=columns, chunk_rows=chunk_rows):
                 rows = np.arange(first_row + seen, first_row + seen + batch.num_rows)
                 seen += batch.num_rows
-                batch, rows = self._drop_invalid_text(batch, rows, bad_rows)
-                yield self._frame(batch, columns), rows
+                batch, rows = without_broken_texts(batch, rows, path=self.path, bad_rows=bad_rows)
+                yield frame_of(batch, columns, path=self.path), rows
+            self._refuse_changed()
             if seen != expected:
                 raise _damaged(self.path, f"{seen} rows instead of {expected}", where=f"row group {group}")
             first_row += expected
+
+    def sample(self, *, columns: Sequence[str], num_rows: int) -> pl.DataFrame:
+        """At most so many rows from up to ten row groups, evenly spread; the first ones of each."""
+        groups = self._metadata.num_row_groups
+        chosen = sorted({place * (groups - 1) // 9 for place in range(10)}) if groups else []
+        size = -(-num_rows // max(len(chosen), 1))
+        parts = []
+        for group in chosen:
+            for batch in self._batches(group, columns=columns, chunk_rows=size):
+                rows = np.arange(batch.num_rows)
+                batch, _ = without_broken_texts(batch, rows, path=self.path, bad_rows=BadRows())
+                parts.append(frame_of(batch, columns, path=self.path))
+                break
+        self._refuse_changed()
+        return pl.concat(parts).head(num_rows) if parts else pl.DataFrame(schema=self.dtypes())
+
+    def _refuse_changed(self) -> None:
+        """Look whether an object in a store is still the one that was opened."""
+        if isinstance(self._opened, StoreReader):
+            self._opened.verify()
 
     def _check_seal(self, group: int) -> None:
         if self._seal is None:
@@ -140,7 +147,10 @@ class ParquetFile:
         try:
             batches = self._file.iter_batches(batch_size=chunk_rows, row_groups=[group], columns=list(columns))
             yield from batches
-        except _READ_ERRORS as error:
+        except ZigguratError:
+            raise
+        except READ_ERRORS as error:
+            self._refuse_changed()
             raise _damaged(self.path, error, where=self._locate(group, columns)) from error
 
     def _locate(self, group: int, columns: Sequence[str]) -> str:
@@ -148,91 +158,12 @@ class ParquetFile:
         for name in columns:
             try:
                 self._file.read_row_group(group, columns=[name], use_threads=False)
-            except _READ_ERRORS:
+            except READ_ERRORS:
                 return f"row group {group}, column {name!r}"
         return f"row group {group}"
 
-    def _drop_invalid_text(
-        self, batch: pa.RecordBatch, rows: np.ndarray, bad_rows: BadRows
-    ) -> tuple[pa.RecordBatch, np.ndarray]:
-        """The batch without rows whose text is not UTF-8."""
-        for name in batch.schema.names:
-            column = batch.column(name)
-            if not _holds_text(column.type):
-                continue
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as error:
-                good = self._valid_texts(column, rows, name=name, bad_rows=bad_rows, error=error)
-                batch, rows = batch.filter(pa.array(good)), rows[good]
-        return batch, rows
 
-    def _valid_texts(
-        self, column: pa.Array, rows: np.ndarray, *, name: str, bad_rows: BadRows, error: pa.ArrowInvalid
-    ) -> np.ndarray:
-        """Which rows of a text column are valid; the others are reported."""
-        good = np.ones(len(column), dtype=bool)
-        for index in range(len(column)):
-            try:
-                column.slice(index, 1).take(pa.array([0])).validate(full=True)
-            except pa.ArrowInvalid:
-                good[index] = False
-                bad_rows.report(
-                    BadRow(
-                        path=self.path,
-                        row=int(rows[index]),
-                        line=None,
-                        column=name,
-                        reason=BadReason.INVALID_UTF8,
-                        expected="valid UTF-8",
-                        found=str(error),
-                    )
-                )
-        return good
-
-    def _frame(self, batch: pa.RecordBatch, columns: Sequence[str]) -> pl.DataFrame:
-        try:
-            return _to_polars(pa.Table.from_batches([batch]).select(list(columns)))
-        except (*_READ_ERRORS, PolarsError, PanicException):
-            for name in columns:
-                self._try_column(batch, name)
-            raise _damaged(self.path, "polars cannot take the values", where="values") from None
-
-    def _try_column(self, batch: pa.RecordBatch, name: str) -> None:
-        try:
-            _to_polars(pa.table({name: batch.column(name)}))
-        except (*_READ_ERRORS, PolarsError, PanicException) as error:
-            raise SchemaError(
-                expected="a column of numbers, text, booleans, dates, or lists of these",
-                found=f"type {batch.schema.field(name).type}: {str(error)[:200]}",
-                where=f"{self.path}, column {name!r}",
-                ways_out=("write the column as another type", "leave it out of the schema"),
-            ) from error
-
-
-def _to_polars(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
-
-
-def _check_names(kind: pa.DataType) -> None:
-    """Decode the names of nested fields: polars would panic over a damaged one."""
-    for index in range(kind.num_fields):
-        nested = kind.field(index)
-        nested.name.encode()
-        _check_names(nested.type)
-
-
-def _holds_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _holds_text(kind.value_type)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _holds_text(kind.value_type)
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-
-
-def _damaged(path: Path, error: object, *, where: str) -> DataError:
+def _damaged(path: DataPath, error: object, *, where: str) -> DataError:
     return DataError(
         expected="a Parquet file that can be read and whose page checksums are right",
         found=str(error)[:500] or type(error).__name__,

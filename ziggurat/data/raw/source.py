@@ -5,10 +5,11 @@
         chunk.frame          # polars, at most chunk_rows rows
         chunk.global_rows    # position of each row over all files in order; quarantined rows keep their numbers
 
-Formats: Parquet, CSV, TSV, and Criteo's TSV without a header; text files may be gzip. Text files give *text* columns,
-whatever they look like: the schema says what they mean, so that "007" stays an id. Columns named in `numbers` come as
-Float64 where a whole block allows it. Files are taken in the order given; a glob or a folder is sorted with numbers
-inside names by value (day_2 before day_10).
+Formats: Parquet, Arrow (Feather, and what `datasets` saves), CSV, TSV, and Criteo's TSV without a header; text files
+may be gzip. Text files give *text* columns, whatever they look like: the schema says what they mean, so that "007"
+stays an id. Columns named in `numbers` come as Float64 where a whole block allows it. Files are taken in the order
+given; a glob or a folder is sorted with numbers inside names by value (day_2 before day_10). They may lie in stores
+(`s3://bucket/*.parquet`): see `files/stores.py`.
 
 Rows: *file rows* are numbered from 0 behind the header, *global rows* from 0 over all files, *lines* of text files
 from 1 as an editor shows them.
@@ -18,13 +19,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column
@@ -32,12 +34,16 @@ from ziggurat.data.raw.parquet_source import ParquetFile
 from ziggurat.data.raw.text_blocks import ByteStream, DecimalMark, TextOptions
 from ziggurat.data.raw.text_source import TextFile, TextPiece, open_text, read_text
 from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.files.stores import DataPath, StoreFile
 
 DEFAULT_CHUNK_ROWS = 131_072
 _DELIMITERS = {"csv": ",", "tsv": "\t", "criteo": "\t"}
-_SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"}
+_SUFFIXES = {
+    **{".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"},
+    **{".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".txt": "tsv"},
+}
 _CRITEO_LINE = re.compile(rb"([01]?\t)?(-?[0-9]*\t){13}([0-9a-f]{8}|)(\t([0-9a-f]{8}|)){25}\r?(\n|$)")
-_PARQUET_MAGIC = b"PAR1"
+_PARQUET_MAGIC, _ARROW_MAGIC = b"PAR1", b"ARROW1"
 _HINT_BYTES = 1 << 20
 
 
@@ -46,6 +52,7 @@ class FileFormat(StrEnum):
 
     AUTO = "auto"  # by suffix; a text file whose first line looks like Criteo's is taken as such
     PARQUET = "parquet"
+    ARROW = "arrow"  # Arrow's own files and streams: .arrow, .feather
     CSV = "csv"
     TSV = "tsv"
     CRITEO = "criteo"  # label, I1 … I13, C1 … C26; tab separated, no header
@@ -56,10 +63,11 @@ class RawSource:
 
     Args:
         paths: files, globs, or folders (all files of a known suffix in them but README.txt and the like, which are in
-            `left_out`), in the order of the rows.
+            `left_out`), in the order of the rows; of this machine, or URLs of stores.
         format: what they are; AUTO decides for each file.
         bad_rows: where faulty rows go; by default the first one is an error.
         text: how to read CSV and TSV.
+        copies: a folder where whole copies of files in stores are kept and read; "" reads the stores each time.
 
     Raises:
         MissingFileError: a path that does not exist, or a glob that matches nothing.
@@ -68,16 +76,17 @@ class RawSource:
 
     def __init__(
         self,
-        paths: Sequence[str | Path] | str | Path,
+        paths: Sequence[str | DataPath] | str | DataPath,
         *,
         format: FileFormat = FileFormat.AUTO,
         bad_rows: BadRows | None = None,
         text: TextOptions | None = None,
+        copies: str = "",
     ) -> None:
-        named = [paths] if isinstance(paths, str | Path) else list(paths)
-        files = [expand_path(Path(path), suffixes=_SUFFIXES) for path in named]
-        self.paths: tuple[Path, ...] = tuple(file for found in files for file in found)
-        self.left_out = tuple(file for path in named for file in documents_in(Path(path), suffixes=_SUFFIXES))
+        named = [paths] if isinstance(paths, str | DataPath) else list(paths)
+        files = [expand_path(path, suffixes=_SUFFIXES, copies=copies) for path in named]
+        self.paths: tuple[DataPath, ...] = tuple(file for found in files for file in found)
+        self.left_out = tuple(file for path in named for file in documents_in(path, suffixes=_SUFFIXES))
         self.format = format
         self.num_read = 0  # rows of the files that `frames` has been through, bad ones included
         self.bad_rows = bad_rows or BadRows()
@@ -94,26 +103,36 @@ class RawSource:
             DataError: the file is damaged or empty.
         """
         path = self.paths[0]
-        if self._format_of(path) is FileFormat.PARQUET:
-            file = ParquetFile(path)
-            try:
+        if not self.is_text(path):
+            with self.open_table(path) as file:
                 return file.dtypes()
-            finally:
-                file.close()
         return {name: pl.String() for name in self._open_text(path).columns}
 
-    def is_text(self, path: Path) -> bool:
-        """Whether a file is text, and not Parquet."""
-        return self._format_of(path) is not FileFormat.PARQUET
+    def is_text(self, path: DataPath) -> bool:
+        """Whether a file is text, and neither Parquet nor Arrow."""
+        return self._format_of(path) not in _WITH_TYPES
 
-    def separator_of(self, path: Path) -> str:
+    def all_parquet(self) -> bool:
+        """Whether all files are Parquet."""
+        return all(self._format_of(path) is FileFormat.PARQUET for path in self.paths)
+
+    @contextmanager
+    def open_table(self, path: DataPath) -> Iterator[ParquetFile | ArrowFile]:
+        """One of the files that is not text."""
+        file = ParquetFile(path) if self._format_of(path) is FileFormat.PARQUET else ArrowFile(path)
+        try:
+            yield file
+        finally:
+            file.close()
+
+    def separator_of(self, path: DataPath) -> str:
         """What divides the fields of a text file, as it is read."""
         return self.text.delimiter or _DELIMITERS[self._format_of(path).value]
 
     def better_separator(self) -> str:
         """What divides the header of the first file, if that is not what its name says; else ""."""
         path = self.paths[0]
-        if self._format_of(path) in (FileFormat.PARQUET, FileFormat.CRITEO):
+        if self._format_of(path) in (*_WITH_TYPES, FileFormat.CRITEO):
             return ""
         with ByteStream(path) as stream:
             line = stream.read(self.text.max_record_bytes).split(b"\n", 1)[0].decode(errors="replace")
@@ -121,13 +140,14 @@ class RawSource:
         return "" if guess == self.separator_of(path) else guess
 
     def num_rows_hint(self) -> int | None:
-        """Number of rows: exact for Parquet, estimated for plain text, None with gzip files (nobody can know)."""
+        """Number of rows: exact for Parquet and Arrow, estimated for plain text; None if only reading tells."""
         total = 0
         for path in self.paths:
-            if self._format_of(path) is FileFormat.PARQUET:
-                file = ParquetFile(path)
-                total += file.num_rows
-                file.close()
+            if not self.is_text(path):
+                with self.open_table(path) as file:
+                    if isinstance(file, ArrowFile) and isinstance(path, StoreFile):
+                        return None
+                    total += file.num_rows
                 continue
             with ByteStream(path) as stream:
                 if stream.is_gzip:
@@ -163,30 +183,27 @@ class RawSource:
         assert chunk_rows > 0
         start = self.num_read = 0
         for path in self.paths:
-            if self._format_of(path) is FileFormat.PARQUET:
-                start = yield from self._parquet_chunks(path, columns, chunk_rows, start)
+            if not self.is_text(path):
+                start = yield from self._table_chunks(path, columns, chunk_rows, start)
             else:
                 hints = (frozenset(numbers), frozenset(ids))
                 start = yield from self._text_chunks(path, columns, hints, chunk_rows, start)
             self.num_read = start
 
-    def _parquet_chunks(
-        self, path: Path, columns: Sequence[str] | None, chunk_rows: int, start: int
+    def _table_chunks(
+        self, path: DataPath, columns: Sequence[str] | None, chunk_rows: int, start: int
     ) -> Iterator[RawChunk]:
-        file = ParquetFile(path)
-        try:
+        with self.open_table(path) as file:
             wanted = _check_columns(path, file.columns, columns)
             gather = _Gather(path=path, start=start, chunk_rows=chunk_rows)
             for frame, rows in file.frames(columns=wanted, chunk_rows=chunk_rows, bad_rows=self.bad_rows):
                 yield from gather.add(frame, rows, None)
             yield from gather.rest()
             return start + file.num_rows
-        finally:
-            file.close()
 
     def _text_chunks(
         self,
-        path: Path,
+        path: DataPath,
         columns: Sequence[str] | None,
         hints: tuple[frozenset[str], frozenset[str]],
         chunk_rows: int,
@@ -209,18 +226,18 @@ class RawSource:
         yield from gather.rest()
         return start + num_rows
 
-    def _open_text(self, path: Path) -> TextFile:
+    def _open_text(self, path: DataPath) -> TextFile:
         kind = self._format_of(path)
         criteo = kind is FileFormat.CRITEO
         return open_text(path, options=self.text, delimiter=_DELIMITERS[kind.value], criteo=criteo)
 
-    def _format_of(self, path: Path) -> FileFormat:
+    def _format_of(self, path: DataPath) -> FileFormat:
         if self.format is not FileFormat.AUTO:
             return self.format
         suffixes = [suffix.lower() for suffix in path.suffixes]
         last = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes[-1] if suffixes else "")
         known = FileFormat(_SUFFIXES[last]) if last in _SUFFIXES else None
-        if known is FileFormat.PARQUET or known is FileFormat.CSV:
+        if known is not None and known in (*_WITH_TYPES, FileFormat.CSV):
             return known
         with ByteStream(path) as stream:
             start = stream.read(4096)
@@ -228,24 +245,29 @@ class RawSource:
             return FileFormat.CRITEO
         if known is None and start[:4] == _PARQUET_MAGIC:
             return FileFormat.PARQUET
+        if known is None and start[:6] == _ARROW_MAGIC:
+            return FileFormat.ARROW
         if known is None:
             raise ConfigError(
-                expected="a file name that ends in .parquet, .csv, .tsv or .txt (with .gz behind it or not)",
+                expected="a file name that ends in .parquet, .arrow, .csv, .tsv or .txt (with .gz behind it or not)",
                 found=path.name,
                 where=str(path),
                 ways_out=(
                     "rename the file, or make a link to it with such a name",
-                    "to train on it: --data.format csv (or tsv, parquet, criteo)",
+                    "to train on it: --data.format csv (or tsv, parquet, arrow, criteo)",
                 ),
             )
         return known
+
+
+_WITH_TYPES = (FileFormat.PARQUET, FileFormat.ARROW)
 
 
 @dataclass(kw_only=True)
 class _Gather:
     """Cuts pieces of any size into chunks of exactly `chunk_rows` rows; pieces of unlike types stay apart."""
 
-    path: Path
+    path: DataPath
     start: int
     chunk_rows: int
     decimal: DecimalMark = DecimalMark.POINT
@@ -308,7 +330,7 @@ class _Gather:
 
 
 def _check_columns(
-    path: Path, known: tuple[str, ...], wanted: Sequence[str] | None, *, separator: str = ""
+    path: DataPath, known: tuple[str, ...], wanted: Sequence[str] | None, *, separator: str = ""
 ) -> tuple[str, ...]:
     if wanted is None:
         return known

@@ -22,10 +22,10 @@ import zlib
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
-from pathlib import Path
 from typing import BinaryIO
 
-from ziggurat.errors import ConfigError, DataError, MissingFileError
+from ziggurat.errors import ConfigError, DataError, MissingFileError, ZigguratError
+from ziggurat.files.stores import DataPath, StoreFile
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_READ_BYTES = 1 << 20
@@ -98,7 +98,7 @@ class ByteStream:
         DataError: the gzip stream is damaged or cut short, or the file cannot be read; names the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: DataPath) -> None:
         self.path = path
         self._file = _open(path)
         self._produced = 0
@@ -137,6 +137,8 @@ class ByteStream:
     def _read_plain(self, num_bytes: int) -> bytes:
         try:
             return self._file.read(num_bytes)
+        except ZigguratError:
+            raise
         except OSError as error:
             raise self._damaged(f"the system says: {error}") from error
 
@@ -168,7 +170,9 @@ class ByteStream:
         )
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: DataPath) -> BinaryIO:
+    if isinstance(path, StoreFile):
+        return path.open("rb", in_order=True)
     try:
         return path.open("rb", buffering=1 << 16)
     except FileNotFoundError as error:

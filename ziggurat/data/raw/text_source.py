@@ -20,7 +20,6 @@ import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -32,6 +31,7 @@ from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line
 from ziggurat.data.raw.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
+from ziggurat.files.stores import DataPath
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.kernel import Fields, TextKernel, TextKind
 
@@ -45,7 +45,7 @@ _SHOWN_BYTES = 100_000  # of a bad record kept for the quarantine
 class TextFile:
     """A text file and how to read it, before its first row."""
 
-    path: Path
+    path: DataPath
     columns: tuple[str, ...]
     layout: TextLayout
     options: TextOptions
@@ -64,7 +64,7 @@ class TextPiece:
     next_row: int  # rows of the file up to here, bad ones included
 
 
-def open_text(path: Path, *, options: TextOptions, delimiter: str, criteo: bool) -> TextFile:
+def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: bool) -> TextFile:
     """Read the header of a text file.
 
     Args:
@@ -342,7 +342,7 @@ def _joined(data: bytes, records: Records, good: np.ndarray) -> bytes:
     return b"".join(parts)
 
 
-def _header(path: Path, start: bytes, delimiter: bytes, options: TextOptions) -> tuple[tuple[str, ...], int]:
+def _header(path: DataPath, start: bytes, delimiter: bytes, options: TextOptions) -> tuple[tuple[str, ...], int]:
     """Column names and the number of bytes of the header record."""
     line = start[: start.find(b"\n") + 1] or start
     if not start.strip(b"\r\n"):
@@ -373,5 +373,5 @@ def _header(path: Path, start: bytes, delimiter: bytes, options: TextOptions) ->
     return names, len(line)
 
 
-def _bad_file(path: Path, expected: str, found: str, way_out: str) -> DataError:
+def _bad_file(path: DataPath, expected: str, found: str, way_out: str) -> DataError:
     return DataError(expected=expected, found=found, where=str(path), ways_out=way_out)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -28,6 +27,7 @@ from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Schema, column_of
+from ziggurat.files.stores import DataPath
 from ziggurat.runs.export.typed_columns import typed_columns
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
 
@@ -48,12 +48,12 @@ class RunData:
     schema: Schema
     bad_rows: BadRows
 
-    def source(self, paths: Sequence[str | Path] = ()) -> RawSource:
+    def source(self, paths: Sequence[str | DataPath] = ()) -> RawSource:
         """All rows of the run, or other files that are read in the same way."""
         data = self.config
         named = (*data.train, *data.valid, *data.test) if data.split.by is SplitBy.FILES else data.train
-        chosen = [str(path) for path in paths] or list(named)
-        return RawSource(chosen, format=data.format, bad_rows=self.bad_rows, text=data.text)
+        chosen = [*(paths or named)]
+        return RawSource(chosen, format=data.format, bad_rows=self.bad_rows, text=data.text, copies=data.copies)
 
     def samples(self, *, num_rows: int) -> Iterator[RawChunk]:
         """About so many rows with labels, the first ones of each file."""

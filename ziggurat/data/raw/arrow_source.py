@@ -1,0 +1,169 @@
+"""Arrow files as frames, batch by batch: Feather (version 2), `.arrow` files, and the streams that `datasets` writes.
+
+Two layouts share the suffix. The *file* has a footer that lists its batches, and may be compressed. The *stream* has
+none: it ends with a mark of eight bytes, and one that was cut between two batches reads like a shorter one, so the mark
+is required. Neither has checksums: every batch is validated (offsets, lengths, texts) before it is used.
+
+Memory: one batch, as it was written. Cost: that of reading the bytes, and of the validation.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from ziggurat.data.raw.arrow_rows import READ_ERRORS, check_schema, frame_of, polars_types, without_broken_texts
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.errors import DataError, MissingFileError, ZigguratError
+from ziggurat.files.store_reader import StoreReader
+from ziggurat.files.stores import DataPath, StoreFile
+
+_FILE_MAGIC = b"ARROW1"
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+_OLD_FEATHER = b"FEA1"
+
+
+class ArrowFile:
+    """One Arrow file or stream, read batch by batch.
+
+    Args:
+        path: the file.
+
+    Raises:
+        MissingFileError: no such file.
+        DataError: not an Arrow file, or a damaged one; names the file.
+    """
+
+    def __init__(self, path: DataPath) -> None:
+        self.path = path
+        if not isinstance(path, StoreFile) and not path.is_file():
+            raise MissingFileError(
+                expected="an Arrow file", found="nothing there", where=str(path), ways_out="correct the path"
+            )
+        self._opened: Any = path.open("rb") if isinstance(path, StoreFile) else pa.OSFile(str(path), "rb")
+        try:
+            start = self._opened.read(8)
+            size = self._opened.seek(0, io.SEEK_END)
+            self._opened.seek(max(0, size - 8))
+            end = self._opened.read(8)
+            self._opened.seek(0)
+            if start.startswith(_OLD_FEATHER):
+                raise self._damaged("Feather of version 1, which pyarrow reads no more")
+            self.is_stream = not start.startswith(_FILE_MAGIC)
+            if self.is_stream and end != _END_OF_STREAM:
+                raise self._damaged(f"{size:,} bytes that end with {end.hex(' ') or 'nothing'}: no end of a stream")
+            self._schema = self._reader().schema
+            check_schema(self._schema, path=path)
+        except ZigguratError:
+            self._opened.close()
+            raise
+        except READ_ERRORS as error:
+            self._refuse_changed()
+            self._opened.close()
+            raise self._damaged(error) from error
+        self._num_rows: int | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the top-level columns."""
+        return tuple(self._schema.names)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all batches, counted once: of a file of this machine without reading the values."""
+        if self._num_rows is None:
+            mapped = None if isinstance(self.path, StoreFile) else pa.memory_map(str(self.path))
+            self._num_rows = sum(batch.num_rows for batch in self._batches(mapped))
+        return self._num_rows
+
+    def close(self) -> None:
+        """Close the file."""
+        self._opened.close()
+
+    def dtypes(self) -> dict[str, pl.DataType]:
+        """The polars type of every column; columns that polars has no type for are left out."""
+        return polars_types(self._schema)
+
+    def frames(
+        self, *, columns: Sequence[str], chunk_rows: int, bad_rows: BadRows
+    ) -> Iterator[tuple[pl.DataFrame, np.ndarray]]:
+        """Frames of at most `chunk_rows` rows with the 0-based rows in the file, in order.
+
+        Raises:
+            DataError: damage, or a bad row (policy ERROR).
+            SchemaError: a column of a type that polars has not.
+        """
+        first_row = 0
+        for number, whole in enumerate(self._batches()):
+            chosen = whole.select(list(columns))
+            self._check(chosen, number)
+            for start in range(0, chosen.num_rows, chunk_rows):
+                batch = chosen.slice(start, chunk_rows)
+                rows = np.arange(first_row, first_row + batch.num_rows)
+                first_row += batch.num_rows
+                batch, rows = without_broken_texts(batch, rows, path=self.path, bad_rows=bad_rows)
+                yield frame_of(batch, columns, path=self.path), rows
+        self._num_rows = first_row
+
+    def sample(self, *, columns: Sequence[str], num_rows: int) -> pl.DataFrame:
+        """At most so many rows, evenly spread; reads the file."""
+        step = max(1, self.num_rows // max(num_rows, 1))
+        parts, first = [], 0
+        for frame, rows in self.frames(columns=columns, chunk_rows=1 << 17, bad_rows=BadRows()):
+            parts.append(frame[(-first) % step :: step])
+            first += len(rows)
+        return pl.concat(parts).head(num_rows) if parts else pl.DataFrame(schema=self.dtypes())
+
+    def _reader(self, mapped: Any = None) -> Any:
+        source = self._opened if mapped is None else mapped
+        source.seek(0)
+        return pa.ipc.open_stream(source) if self.is_stream else pa.ipc.open_file(source)
+
+    def _batches(self, mapped: Any = None) -> Iterator[pa.RecordBatch]:
+        number = 0
+        try:
+            reader = self._reader(mapped)
+            if self.is_stream:
+                for number, batch in enumerate(reader):  # noqa: B007  the error names it
+                    yield batch
+            else:
+                for number in range(reader.num_record_batches):
+                    yield reader.get_batch(number)
+            self._refuse_changed()
+        except ZigguratError:
+            raise
+        except READ_ERRORS as error:
+            self._refuse_changed()
+            raise self._damaged(error, where=f"batch {number}") from error
+
+    def _refuse_changed(self) -> None:
+        """Look whether an object in a store is still the one that was opened."""
+        if isinstance(self._opened, StoreReader):
+            self._opened.verify()
+
+    def _check(self, batch: pa.RecordBatch, number: int) -> None:
+        """Refuse offsets and lengths that lie; texts of plain columns that are not UTF-8 are bad rows instead."""
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            kind = column.type
+            binary = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}.get(kind)
+            try:
+                column.validate()
+                if binary is not None:
+                    column.view(binary).validate(full=True)
+                else:
+                    column.validate(full=True)
+            except READ_ERRORS as error:
+                raise self._damaged(error, where=f"batch {number}, column {name!r}") from error
+
+    def _damaged(self, error: object, *, where: str = "") -> DataError:
+        return DataError(
+            expected="an Arrow file (Feather version 2) or a whole Arrow stream",
+            found=str(error)[:500] or type(error).__name__,
+            where=f"{self.path}, {where}" if where else str(self.path),
+            ways_out=("copy or write the file again: it is damaged or was cut short", "write it as Parquet"),
+        )
