@@ -59,6 +59,7 @@ FROZEN = {
     },
     "data inspect": {"--write-schema", "--label", "--separator", "--session"},
     "data cluster-by-session": {"--session", "--time", "--out"},
+    "data import": {"--sql", "--database", "--out"},
     "data fetch": {"--source"},
     "towers partition": {
         "--towers",

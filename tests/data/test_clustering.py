@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ziggurat.data.clustering import cluster_by_session
+from ziggurat.data.inspect.session_repeats import measure_sessions
 from ziggurat.errors import DataError, SchemaError
 
 
@@ -128,3 +129,52 @@ def test_a_call_that_ends_early_goes_on_to_the_same_bytes(tmp_path: Path, moment
     assert not seen
     assert again.num_sessions == expected.num_sessions
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.parquet", "out.parquet", "whole.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("session", "num_sessions", "without"),
+    [
+        ([None, "a", None, "a", "", "b", ""], 2 + 4, 4),
+        ([float("nan"), 1.0, None, 1.0, float("nan"), 2.0, 1.0], 2 + 3, 3),
+        ([None] * 7, 7, 7),
+        ([5] * 7, 1, 0),
+        (list("abcdefg"), 7, 0),
+    ],
+)
+def test_rows_without_a_session_stand_each_for_itself(
+    tmp_path: Path, session: list, num_sessions: int, without: int
+) -> None:
+    frame = pl.DataFrame({"session": session, "row": range(7)}, strict=False)
+    frame.write_parquet(tmp_path / "log.parquet")
+    done = cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "o.parquet", bucket_bytes=9)
+    assert (done.num_sessions, done.without_session) == (num_sessions, without)
+    assert pl.read_parquet(tmp_path / "o.parquet").sort("row").equals(frame)
+    assert measure_sessions(tmp_path / "log.parquet", session="session").num_sessions == num_sessions
+
+
+def test_a_session_in_two_files_of_unlike_types_is_one(tmp_path: Path) -> None:
+    for part, kind in enumerate((pl.Int64, pl.Int32, pl.Float64)):
+        pl.DataFrame({"session": pl.Series(range(50), dtype=kind)}).write_parquet(tmp_path / f"{part}.parquet")
+    files = [tmp_path / f"{part}.parquet" for part in range(3)]
+    done = cluster_by_session(files, session="session", out=tmp_path / "out.parquet", bucket_bytes=100)
+    assert done.num_sessions == 50
+    assert runs(pl.read_parquet(tmp_path / "out.parquet")["session"].to_list()) == 50
+
+
+def test_times_that_nobody_can_read_are_counted_and_last(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"session": ["a"] * 5, "at": ["3", "soon", None, "1", "2"], "row": range(5)})
+    frame.write_parquet(tmp_path / "log.parquet")
+    done = cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=tmp_path / "out.parquet")
+    assert pl.read_parquet(tmp_path / "out.parquet")["row"].to_list() == [3, 4, 0, 1, 2]
+    assert done.without_time == 2
+    frame.with_columns(at=pl.lit("soon")).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="none in any row"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=tmp_path / "no.parquet")
+    assert not (tmp_path / "no.parquet").exists()
+
+
+@pytest.mark.parametrize("change", [{"session": pl.Series([[1], [2]])}, {"first:": pl.Series([1, 2])}])
+def test_lists_as_sessions_and_our_own_names_are_refused(tmp_path: Path, change: dict[str, pl.Series]) -> None:
+    pl.DataFrame({"session": [1, 2]}).with_columns(**change).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(SchemaError, match="one session a row"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "out.parquet")

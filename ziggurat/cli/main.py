@@ -211,6 +211,12 @@ CLUSTER_BY_EPILOG = """examples:
   ziggurat data cluster-by-session day_*.parquet --session session_id --time timestamp --out clustered.parquet
 """
 
+IMPORT_EPILOG = """examples:
+  ziggurat data import --sql "SELECT * FROM 'logs/*.csv' WHERE country = 'FR'" --out france.parquet
+  ziggurat data import --sql "SELECT user, item, click FROM events" --database shop.sqlite --out events.parquet
+  ziggurat data import --sql "SELECT * FROM events" --database postgresql://me@host/shop --out events.parquet
+"""
+
 
 def _data_verb(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="action", required=True)
@@ -235,6 +241,13 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
         "--time", metavar="COLUMN", default="", help="order within a session (default: as in the files)"
     )
     cluster.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
+    summary = "write what a database answers to a query into a Parquet file"
+    query = actions.add_parser("import", help=summary, description=summary, epilog=IMPORT_EPILOG)
+    query.add_argument("--sql", metavar="QUERY", required=True, help="the query")
+    query.add_argument(
+        "--database", metavar="DB", default="", help="a file of DuckDB or SQLite, or a URI (default: files it names)"
+    )
+    query.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
     summary = "get a public data set into the cache, checked by checksum"
     fetch = actions.add_parser("fetch", help=summary, description=summary, epilog=FETCH_EPILOG)
     fetch.add_argument("name", help="movielens-1m, frappe, criteo-kaggle, criteo-1tb, criteo-x4")

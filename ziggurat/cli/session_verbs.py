@@ -1,4 +1,4 @@
-"""`ziggurat data cluster-by-session`, and the part of `data inspect` that looks at sessions."""
+"""`ziggurat data cluster-by-session` and `data import`, and the part of `data inspect` that looks at sessions."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ def cluster_by_session(options: argparse.Namespace) -> int:
     print_line(f"{done.num_rows:,} rows of {done.num_sessions:,} sessions {what} {options.out}")
     if done.without_session:
         print_line(f"{done.without_session:,} rows have no session: each stands for itself")
+    if done.without_time:
+        print_line(f"{done.without_time:,} rows have no time that can be read: they are the last of their session")
     if done.backwards:
         print_line(f"{done.backwards:,} rows had an earlier time than the row before of their session; sorted by time")
     if done.cut:
@@ -61,3 +63,18 @@ def print_repeats(file: str, *, session: str, separator: str) -> None:
     if found.adjacent < 0.9 and any(each.factor > 1.5 for each in found.columns):
         command = f"ziggurat data cluster-by-session {file} --session {session} --out clustered.parquet"
         print_line(f"put them together: {command}")
+
+
+def import_query(options: argparse.Namespace) -> int:
+    """Write what the database answers, and print the columns."""
+    from ziggurat.data.sql_import import import_query
+
+    def progress(done: int) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{done:,} rows")
+
+    done = import_query(options.sql, out=options.out, database=options.database, progress=progress)
+    sys.stderr.write("\n" if sys.stderr.isatty() else "")
+    print_table(["column", "type"], [list(each) for each in done.columns.items()])
+    print_line(f"{done.num_rows:,} rows, {done.num_bytes:,} bytes written to {options.out}")
+    return 0

@@ -140,7 +140,7 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
 
 
 def data(options: argparse.Namespace, rest: list[str]) -> int:
-    """`data inspect`, `data cluster-by-session` and `data fetch`."""
+    """`data inspect`, `data cluster-by-session`, `data import` and `data fetch`."""
     if options.action == "fetch":
         from ziggurat.data.datasets import fetch
 
@@ -150,6 +150,10 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         from ziggurat.cli.session_verbs import cluster_by_session
 
         return cluster_by_session(options)
+    if options.action == "import":
+        from ziggurat.cli.session_verbs import import_query
+
+        return import_query(options)
     from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 

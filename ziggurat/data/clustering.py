@@ -13,7 +13,8 @@ Memory: a chunk and one bucket of about `bucket_bytes`, whatever the size of the
 same (one giant session, say) is sorted in pieces of that size; sessions that a piece boundary cuts are counted.
 
 Rows of a session are in the order of `time`, equal times (and without `time` all rows) in the order of the files; rows
-whose clock ran backwards are counted. A row without a session is a session of its own. Sessions of different buckets
+whose clock ran backwards are counted, and so are those without a readable time, which follow the others. A row without
+a session (null, NaN, empty text) is a session of its own. Sessions of different buckets
 are in no order, so the file as a whole is in no order of time: split by a time column, which looks at values.
 
 Each column is written as it is smallest: with a dictionary or plain, measured on the first rows, then ZSTD. Plain
@@ -25,11 +26,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,7 +42,7 @@ from ziggurat.data.preprocess.work import PublishedError, Work
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import FileFormat, RawSource
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, SchemaError
 from ziggurat.files import digest_of, refuse_url, replacing
 from ziggurat.files.stores import DataPath, facts_of
 
@@ -49,7 +51,7 @@ _ROWS_PER_GROUP = 65_536
 CODEC = {"compression": "zstd", "compression_level": 3}
 _ROW, _FIRST, _TIME = "row:", "first:", "time:"
 _MADE = b"ziggurat.clustered"  # in the metadata of the file: what it was made of, and what was counted
-_COUNTS = ("num_rows", "num_sessions", "without_session", "backwards", "cut")
+_COUNTS = ("num_rows", "num_sessions", "without_session", "without_time", "backwards", "cut")
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -61,7 +63,8 @@ class Clustered:
     Args:
         num_rows: rows written.
         num_sessions: sessions; rows without one count each.
-        without_session: rows whose session is null.
+        without_session: rows whose session is null, NaN or an empty text.
+        without_time: rows whose time is missing or cannot be read; the last of their session.
         backwards: rows with an earlier time than the row before of their session.
         cut: sessions that are in several pieces, because their bucket does not fit in memory.
         bytes_before: of each column in the input files; empty where they are not Parquet.
@@ -72,6 +75,7 @@ class Clustered:
     num_rows: int
     num_sessions: int
     without_session: int
+    without_time: int
     backwards: int
     cut: int
     bytes_before: dict[str, int]
@@ -100,8 +104,8 @@ def cluster_by_session(
         progress: called with (phase, rows done, rows in all or None).
 
     Raises:
-        DataError: a file is damaged, has no row, or `out` is something else.
-        SchemaError: a file lacks one of the columns.
+        DataError: a file is damaged, has no row, `out` is something else, or no row has a time that can be read.
+        SchemaError: a file lacks one of the columns, the session is a list, or a column has one of our names.
     """
     source, target = RawSource(list(files), format=FileFormat.AUTO), Path(out)
     refuse_url(out, error=DataError)
@@ -109,6 +113,7 @@ def cluster_by_session(
     for name in filter(None, (session, time)):
         if name not in known:
             raise missing_column(source.paths[0], name, tuple(known))
+    _check_columns(known, session=session, where=str(source.paths[0]))
     fingerprint = _fingerprint(source.paths, session=session, time=time, bucket_bytes=bucket_bytes)
     before = column_bytes(source.paths) if source.all_parquet() else {}
     told: Progress = progress or (lambda *told: None)
@@ -153,7 +158,7 @@ class _Clustering:
         self._work = work
         self._session, self._time, self._bucket_bytes, self._progress = session, time, bucket_bytes, progress
         self._schema: pa.Schema | None = None
-        self.num_rows = self.num_sessions = self.without_session = self.backwards = self.cut = 0
+        self.num_rows = self.num_sessions = self.without_session = self.without_time = self.backwards = self.cut = 0
 
     def run(self, source: RawSource, fingerprint: str) -> None:
         """Do what is not done yet, or wait for a process that does it."""
@@ -179,6 +184,7 @@ class _Clustering:
         total = source.num_rows_hint()
         writers: dict[int, pa.ipc.RecordBatchFileWriter] = {}
         num_buckets = 0
+        key_type: pl.DataType | None = None
         try:
             for chunk in source.frames():
                 frame = chunk.frame
@@ -186,8 +192,10 @@ class _Clustering:
                     size = int(frame.estimated_size()) / max(frame.height, 1) * (total or 1 << 22)
                     num_buckets = min(max(1, round(size / self._bucket_bytes)), 512)
                 numbers = pl.Series(_ROW, chunk.global_rows, dtype=pl.Int64)
-                keys = frame[self._session].hash()
-                keys = keys.zip_with(frame[self._session].is_not_null(), numbers.hash())
+                sessions = frame[self._session]
+                key_type = key_type or sessions.dtype
+                keys = sessions.cast(key_type, strict=False).hash()  # hashes of 7 differ between types
+                keys = keys.zip_with(~without_session(sessions), numbers.hash())
                 frame = frame.with_columns(numbers, (keys % num_buckets).alias(_FIRST))
                 for (bucket,), part in frame.partition_by(_FIRST, as_dict=True, include_key=False).items():
                     table = self._conform(part)
@@ -242,6 +250,13 @@ class _Clustering:
                 counts = pl.concat(seen).value_counts() if len(seen) > 1 else None
                 self.cut += 0 if counts is None else counts.filter(pl.col("count") > 1).height
                 self.num_sessions += sum(map(len, seen)) if counts is None else counts.height
+            if self.without_time == self.num_rows:
+                raise DataError(
+                    expected="times: numbers, dates, or text with one of them",
+                    found="none in any row",
+                    where=f"column {self._time!r}",
+                    ways_out=("name another column", "leave the time out: rows stay in the order of the files"),
+                )
             assert writer is not None
             made = {name: getattr(self, name) for name in _COUNTS}
             writer.add_key_value_metadata({_MADE: json.dumps({"fingerprint": fingerprint, "counts": made})})
@@ -267,24 +282,48 @@ class _Clustering:
 
     def _sorted(self, frame: pl.DataFrame) -> tuple[pa.Table, pl.Series]:
         """The rows in their order, without our columns; and its sessions (rows without one by their numbers)."""
+        absent = without_session(frame[self._session])
         session, row = pl.col(self._session), pl.col(_ROW)
-        first = pl.when(session.is_null()).then(row).otherwise(row.min().over(session)).alias(_FIRST)
+        first = pl.when(pl.lit(absent)).then(row).otherwise(row.min().over(session)).alias(_FIRST)
         frame = frame.with_columns(first)
         keys = [_FIRST]
         if self._time:
             times = readable_times(frame[self._time], order=DateOrder.AUTO)
+            self.without_time += int(np.isnan(times).sum())
             frame = frame.with_columns(pl.Series(_TIME, times)).sort(_FIRST, _ROW)
             fell = (pl.col(_TIME).diff() < 0) & (pl.col(_FIRST).diff() == 0)
             self.backwards += int(frame.select(fell.sum()).item())
             keys.append(_TIME)
         frame = frame.sort([*keys, _ROW], nulls_last=False)
-        self.without_session += frame[self._session].null_count()
-        known = frame.filter(session.is_not_null())[self._session].unique().cast(pl.String)
-        sessions = pl.concat([known.alias(""), frame.filter(session.is_null())[_ROW].cast(pl.String).alias("") + "\0"])
+        absent = without_session(frame[self._session])
+        self.without_session += int(absent.sum())
+        known = frame.filter(~absent)[self._session].unique().cast(pl.String)
+        sessions = pl.concat([known.alias(""), frame.filter(absent)[_ROW].cast(pl.String).alias("") + "\0"])
         ours = [name for name in (_ROW, _FIRST, _TIME) if name in frame.columns]
         assert self._schema is not None
         schema = pa.schema([field for field in self._schema if field.name not in ours])
         return frame.drop(ours).to_arrow(compat_level=pl.CompatLevel.oldest()).cast(schema), sessions
+
+
+def without_session(sessions: pl.Series) -> pl.Series:
+    """Which rows have no session: null, NaN, or an empty text."""
+    absent = sessions.is_null()
+    if sessions.dtype.is_float():
+        absent |= sessions.is_nan().fill_null(False)
+    elif sessions.dtype == pl.String:
+        absent |= (sessions == "").fill_null(False)
+    return absent
+
+
+def _check_columns(known: Mapping[str, pl.DataType], *, session: str, where: str) -> None:
+    taken = [name for name in (_ROW, _FIRST, _TIME) if name in known]
+    if known[session].is_nested() or taken:
+        raise SchemaError(
+            expected="a column with one session a row, and no column called " + ", ".join((_ROW, _FIRST, _TIME)),
+            found=", ".join(taken) or f"type {known[session]}",
+            where=f"{where}, column {session!r}" if not taken else where,
+            ways_out="rename the column" if taken else "name a column of text or numbers",
+        )
 
 
 def _frame(batches: list[pa.RecordBatch]) -> pl.DataFrame:

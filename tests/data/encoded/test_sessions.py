@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,10 +16,13 @@ from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.data.encoded.records import SESSION_COLUMN, encoded_schema, label_column
 from ziggurat.data.encoded.sessions import session_lengths
 from ziggurat.data.encoded.stored_once import plain_lists, shared_lists, store_once
+from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.repeats import deduplicate
+from ziggurat.features.schema import Label, MultiHot, Schema
 from ziggurat.testing.batches import small_inputs
 
 INPUTS = dataclasses.replace(small_inputs(num_dense=1, num_single=2, num_jagged=3), has_sessions=True)
@@ -157,3 +161,36 @@ def test_data_without_a_session_cannot_be_shuffled_by_it() -> None:
     dataset = MemoryDataset(session_table(20).drop_columns([SESSION_COLUMN]), inputs)
     with pytest.raises(DataError, match="shuffle = buffer"):
         loaded(dataset, shuffle=Shuffle.SESSIONS)
+
+
+ROWS = 90
+SESSIONS = {
+    "one that never ends": ["s"] * ROWS,
+    "one giant one": ["s" if row % 10 else f"t{row}" for row in range(ROWS)],
+    "all different": [f"s{row}" for row in range(ROWS)],
+    "nulls": [None if row % 3 else f"s{row // 9}" for row in range(ROWS)],
+    "none at all": [None] * ROWS,
+    "not a number": [float("nan") if row % 2 else float(row // 9) for row in range(ROWS)],
+    "blocks": [f"s{row // 8}" for row in range(ROWS)],
+}
+
+
+@pytest.mark.parametrize("kind", SESSIONS)
+@pytest.mark.parametrize("repeats", ["all", "one feature", "none"])
+def test_whatever_the_sessions_are_every_row_comes_once(tmp_path: Path, kind: str, repeats: str) -> None:
+    same = {"all": (1, 1), "one feature": (1, 90), "none": (90, 90)}[repeats]  # distinct lists in each feature
+    distinct = dict(zip(("seen", "bought"), same, strict=True))
+    columns = {name: [[row % many, 3] for row in range(ROWS)] for name, many in distinct.items()}
+    columns |= {"session": SESSIONS[kind], "click": [row % 2 for row in range(ROWS)]}
+    frame = pl.DataFrame(columns, strict=False)
+    features = tuple(MultiHot(name=name) for name in distinct)
+    schema = Schema(features=features, labels=(Label(name="click"),), session="session")
+    encoder = Preprocessing.fit(schema, [RawChunk.of(frame)])
+    dataset = MemoryDataset(encoder.encode(RawChunk.of(frame)), encoder.inputs, rows_per_group=40)
+    groups = (FeatureGroup(single=(), jagged=(0, 1)), FeatureGroup(single=(), jagged=(0,)))
+    plain = loaded(dataset, shuffle=Shuffle.SESSIONS)
+    assert sorted(torch.cat([batch.row_ids for batch in plain]).tolist()) == list(range(ROWS))
+    for group in groups:
+        for wanted, found in zip(plain, loaded(dataset, groups=(group,), shuffle=Shuffle.SESSIONS), strict=True):
+            for name, tensor in wanted.tensors().items():
+                assert torch.equal(found.expanded().tensors()[name], tensor), name

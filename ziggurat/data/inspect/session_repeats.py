@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from ziggurat.data.clustering import without_session
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
@@ -100,6 +101,8 @@ def measure_sessions(
 
 def repeats_of(frame: pl.DataFrame, *, session: str) -> SessionRepeats:
     """The same of rows in memory."""
+    absent = without_session(frame[session])
+    frame = frame.with_columns(pl.when(~absent).then(frame[session]).alias(session))
     same = pl.col(session).is_not_null() & pl.col(session).eq_missing(pl.col(session).shift(1))
     size = max(frame.height, 1)
     lie_together = int(frame.select(same.sum()).item())

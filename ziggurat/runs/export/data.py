@@ -52,8 +52,7 @@ class RunData:
         """All rows of the run, or other files that are read in the same way."""
         data = self.config
         named = (*data.train, *data.valid, *data.test) if data.split.by is SplitBy.FILES else data.train
-        chosen = [*(paths or named)]
-        return RawSource(chosen, format=data.format, bad_rows=self.bad_rows, text=data.text, copies=data.copies)
+        return data.source([*(paths or named)], bad_rows=self.bad_rows)
 
     def samples(self, *, num_rows: int) -> Iterator[RawChunk]:
         """About so many rows with labels, the first ones of each file."""
