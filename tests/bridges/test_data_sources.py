@@ -72,20 +72,20 @@ def test_saved_datasets(tmp_path: Path) -> None:
 
 
 def test_queries(tmp_path: Path) -> None:
-    events = FRAME[:3000].with_columns(at=pl.int_range(pl.len()))
+    events = FRAME[:3000].with_columns(event_time=pl.int_range(pl.len()))
     (tmp_path / "logs").mkdir()
     events[:1500].write_csv("logs/a.csv")
     events[1500:].write_csv("logs/b.csv")
     with duckdb.connect("shop.duckdb") as made:
         made.execute("CREATE TABLE events AS SELECT * FROM 'logs/*.csv'")
     with sqlite3.connect("shop.sqlite") as made:
-        made.execute("CREATE TABLE events (user TEXT, price REAL, click INTEGER, at INTEGER)")
+        made.execute("CREATE TABLE events (user TEXT, price REAL, click INTEGER, event_time INTEGER)")
         made.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", events.rows())
     for command in commands("A query of a database"):
         run(command)
     assert pl.read_parquet("clicks.parquet").height == events["click"].sum()
     assert pl.read_parquet("events.parquet").equals(events)
-    assert pl.read_parquet("events_2.parquet").equals(events.drop("at"))
+    assert pl.read_parquet("events_2.parquet").equals(events.drop("event_time"))
     write_schema(SCHEMA, "my.toml")
     run(["train", "table_dlrm", "--data.train", "events.parquet", "--schema", "my.toml", "--out", "runs/sql"])
 

@@ -82,7 +82,7 @@ def import_query(
         num_rows = 0
         with replacing(target, error=DataError) as path:
             with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
-                for table in _groups(reader):
+                for table in _groups(reader, where=where):
                     writer.write_table(_plain(table, schema, where=where), row_group_size=ROWS_PER_GROUP)
                     num_rows += table.num_rows
                     if progress is not None:
@@ -177,11 +177,16 @@ def _magic(path: Path) -> bytes:
     return start
 
 
-def _groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
+def _groups(reader: pa.RecordBatchReader, *, where: str) -> Iterator[pa.Table]:
     """Batches put together to row groups."""
     batches: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in reader:
+    answers = iter(reader)
+    while True:
+        with _told(where):  # a driver may raise an OSError, which is none of the file that is written
+            batch = next(answers, None)
+        if batch is None:
+            break
         batches.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows >= ROWS_PER_GROUP or size >= _GROUP_BYTES:
