@@ -184,7 +184,6 @@ def train_run(
             where="train_run, config",
             ways_out=("zg.RunConfig(data=…, table_schema=…, model=…)", 'zg.recipe_named("movielens_dlrm")'),
         )
-    refuse_url(folder, error=ConfigError)
     run = RunFolder(Path(folder))
     if resume:  # another schema is named before what it does not go with
         _start_or_resume(run, config, resume=True)
@@ -276,6 +275,7 @@ def _check_known_tables(config: RunConfig) -> None:
 
 
 def _check_folder(run: RunFolder, *, resume: bool) -> None:
+    refuse_url(run.path, error=ConfigError)
     if not resume:
         run.refuse_old_run()
     run.refuse_unwritable()
