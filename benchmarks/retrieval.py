@@ -100,6 +100,10 @@ def report_of(dims: Sequence[int], results: Sequence[dict[str, Any]], *, options
             "peer_versions": describe_versions(packages=RETRIEVAL_PACKAGES),
         },
         notes=[
+            "largest memory of a run, all contestants, vectors and filters: "
+            + ", ".join(
+                f"d={dim} {result['peak_bytes'] / 2**30:.1f} GiB" for dim, result in zip(dims, results, strict=True)
+            ),
             ", ".join(f"{name} {version}" for name, version in describe_versions(packages=RETRIEVAL_PACKAGES).items()),
             "goals are queries a second of ours on a Zen 4 core: "
             + ", ".join(f"d={dim} {cell}: {goal:,}" for (dim, cell), goal in _GOALS.items()),

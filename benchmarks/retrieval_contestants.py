@@ -110,7 +110,7 @@ class Faiss:
             self._refined.k_factor = refine
             self._vectors = vectors
         self.build_s = time.process_time() - begin
-        self.num_bytes = len(faiss.serialize_index(inner)) + (vectors.nbytes if refine else 0)
+        self.num_bytes = _written_bytes(inner) + (vectors.nbytes if refine else 0)
         self._selectors: list[Any] = []
 
     def settings(self, share: float) -> Sequence[int]:
@@ -270,6 +270,21 @@ class Graph:
                 continue
             found[i] = own[0].astype(np.int64)
         return found
+
+
+def _written_bytes(index: Any) -> int:
+    """Bytes of an index of faiss in a file, counted without making one."""
+    import faiss
+
+    counted = [0]
+
+    def count(part: bytes) -> int:
+        counted[0] += len(part)
+        return len(part)
+
+    writer = faiss.PyCallbackIOWriter(count)
+    faiss.write_index(index, writer)
+    return counted[0]
 
 
 def _passing(numbers: np.ndarray, masks: Sequence[np.ndarray]) -> np.ndarray:

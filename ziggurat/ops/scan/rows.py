@@ -23,6 +23,7 @@ from torch import Tensor
 ROW_MULTIPLE = 16
 ZERO = 128  # what a stored number has too much
 LARGEST_CODE = 127
+_AT_A_TIME = 262_144
 LEAST_LARGEST = 1e-30  # vectors that are smaller than this everywhere are rounded to zeros
 
 Masks = Int64[Tensor, "Q W"] | Int64[Tensor, "W"] | Sequence[Int64[Tensor, "W"] | None] | None
@@ -97,8 +98,25 @@ class _Tables(ctypes.Structure):  # as Tables in scan.cpp
     _fields_ = [(f"pointer_{i}", c_void_p) for i in range(8)] + [(f"number_{i}", c_int64) for i in range(4)]
 
 
-def quantize_rows(vectors: Float[Tensor, "N D"]) -> Rows:
-    """Round every vector to INT8, its largest number to ±127; the padding is zeros."""
+def quantize_rows(vectors: Float[Tensor, "N D"], *, order: Int64[Tensor, "M"] | None = None) -> Rows:
+    """Round every vector to INT8, its largest number to ±127; the padding is zeros.
+
+    Args:
+        vectors: finite numbers.
+        order: numbers of the vectors that become rows; all in their order unless given. Rows are then written where
+            they stay, some at a time, so that nothing else is as large as they are.
+    """
+    if order is None:
+        return _rounded(vectors)
+    whole = Rows(*(each.new_empty(len(order), *each.shape[1:]) for each in _rounded(vectors[:0])))
+    for begin in range(0, len(order), _AT_A_TIME):
+        some = slice(begin, begin + _AT_A_TIME)
+        for buffer, part in zip(whole, _rounded(vectors[order[some]]), strict=True):
+            buffer[some] = part
+    return whole
+
+
+def _rounded(vectors: Tensor) -> Rows:
     largest = vectors.abs().amax(dim=1).float().clamp(min=LEAST_LARGEST) if len(vectors) else vectors.new_zeros(0)
     codes = torch.round(vectors.float() * (LARGEST_CODE / largest).unsqueeze(1)).to(torch.int16) + ZERO
     missing = -vectors.shape[1] % ROW_MULTIPLE

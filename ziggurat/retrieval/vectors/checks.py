@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 
+import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from ziggurat.ops.scan import Masks
 from ziggurat.typed import quoted
 
 _MOST_VECTORS = 2**31 - 1  # positions are stored in 32 bits
+_BLOCK = 65_536
 _MOST_COLUMNS = 2**14  # products of more are no 32-bit numbers
 _MOST_K = 2**20  # each query gets room for so many
 _LEAST_SIZE, _MOST_SIZE = 1e-30, 1e18  # of the largest number of a vector: products of two neither vanish nor overflow
@@ -38,7 +40,9 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
             where="building a vector index",
             ways_out="convert them: vectors.float()",
         )
-    is_finite = vectors.isfinite().all(dim=1)
+    # In blocks: torch makes a copy of what it looks at, which would be as large as all vectors.
+    sizes = torch.cat([block.abs().amax(dim=1) for block in vectors.split(_BLOCK)]) if len(vectors) else vectors[:, 0]
+    is_finite = sizes.isfinite()
     if not is_finite.all():
         row = int((~is_finite).nonzero()[0])
         column = int((~vectors[row].isfinite()).nonzero()[0])
@@ -48,8 +52,7 @@ def check_vectors(vectors: Float[Tensor, "N D"]) -> None:
             where=f"building a vector index, row {row}",
             ways_out=("look whether the training of the item encoder diverged", "leave these items out"),
         )
-    if len(vectors):
-        _check_sizes(vectors.abs().amax(dim=1))
+    _check_sizes(sizes)
 
 
 def _check_sizes(sizes: Float[Tensor, "N"]) -> None:

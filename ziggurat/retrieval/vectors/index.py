@@ -54,7 +54,6 @@ from ziggurat.retrieval.vectors.row_block import RowBlock
 
 _REACH = 2.0  # spreads that the best rows of a cluster are expected beyond its mean
 _PROBED_ROWS = 16_384
-_QUANTIZED_ROWS = 262_144  # at a time: a copy of all vectors would be the largest thing in memory
 
 
 _ROW_BUFFERS = ("upper", "lower", "scales")
@@ -132,8 +131,7 @@ class VectorIndex(nn.Module):
         offsets = torch.zeros(len(centroids) + 1, dtype=torch.int64)
         offsets[1:] = torch.bincount(labels, minlength=len(centroids)).cumsum(0)
         kept = vectors[order] if config.kept is not Kept.NONE else vectors[:0]
-        parts = [quantize_rows(vectors[own]) for own in order.split(_QUANTIZED_ROWS)]
-        index._set(dict(zip(_ROW_BUFFERS, map(torch.cat, zip(*parts, strict=True)), strict=True)))
+        index._set(dict(zip(_ROW_BUFFERS, quantize_rows(vectors, order=order), strict=True)))
         index._set(dict(zip(_CENTROID_BUFFERS, quantize_rows(centroids), strict=True)))
         index._set({"offsets": offsets, "centroid_reach": _REACH * spread, "stored_order": order.to(torch.int32)})
         index._set({"kept": kept.to(_KEPT_DTYPES[config.kept]), "sizes": torch.tensor([dim, config.probes, 0, 0])})
