@@ -8,7 +8,7 @@
 #   make bench-data  sessions stored, read and computed once, about 3 minutes
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
-#   make chaos-serve  50 kill -9 of a server's workers
+#   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items
 #   make index    write docs/files.md again, from the docstrings
 #   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
@@ -101,7 +101,7 @@ chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
 
 chaos-serve: setup
-	$(BIN)/python -m pytest -m chaos --timeout 600 -s tests/serving/server/test_processes.py
+	$(BIN)/python -m pytest -m chaos --timeout 600 -s tests/serving/server/test_processes.py tests/serving/server/test_merge.py
 
 index: setup
 	$(BIN)/python docs/make_index.py

@@ -21,6 +21,7 @@ def test_peers_below_the_recall_are_shown_but_not_compared_with() -> None:
     entries = [entry("ziggurat", 13_000.0, 0.951), entry("slow", 1000.0, 0.96), entry("wrong", 99_000.0, 0.90)]
     result = {
         "cells": [{"cell": "none", "dim": 64, "entries": entries}],
+        "peak_bytes": 2**30,
         "builds": [{"name": "ziggurat", "build_s": 1.0, "bytes": 5}],
     }
     report = retrieval.report_of([64], [result], options=retrieval.parse_options([]))

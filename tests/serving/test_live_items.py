@@ -14,9 +14,9 @@ import torch
 import ziggurat as zg
 from tests.serving.shop import Shop
 from ziggurat.errors import RequestError
-from ziggurat.serving.answering.chain import Chain
+from ziggurat.serving.answering.chain import Chain, ChangesMade
 from ziggurat.serving.answering.item_search import ItemSearch
-from ziggurat.serving.answering.live_items import ItemChanges, folded
+from ziggurat.serving.answering.live_items import ItemChanges, change_items, folded
 from ziggurat.serving.answers import Effort, RankRequest, RecommendRequest
 
 USER = {"user_id": "3"}
@@ -148,7 +148,15 @@ def test_random_changes_are_what_a_new_index_would_be(shop: Shop, own: zg.Recomm
         if step % 8 != 7:
             continue
         at_once = zg.Recommender.load(shop.export, check=False)
-        at_once.change_items(folded(done, id_column="item"), number=len(done))
+        changes, went = folded(done, id_column="item")
+        at_once.become(lambda chain, changes=changes, went=went: change_items(chain, changes, went=went))
+        for each in (own, at_once):
+            each.become(lambda chain, num=step: (dataclasses.replace(chain, changes=ChangesMade(num=num)), None))
+        first, second = own.chain.catalogue, at_once.chain.catalogue
+        assert first is not None
+        assert second is not None
+        assert first.ids.to_list() == second.ids.to_list(), "numbers are the same"
+        assert first.gone.tolist() == second.gone.tolist()
         rebuilt = zg.Recommender.load(shop.export, check=False)
         rebuilt.chain = anew(own)
         for text in FILTERS:

@@ -141,7 +141,7 @@ class ItemIndex(nn.Module):
     def from_state(
         cls, state: Mapping[str, Tensor], *, prefix: str = "", config: ItemIndexConfig | None = None
     ) -> ItemIndex:
-        """The index whose `state_dict` this is; tensors are kept, not copied."""
+        """The index whose `state_dict` this is; tensors are kept, not copied. Items get numbers behind the largest."""
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         vectors = VectorIndex()
         parts = {name.removeprefix("vectors."): value for name, value in own.items() if name.startswith("vectors.")}
@@ -163,6 +163,13 @@ class ItemIndex(nn.Module):
     def version(self) -> int:
         """Number of changes since the index was built."""
         return self._live.version
+
+    @property
+    def num_unmerged(self) -> int:
+        """Items that changed since the main segment was built: those in the fresh one, and those deleted here."""
+        live = self._live
+        gone = len(live.main.vectors) - live.main.num_alive()
+        return gone + (live.fresh.num_alive() if live.fresh else 0)
 
     def fork(self) -> ItemIndex:
         """An index of the same items that changes on its own; nothing is copied but what its changes will make."""
@@ -237,6 +244,11 @@ class ItemIndex(nn.Module):
         numbers = _checked_numbers(numbers, self._live.next_number)
         with self._writing:
             self._put(numbers, vectors, items)
+
+    def reserve(self, num: int) -> None:
+        """Count all numbers below `num` as given, so that `update` may name them."""
+        with self._writing:
+            self._live = replace(self._live, next_number=max(self._live.next_number, num))
 
     def delete(self, numbers: Int64[Tensor, "M"] | Sequence[int]) -> None:
         """Take items out of every search that begins from now on; unknown numbers are refused.

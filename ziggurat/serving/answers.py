@@ -239,6 +239,8 @@ class Info:
         item_id: column with the item's id, or "" without a catalogue.
         num_over_arch: items that the OverArch scores before, 0 without one.
         examples: requests that it answers, as plain data: {"recommend": {…}} or {"rank": {…}}.
+        changes: of the items since the export was made, as plain data: live_items, deleted_items, unmerged_items,
+            changes, merged_changes, journal_bytes, last_merge (UTC, "" if there was none); empty without a catalogue.
     """
 
     name: str
@@ -258,6 +260,7 @@ class Info:
     item_id: str = ""
     num_over_arch: int = 0
     examples: tuple[dict[str, Any], ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The description as plain data."""

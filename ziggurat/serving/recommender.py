@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from ziggurat.serving.answering.isolated import isolated, or_raise
 from ziggurat.serving.answering.item_catalogue import KnownUsers, sample_numbers
 from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
-from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items
+from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, info_now
 from ziggurat.serving.answering.sides import encode_frame
 from ziggurat.serving.answers import (
     Effort,
@@ -56,9 +56,7 @@ from ziggurat.serving.request_rows import canonical_id, refuse_unknown
 
 
 class Recommender:
-    """An export that answers: recommends items of its catalogue, and ranks items that are given.
-
-    Use `Recommender.load`.
+    """An export that answers: recommends items of its catalogue, and ranks items that are given. Made by `load`.
 
     Args:
         export: the opened folder.
@@ -98,13 +96,13 @@ class Recommender:
 
     @property
     def version(self) -> str:
-        """16 hex digits that change with anything in the export, and behind a + how often items changed since."""
-        return self._version(self.chain)
+        """16 hex digits that change with anything in the export, and what `ChangesMade.version` adds to them."""
+        return self.chain.changes.version(self.export.version)
 
     @property
     def num_changes(self) -> int:
         """How often items were changed since the export was made."""
-        return self.chain.num_changes
+        return self.chain.changes.num
 
     def __repr__(self) -> str:
         info = self._info
@@ -184,26 +182,26 @@ class Recommender:
 
     def info(self) -> Info:
         """What the export is, and what may be asked of it."""
-        catalogue = self.chain.catalogue
-        if not self.num_changes or catalogue is None:
-            return self._info
-        return dataclasses.replace(self._info, version=self.version, num_items=catalogue.num_items())
+        return info_now(self._info, self.chain, version=self.version)
 
-    def change_items(self, changes: ItemChanges, *, number: int | None = None) -> ChangedItems:
+    def change_items(self, changes: ItemChanges) -> ChangedItems:
         """Add, change and delete items of the catalogue, in memory; answers that begin from now on know it.
 
         Args:
             changes: rows to put, ids to delete; all of it is done, or nothing.
-            number: of changes after this one; None for one more than before.
 
         Raises:
             RequestError: a row without an id, a column that is not there, a value that it cannot hold.
         """
+        self._catalogue()
+        outcome = self.become(lambda chain: change_items(chain, changes))
+        return dataclasses.replace(outcome, version=self.version)
+
+    def become(self, change: Callable[[Chain], tuple[Chain, Any]]) -> Any:
+        """Let a function make another chain of the present one, one at a time; returns what else it returns."""
         with self._changing:
-            self._catalogue()
-            chain, outcome = change_items(self.chain, changes)
-            self.chain = dataclasses.replace(chain, num_changes=self.num_changes + 1 if number is None else number)
-            return dataclasses.replace(outcome, version=self.version)
+            self.chain, outcome = change(self.chain)
+        return outcome
 
     def check(self, request: RecommendRequest | RankRequest) -> int:
         """Refuse what cannot be answered; return the number of candidates. See `Answerer.check`."""
@@ -287,7 +285,7 @@ class Recommender:
         return [
             Recommendations(
                 items=self._items(each),
-                version=self._version(chain),
+                version=chain.changes.version(self.export.version),
                 degraded=degraded_by(effort, missing_shards=each.missing),
                 notes=self.notes(question.filter),
                 plan=each.plan if request.explain else "",
@@ -352,11 +350,8 @@ class Recommender:
         askers = [self._asker(request.user) for request in requests]
         given = [self._split_items(request) for request in requests]
         chain = self.chain
-        found, version = score_given(chain, questions=askers, given=given), self._version(chain)
+        found, version = score_given(chain, questions=askers, given=given), chain.changes.version(self.export.version)
         return [self._ranked(request, scores, version) for request, scores in zip(requests, found, strict=True)]
-
-    def _version(self, chain: Chain) -> str:
-        return f"{self.export.version}+{chain.num_changes}" if chain.num_changes else self.export.version
 
     def _ranked(self, request: RankRequest, found: GivenScores, version: str) -> Ranked:
         size, labels = len(request.items), self.chain.labels

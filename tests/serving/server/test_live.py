@@ -47,13 +47,13 @@ def test_workers_and_restarts_have_the_same_items(folder: Path) -> None:
     assert answers[0].version == answers[1].version == answers[2].version
     assert [item.id for item in answers[0].items] == [item.id for item in answers[2].items]
     assert "i1" not in {item.id for item in answers[2].items}
-    content = (path := later.folder / "00000002.json").read_bytes()
+    content = (path := later.journal.folder / "00000002.json").read_bytes()
     path.write_bytes(content.replace(b"i1", b"i2"))
     with pytest.raises(ExportError, match=r"00000002\.json"):
         live(folder).follow()
-    shutil.rmtree(later.folder)
-    later.folder.parent.rmdir()
-    later.folder.parent.write_text("no folder")
+    shutil.rmtree(later.journal.folder)
+    later.journal.folder.parent.rmdir()
+    later.journal.folder.parent.write_text("no folder")
     with pytest.raises(RefusedRequestError, match="journal"):
         first.change(ItemChanges(delete=("i5",)))
     assert first.recommender.item("i5")

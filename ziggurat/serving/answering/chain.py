@@ -123,6 +123,28 @@ class KnownSides:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangesMade:
+    """How far the items have come since the export was made.
+
+    Args:
+        num: changes that were made.
+        num_merged: those of them that are in the clusters of the index.
+        merged_at_s: when, in seconds since 1970; 0: never.
+        journal_bytes: of the files that hold the changes; 0 where they are in memory alone.
+    """
+
+    num: int = 0
+    num_merged: int = 0
+    merged_at_s: float = 0.0
+    journal_bytes: int = 0
+
+    def version(self, export: str) -> str:
+        """The version of answers: that of the export, behind a + the changes, behind a point those that are merged."""
+        merged = f".{self.num_merged}" if self.num_merged else ""
+        return f"{export}+{self.num}{merged}" if self.num else export
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chain:
     """The parts of an answer; `ranker` alone ranks, `encoder` and `index` alone retrieve.
 
@@ -137,7 +159,7 @@ class Chain:
         numbers: columns of the catalogue that the formula reads.
         known: the known users as ranker and encoder read them, so that a request that gives no more than an id costs
             no encoding; empty where they are too many.
-        num_changes: of the items since the export was made.
+        changes: of the items since the export was made.
     """
 
     settings: ChainSettings
@@ -149,7 +171,7 @@ class Chain:
     rescorer: Rescorer | None = None
     numbers: dict[str, Tensor] = field(default_factory=dict)
     known: KnownSides = field(default_factory=lambda: KnownSides())
-    num_changes: int = 0
+    changes: ChangesMade = field(default_factory=lambda: ChangesMade())
 
     @property
     def labels(self) -> tuple[str, ...]:

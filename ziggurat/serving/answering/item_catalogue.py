@@ -38,6 +38,7 @@ from ziggurat.serving.request_rows import canonical_id
 _MANY = 200
 _MOST_KEPT = 100_000  # found ids, about 10 MB
 EVENTS = "events:"  # column of the catalogue: rows of the data that have the item
+GONE = "gone:"  # column of the catalogue of merged changes: whether the item was deleted
 CATALOGUE_FILE, ITEMS_FILE = "items/catalogue.parquet", "items/items.json"
 USERS_FILE, SEEN_FILE = "users/users.parquet", "users/seen.safetensors"
 ITEMS = Format(name="ziggurat.export_items", what="the items of an export", error=ExportError, ways_out=WAYS_OUT)
@@ -127,14 +128,14 @@ class ItemCatalogue:
         Args:
             numbers: items that are new or have changed; the new ones follow the last number.
             rows: theirs.
-            gone: numbers of items that are deleted.
+            gone: numbers of items that are deleted, also such that only get a number.
         """
         size = max(self.frame.height, int(numbers.max()) + 1 if len(numbers) else 0)
         place = np.arange(size)
         place[numbers.numpy()] = np.arange(self.frame.height, self.frame.height + len(numbers))
         is_gone = np.concatenate([self.gone, np.zeros(size - self.frame.height, dtype=bool)])
-        is_gone[list(gone)] = True
         is_gone[numbers.numpy()] = False
+        is_gone[list(gone)] = True
         changed = ItemCatalogue(pl.concat([self.frame, rows])[place], columns=self.columns, gone=is_gone)
         changed.events = np.concatenate([self.events, np.zeros(size - self.frame.height, dtype=self.events.dtype)])
         return changed
@@ -203,7 +204,8 @@ class ItemCatalogue:
     def save(self, folder: Path) -> None:
         """Write it into the folder of an export."""
         (folder / "items").mkdir(parents=True, exist_ok=True)
-        self.frame.with_columns(pl.Series(EVENTS, self.events)).write_parquet(folder / CATALOGUE_FILE)
+        more = [pl.Series(EVENTS, self.events), *([pl.Series(GONE, self.gone)] if self.gone.any() else [])]
+        self.frame.with_columns(more).write_parquet(folder / CATALOGUE_FILE)
         ITEMS.write(folder / ITEMS_FILE, to_json(self.columns))
 
     @staticmethod
@@ -214,7 +216,8 @@ class ItemCatalogue:
         frame = read_parquet(export.file(CATALOGUE_FILE))
         if absent := [name for name in (columns.id, *columns.features) if name not in frame.columns]:
             raise damaged(export.path / CATALOGUE_FILE, expected=f"columns {columns.features}", found=f"no {absent}")
-        return ItemCatalogue(frame, columns=columns)
+        gone = frame[GONE].to_numpy() if GONE in frame.columns else None
+        return ItemCatalogue(frame.drop(GONE, strict=False), columns=columns, gone=gone)
 
 
 def sample_numbers(total: int, most: int) -> Int64[Tensor, "n"]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 from jaxtyping import Bool, Float32, Int64
 from safetensors import SafetensorError
 from torch import Tensor
@@ -137,30 +136,38 @@ class ItemSearch:
         """The search after a change; this one stays as it is.
 
         Args:
-            numbers: items that are new or have changed; the new ones follow the last number, and stand last.
+            numbers: items that are new or have changed.
             vectors: theirs.
             items: their rows of the catalogue.
-            gone: numbers of items that are deleted.
+            gone: numbers of items that are deleted, whether or not they were ever found here.
         """
-        index, known = self.index.fork(), len(numbers) - int((numbers >= self.index.num_numbers).sum())
+        index = self.index.fork()
+        index.reserve(max([-1, *numbers.tolist(), *gone]) + 1)
         if len(gone):
             index.delete(list(gone))
-        if known:
-            index.update(numbers[:known], vectors[:known], items=items[:known])
-        if known < len(numbers):
-            index.add(vectors[known:], items=items[known:])
+        if len(numbers):
+            index.update(numbers, vectors, items=items)
         shards = self.shards
         if shards is not None:
             shards = shards.changed(numbers, vectors=vectors, items=items, gone=gone)
         return ItemSearch(index, shards=shards)
+
+    def merged(self, items: pl.DataFrame) -> ItemSearch:
+        """The search whose clusters hold all items that are there now; `items` is the whole catalogue."""
+        return ItemSearch(self.index.merged(items))
 
     def save(self, path: Path) -> None:
         """Write the index into an export."""
         save_aligned(self.index.state_dict(), path)
 
     @staticmethod
-    def load(path: Path, *, num_items: int) -> ItemSearch:
+    def load(path: Path, *, num_items: int, num_gone: int = 0) -> ItemSearch:
         """Read the index of a catalogue from an export.
+
+        Args:
+            path: of the file.
+            num_items: rows of the catalogue.
+            num_gone: those of them that are deleted, so that the index lacks them.
 
         Raises:
             ExportError: the file holds no index, or one of other items.
@@ -169,9 +176,11 @@ class ItemSearch:
             index = ItemIndex.from_state(load_aligned(path))
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise damaged(path, expected="an index in the format safetensors", found=str(error)[:200]) from error
-        order = index.vectors.order
-        if index.filters is None or not torch.equal(order.sort().values, torch.arange(num_items)):
-            raise damaged(path, expected=f"an index of {num_items:,} items", found=f"one of {len(order):,}")
+        order = index.vectors.order.sort().values
+        fits = len(order) == num_items - num_gone and bool((order.diff() > 0).all())
+        if index.filters is None or not fits or (len(order) and not 0 <= int(order[0]) <= int(order[-1]) < num_items):
+            raise damaged(path, expected=f"an index of {num_items - num_gone:,} items", found=f"one of {len(order):,}")
+        index.reserve(num_items)
         return ItemSearch(index)
 
     def _filters(self) -> FilterIndex:

@@ -23,6 +23,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
@@ -33,6 +34,7 @@ from torch import Tensor
 from ziggurat.errors import RequestError
 from ziggurat.serving.answering.chain import Chain, numbers_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue
+from ziggurat.serving.answers import Info
 from ziggurat.serving.plain_values import plain
 from ziggurat.serving.request_rows import canonical_id, refuse_unknown, series_of
 from ziggurat.typed import Reader, checked
@@ -92,28 +94,62 @@ class ChangedItems:
         return dataclasses.asdict(self) | {"unknown": list(self.unknown)}
 
 
-def folded(changes: Iterable[ItemChanges], *, id_column: str) -> ItemChanges:
-    """One change that does what these do one after the other.
+def folded(changes: Iterable[ItemChanges], *, id_column: str) -> tuple[ItemChanges, tuple[str, ...]]:
+    """One change that does what these do one after the other, and which of its items are gone at the end.
+
+    Items that came and went are in it, too: they have a number for ever, so that numbers are the same for whoever
+    makes the changes one by one.
 
     Args:
         changes: the earliest first.
         id_column: of the catalogue.
     """
-    puts: dict[str | None, dict[str, Any] | None] = {}  # None: deleted again; its place stays, as its number does
+    puts: dict[str | None, dict[str, Any]] = {}
     gone: dict[str, None] = {}
+    went: dict[str, None] = {}
     for change in changes:
         for id in filter(None, map(canonical_id, change.delete)):
             gone[id] = None
             if id in puts:
-                puts[id] = None
+                went[id] = None
         for row in change.upsert:
             id = canonical_id(row.get(id_column))
-            puts[id] = {**(puts.get(id) or {}), **row}
-    return ItemChanges(upsert=tuple(row for row in puts.values() if row is not None), delete=tuple(gone))
+            puts[id] = {**({} if id in went else puts.get(id, {})), **row}
+            went.pop(id or "", None)
+    return ItemChanges(upsert=tuple(puts.values()), delete=tuple(gone)), tuple(went)
 
 
-def change_items(chain: Chain, changes: ItemChanges) -> tuple[Chain, ChangedItems]:
+def info_now(info: Info, chain: Chain, *, version: str) -> Info:
+    """What an export says of itself, with its items as they are now.
+
+    Args:
+        info: as it was loaded.
+        chain: with the changes.
+        version: of answers.
+    """
+    catalogue, made = chain.catalogue, chain.changes
+    if catalogue is None:
+        return info
+    merged = datetime.fromtimestamp(made.merged_at_s, UTC).isoformat(timespec="seconds") if made.num_merged else ""
+    figures = {
+        "live_items": catalogue.num_items(),
+        "deleted_items": len(catalogue) - catalogue.num_items(),
+        "unmerged_items": 0 if chain.index is None else chain.index.index.num_unmerged,
+        "changes": made.num,
+        "merged_changes": made.num_merged,
+        "journal_bytes": made.journal_bytes,
+        "last_merge": merged,
+    }
+    return dataclasses.replace(info, version=version, num_items=catalogue.num_items(), changes=figures)
+
+
+def change_items(chain: Chain, changes: ItemChanges, *, went: Sequence[str] = ()) -> tuple[Chain, ChangedItems]:
     """The chain after a change, and what the change did; the chain that is given stays as it is.
+
+    Args:
+        chain: what answers.
+        changes: rows to put, ids to delete.
+        went: canonical ids of rows that get a number and are gone at once.
 
     Raises:
         RequestError: a row without an id or with a wrong column, an id twice.
@@ -135,14 +171,16 @@ def change_items(chain: Chain, changes: ItemChanges) -> tuple[Chain, ChangedItem
     num_new = int((numbers < 0).sum())
     numbers[numbers < 0] = range(len(catalogue), len(catalogue) + num_new)
     rows = _frame(catalogue, [merged[place] for place in order])
+    went_numbers = {number for id, number in zip(ids, numbers.tolist(), strict=True) if id in went}
     stays = set(numbers.tolist())
     chain = _with_rows(
         chain,
         torch.from_numpy(numbers[order]),
         rows=rows,
-        gone=[number for number in gone.values() if number not in stays],
+        gone=[number for number in gone.values() if number not in stays] + sorted(went_numbers),
     )
     assert chain.catalogue is not None
+    chain = dataclasses.replace(chain, changes=dataclasses.replace(chain.changes, num=chain.changes.num + 1))
     outcome = ChangedItems(
         added=len(ids) - len(known),
         changed=len(known),
@@ -153,14 +191,16 @@ def change_items(chain: Chain, changes: ItemChanges) -> tuple[Chain, ChangedItem
     return chain, outcome
 
 
-def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame, gone: Sequence[int]) -> Chain:
+def _with_rows(chain: Chain, numbers: Int64[Tensor, "M"], *, rows: pl.DataFrame, gone: list[int]) -> Chain:
     """The chain whose catalogue has these rows, and these items no longer."""
     assert chain.catalogue is not None
     catalogue = chain.catalogue.changed(numbers, rows=rows, gone=gone)
     index, ranker, rescorer = chain.index, chain.ranker, chain.rescorer
     if index is not None and chain.encoder is not None:
         vectors = chain.encoder.item_vectors(rows) if len(rows) else torch.empty(0, index.index.vectors.dim)
-        index = index.changed(numbers, vectors=vectors, items=rows, gone=gone)
+        stays = ~torch.isin(numbers, torch.tensor(gone, dtype=torch.int64))
+        found = rows.filter(pl.Series(stays.numpy(), dtype=pl.Boolean))
+        index = index.changed(numbers[stays], vectors=vectors[stays], items=found, gone=gone)
         if rescorer is not None and len(rows):
             rescorer = rescorer.changed(numbers, vectors=vectors)
     if ranker is not None and len(rows):

@@ -46,6 +46,11 @@ class Ranker:
         self._encoded_items: EncodedSide | None = None
         self._row_of_item: Tensor | None = None  # in the encoded items; None: items are where their numbers are
 
+    @property
+    def num_encoded(self) -> int:
+        """Rows of items that are kept encoded, those of earlier states included."""
+        return 0 if self._encoded_items is None else self._encoded_items.batch.batch_size
+
     def encode_items(self, frame: pl.DataFrame) -> None:
         """Encode the catalogue, whose rows `score_pairs` then knows by number."""
         self._encoded_items = encode_frame(self.items, frame)

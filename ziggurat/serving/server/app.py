@@ -219,6 +219,7 @@ class ServerApp:
         return json_response(state, status=200 if state["ready"] else 503)
 
     async def _metrics(self, request: Request) -> Response:
+        self.metrics.show_items(self.answerer.info())
         content, kind = await run_in_threadpool(self.metrics.page)
         return Response(content, headers={"content-type": kind})
 

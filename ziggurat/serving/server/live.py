@@ -4,41 +4,87 @@
                                          │
     other workers, spares, later ones ◄──┘  read what is new twice a second, and when they load
 
-A change is whole in the journal before anybody applies it, and its number is taken by one worker alone (a link that
-must not exist), so every process has the same changes in the same order, after any crash. For up to half a second two
-workers may answer from two states; each answer says from which, by the number behind its version. A new version of the
-export begins with a journal of its own, which is empty.
+    many changes ─► one worker, in the background: merge them into clusters, write merged-00000123/, delete 1 … 123
+                                         │
+    all workers, and later ones ◄────────┘  take its index, in which what changed meanwhile is as it is
+
+A change is whole in the journal before anybody applies it, and its number is taken by one worker alone, so every
+process has the same changes in the same order, and items have the same numbers, after any crash. For up to half a
+second two workers may answer from two states; each answer says from which, by the numbers behind its version. A new
+version of the export begins with a journal of its own, which is empty. `journal.py` says which files there are.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat.errors import ExportError
-from ziggurat.files import Format
+import torch
+
+from ziggurat.errors import ExportError, FileError, MissingFileError, ZigguratError
+from ziggurat.serving.answering.chain import Chain
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, folded
+from ziggurat.serving.answering.merged_items import MergedItems
+from ziggurat.serving.server.journal import Journal
 from ziggurat.serving.server.reading import refused
 
 FOLLOW_S = 0.5
 _MOST_CHANGES = 10_000
-_WAYS = ("remove the file, and with it this change and those behind it", "export again")
-CHANGE = Format(name="ziggurat.item_change", what="a change of items", error=ExportError, ways_out=_WAYS)
+_LOWER = 10  # nice: merging leaves the processor to answers
+_log = logging.getLogger("ziggurat.server")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergePolicy:
+    """When changes are merged into the clusters of the index.
+
+    Args:
+        share: of the items that changed since the last merge, and
+        least_items: changed items that are worth it.
+        most_changes: or as many changes, whatever they changed.
+        again_s: seconds until the next attempt after one that failed.
+    """
+
+    share: float = 0.1
+    least_items: int = 1000
+    most_changes: int = 1000
+    again_s: float = 60.0
+
+    def wants(self, chain: Chain) -> bool:
+        """Whether it is time to merge."""
+        made = chain.changes
+        if _has_shards(chain):
+            return False
+        if made.num - made.num_merged >= self.most_changes:
+            return True
+        if chain.index is None:
+            return False
+        changed = chain.index.index.num_unmerged
+        return changed >= max(self.least_items, self.share * len(chain.index.index))
 
 
 class LiveItems:
     """A recommender whose items follow a journal.
 
     Args:
-        recommender: with `change_items`.
+        recommender: whose chain is replaced.
         folder: of the journal; made when the first change comes.
+        policy: when to merge.
     """
 
-    def __init__(self, recommender: Any, *, folder: Path) -> None:
-        self.recommender, self.folder = recommender, folder
+    def __init__(self, recommender: Any, *, folder: Path, policy: MergePolicy | None = None) -> None:
+        self.recommender, self.journal = recommender, Journal(folder)
+        self.policy = policy or MergePolicy()
         self._lock = threading.Lock()
+        self._merging: threading.Thread | None = None
+        self._not_before = 0.0
 
     @staticmethod
     def of(answerer: Any) -> LiveItems | None:
@@ -49,13 +95,18 @@ class LiveItems:
         return LiveItems(answerer, folder=path.with_name(f"{path.name}.changes") / answerer.export.version)
 
     def follow(self) -> int:
-        """Apply what is new in the journal; returns the number of changes in all.
+        """Take what is new in the journal, and begin to merge if it is time; returns the number of changes in all.
 
         Raises:
             ExportError: a file of the journal is damaged; names it.
         """
         with self._lock:
-            return self._follow()
+            number = self._follow()
+        is_merging = self._merging is not None and self._merging.is_alive()
+        if not is_merging and time.monotonic() >= self._not_before and self.policy.wants(self.recommender.chain):
+            self._merging = threading.Thread(target=self._merge_in_background, daemon=True, name="merge")
+            self._merging.start()
+        return number
 
     def change(self, changes: ItemChanges) -> ChangedItems:
         """Write a change into the journal and apply it.
@@ -65,47 +116,117 @@ class LiveItems:
             RefusedRequestError: the journal is full, or cannot be written.
         """
         with self._lock:
-            while True:
-                number = self._follow() + 1
-                change_items(self.recommender.chain, changes)  # what cannot be applied must not be written
-                if number > _MOST_CHANGES:
-                    raise _unwritable(self.folder, f"{_MOST_CHANGES:,} changes already", "export again")
-                if self._write(changes, number):
-                    return self.recommender.change_items(changes, number=number)
-
-    def _follow(self) -> int:
-        there: int = self.recommender.num_changes
-        new = []
-        while (path := self._path(there + 1 + len(new))).exists():
-            new.append(ItemChanges.from_json(CHANGE.read(path), where=str(path)))
-        if new:
-            id_column = self.recommender.chain.catalogue.columns.id
-            self.recommender.change_items(folded(new, id_column=id_column), number=there + len(new))
-        return there + len(new)
-
-    def _write(self, changes: ItemChanges, number: int) -> bool:
-        """Whether the number was still free."""
-        mine = self.folder / f"new-{os.getpid()}.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            CHANGE.write(mine, changes.to_json())
             try:
-                os.link(mine, self._path(number))
-            except FileExistsError:
+                with self.journal.locked():
+                    return self._change(changes)
+            except OSError as problem:
+                if isinstance(problem, ZigguratError) and not isinstance(problem, FileError):
+                    raise
+                found = problem.found if isinstance(problem, FileError) else problem.strerror or str(problem)
+                raise _unwritable(self.journal.folder, found, "let the server write there") from problem
+
+    def merge(self) -> bool:
+        """Merge all changes into the clusters of the index; False where there are none, or another worker does it.
+
+        An index in shards is not merged: the shards hold what differs from the export.
+
+        Raises:
+            FileError: there is no room, or no permission.
+            ExportError: a file of the journal is damaged; names it.
+        """
+        if not self.journal.folder.is_dir():
+            return False
+        with self.journal.alone() as is_mine:
+            if not is_mine:
                 return False
-            finally:
-                mine.unlink()
-            descriptor = os.open(self.folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except OSError as problem:
-            raise _unwritable(self.folder, problem.strerror or str(problem), "let the server write there") from problem
+            with self._lock:
+                number = self._follow()
+                chain: Chain = self.recommender.chain
+            if number == chain.changes.num_merged or _has_shards(chain):
+                return False
+            MergedItems.write(chain, self.journal.merged_path(number), export=self._export)
+            with self._lock:
+                self._follow()
+                with self.journal.locked():
+                    self.journal.forget(number)
+                self._count_bytes()
         return True
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{number:08d}.json"
+    @property
+    def _export(self) -> str:
+        return str(self.recommender.export.version)
+
+    def _merge_in_background(self) -> None:
+        with suppress(OSError, AttributeError):  # where threads have no priority of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWER)
+        torch.set_num_threads(1)  # of this thread
+        try:
+            begin = time.monotonic()
+            if self.merge():
+                made = self.recommender.chain.changes
+                _log.info("merged %s changes of items in %.1f s", f"{made.num_merged:,}", time.monotonic() - begin)
+        except (ZigguratError, OSError) as problem:
+            self._not_before = time.monotonic() + self.policy.again_s
+            _log.error("changes of items cannot be merged; the next attempt is in a minute\n%s", problem)
+
+    def _change(self, changes: ItemChanges) -> ChangedItems:
+        """Write a change and apply it; the journal is locked."""
+        number = self._follow() + 1
+        chain, outcome = change_items(self.recommender.chain, changes)  # what cannot be applied must not be written
+        if number - self.recommender.chain.changes.num_merged > _MOST_CHANGES:
+            raise _unwritable(self.journal.folder, f"{_MOST_CHANGES:,} changes that are not merged", "wait for a merge")
+        if not self.journal.write(changes, number):
+            raise _unwritable(self.journal.folder, f"change {number:,} already", "stop the older server")
+        self.recommender.become(lambda _: (chain, None))
+        self._count_bytes()
+        return dataclasses.replace(outcome, version=self.recommender.version)
+
+    def _follow(self) -> int:
+        """Take merged items, then the changes behind them."""
+        merged, made = self.journal.merged(), self.recommender.chain.changes
+        if merged > made.num_merged:
+            try:
+                self._take(MergedItems.open(self.journal.merged_path(merged), export=self._export))
+            except (ExportError, MissingFileError):
+                if self.journal.merged() > merged:  # and these were deleted
+                    return self._follow()
+                raise
+        there = self.recommender.num_changes
+        if new := self.journal.after(there):
+            self._apply(new, number=there + len(new))
+        if new or merged > made.num_merged:
+            self._count_bytes()
+        return there + len(new)
+
+    def _take(self, merged: MergedItems) -> None:
+        number = merged.about.num_changes
+        if number > self.recommender.num_changes:
+            self.recommender.become(lambda chain: (merged.with_items(chain), None))
+        else:
+            later = self.journal.after(number)
+            self.recommender.become(lambda chain: (merged.with_index(chain, later=later), None))
+
+    def _apply(self, new: list[ItemChanges], *, number: int) -> None:
+        changes, went = folded(new, id_column=self.recommender.chain.catalogue.columns.id)
+
+        def changed(chain: Chain) -> tuple[Chain, None]:
+            chain, _ = change_items(chain, changes, went=went)
+            return dataclasses.replace(chain, changes=dataclasses.replace(chain.changes, num=number)), None
+
+        self.recommender.become(changed)
+
+    def _count_bytes(self) -> None:
+        size = self.journal.num_bytes()
+        self.recommender.become(
+            lambda chain: (
+                dataclasses.replace(chain, changes=dataclasses.replace(chain.changes, journal_bytes=size)),
+                None,
+            )
+        )
+
+
+def _has_shards(chain: Chain) -> bool:
+    return chain.index is not None and chain.index.shards is not None
 
 
 def _unwritable(folder: Path, found: str, way: str) -> Exception:

@@ -8,10 +8,11 @@ files is bounded by the number of processes. Any worker can answer /metrics for 
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ziggurat.serving.answers import Effort
+from ziggurat.serving.answers import Effort, Info
 
 _LATENCIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -76,6 +77,19 @@ class Metrics:
         self._asked = Counter(
             "ziggurat_shard_questions", "Questions to shards, by what became of them.", ("shard", "outcome"), **shared
         )
+        latest: dict[str, Any] = shared | {"multiprocess_mode": "livemostrecent"}
+        self._items = {
+            name: Gauge(f"ziggurat_{name}", text, **latest)
+            for name, text in (
+                ("live_items", "Items of the catalogue."),
+                ("deleted_items", "Items that were deleted; they keep their numbers."),
+                ("unmerged_items", "Items that changed since the clusters of the index were made."),
+                ("changes", "Changes of items since the export was made."),
+                ("merged_changes", "Changes that are in the clusters of the index."),
+                ("journal_bytes", "Bytes of the files that hold the changes."),
+                ("last_merge_seconds", "When changes were merged last, in seconds since 1970; 0: never."),
+            )
+        }
         self._children: dict[tuple[str, int], Any] = {}
         self._by_effort = {effort: self._efforts.labels(effort.value) for effort in Effort}
         self._of_route: dict[str, Any] = {}
@@ -101,6 +115,15 @@ class Metrics:
         self._candidates.inc(candidates)
         self._computed.inc(seconds)
         self._by_effort[effort].inc(requests)
+
+    def show_items(self, info: Info) -> None:
+        """Take the figures of an export's items over, if it has any."""
+        for name in self._items if info.changes else ():
+            if name == "last_merge_seconds":
+                at = info.changes["last_merge"]
+                self._items[name].set(datetime.fromisoformat(at).timestamp() if at else 0)
+            else:
+                self._items[name].set(info.changes[name])
 
     def page(self) -> tuple[bytes, str]:
         """The text of /metrics and its content type."""

@@ -71,11 +71,10 @@ def _file(name: str, kind: str) -> Callable[[Request], Any]:
 class _Pages:
     def __init__(self, *, answerer: Answerer, config: ServerConfig) -> None:
         self.answerer, self.config = answerer, config
-        limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
-        self._info = plain(answerer.info().to_json()) | {"limits": limits}
+        self._limits = {"max_k": config.max_k, "max_items": config.max_items, "deadline_ms": config.deadline_ms}
 
     async def info(self, request: Request) -> Response:
-        return json_response(self._info)
+        return json_response(plain(self.answerer.info().to_json()) | {"limits": self._limits})
 
     async def users(self, request: Request) -> Response:
         return json_response({"users": await run_in_threadpool(self.answerer.users, limit=_MOST_USERS)})
