@@ -70,6 +70,19 @@ def spoil(content: bytes, draws: random.Random) -> bytes:
     return bytes(spoiled)
 
 
+WORDS = ("AND", "OR", "NOT", "IN", "IS MISSING", "(", ")", ":", "..", ">=", "<", ",", '"', "tags", "price", "t1", "9.5")
+STRANGE = (0, 9, 34, 39, 92, 0x2028, 0x1F600)
+
+
+def odd_filter(draws: random.Random) -> str:
+    """Text that may be a filter: words of the language in any order, some of them spoilt."""
+    text = draws.choice((" ", " ", "")).join(draws.choice(WORDS) for _ in range(draws.randrange(1, 12)))
+    for _ in range(draws.randrange(2)):
+        place = draws.randrange(len(text) + 1)
+        text = text[:place] + chr(draws.choice((*STRANGE, draws.randrange(32, 127)))) + text[place:]
+    return text
+
+
 def bodies(good: Good, number: int, *, seed: int) -> list[tuple[str, bytes]]:
     """Paths and bodies: good requests, changed as data or as bytes."""
     draws = random.Random(seed)
@@ -78,6 +91,8 @@ def bodies(good: Good, number: int, *, seed: int) -> list[tuple[str, bytes]]:
         path, data = draws.choice(good)
         for _ in range(draws.randrange(3)):
             data = change(data, draws)
+        if isinstance(data, dict) and "filter" in data and draws.random() < 0.3:
+            data = data | {"filter": odd_filter(draws)}
         content = json.dumps(data).encode()
         if draws.random() < 0.2:
             content = spoil(content, draws)

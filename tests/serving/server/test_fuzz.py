@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import ziggurat as zg
 from tests.serving.server import fuzz
 from tests.serving.server.fake import FakeAnswerer
 from tests.serving.server.test_connections import GOOD, send, serving
 from tests.serving.server.test_processes import rss
+from tests.serving.shop import Shop
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
 
@@ -26,12 +28,23 @@ GOOD_REQUESTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def ask(number: int, *, seed: int) -> Any:
+SHOP_USER = {"user_id": "3", "age": 30}
+SHOP_FULL = FULL | {"user": SHOP_USER, "filter": "tags:t1 AND NOT price:>9 OR title:new", "exclude": ["i3"]}
+SHOP_REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    ("/recommend", SHOP_FULL),
+    ("/recommend", {"user": SHOP_USER, "filter": "price:2..8"}),
+    ("/rank", {"user": SHOP_USER, "items": ["i3", {"item": "i5", "price": 2.5, "tags": ["t1"]}, "i9"]}),
+    ("/history", {"user": SHOP_USER}),
+    ("/explain", {"request": SHOP_FULL, "item": "i3"}),
+]
+
+
+def ask(number: int, *, seed: int, answerer: Any = None, good: fuzz.Good = GOOD_REQUESTS) -> Any:
     async def whole() -> Any:
-        app = ServerApp(answerer=FakeAnswerer(), config=ServerConfig())
+        app = ServerApp(answerer=answerer or FakeAnswerer(), config=ServerConfig(deadline_ms=10_000, degrade=False))
         app.engine.start()
         try:
-            return await fuzz.over_asgi(app, fuzz.bodies(GOOD_REQUESTS, number, seed=seed))
+            return await fuzz.over_asgi(app, fuzz.bodies(good, number, seed=seed))
         finally:
             await app.engine.close()
 
@@ -42,6 +55,12 @@ def test_changed_requests_are_answered_or_refused_in_four_parts() -> None:
     statuses = ask(400, seed=1)
     assert set(statuses) == {200, 400}, statuses
     assert min(statuses.values()) > 20, "some must pass, else nothing is tried"
+
+
+def test_changed_requests_and_filters_of_an_export_are_answered_or_refused(shop: Shop) -> None:
+    statuses = ask(150, seed=2, answerer=zg.Recommender.load(shop.export, check=False), good=SHOP_REQUESTS)
+    assert set(statuses) == {200, 400}, statuses
+    assert min(statuses.values()) > 10, "some must pass, else nothing is tried"
 
 
 def spoilt(number: int, *, seed: int) -> Any:
@@ -61,12 +80,17 @@ def test_spoilt_http_is_refused_and_the_next_request_is_answered() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_changed_requests_keep_no_memory() -> None:
-    total: Any = ask(5000, seed=0)
+@pytest.mark.parametrize("kind", ["fake", "export"])
+def test_a_hundred_thousand_changed_requests_keep_no_memory(kind: str, request: pytest.FixtureRequest) -> None:
+    answerer, good = None, GOOD_REQUESTS
+    if kind == "export":
+        shop: Shop = request.getfixturevalue("shop")
+        answerer, good = zg.Recommender.load(shop.export, check=False), SHOP_REQUESTS
+    total: Any = ask(10_000, seed=0, answerer=answerer, good=good)
     gc.collect()
     before = rss([os.getpid()])
-    for seed in range(1, 20):
-        total += ask(5000, seed=seed)
+    for seed in range(1, 10):
+        total += ask(10_000, seed=seed, answerer=answerer, good=good)
     gc.collect()
     grown = rss([os.getpid()]) - before
     print(f"{sum(total.values()):,} requests: {dict(total)}, memory grew by {grown / 2**20:.1f} MiB")

@@ -75,7 +75,7 @@ def test_merged_items_are_those_of_a_new_index(folder: Path, seed: int) -> None:
             scores = [each.rank_many(named)[0].items for each in (plain, later.recommender)]  # type: ignore[union-attr]
             assert [item.score for item in scores[0]] == pytest.approx([item.score for item in scores[1]], abs=1e-5)
     assert merges > 0
-    assert len(list(worker.journal.folder.glob("merged-*"))) == 1
+    assert len(list(workers[0].journal.folder.glob("merged-*"))) == 1
 
 
 def test_many_changes_are_merged_in_the_background_while_answers_go_on(folder: Path) -> None:

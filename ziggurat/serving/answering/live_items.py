@@ -179,8 +179,8 @@ def change_items(chain: Chain, changes: ItemChanges, *, went: Sequence[str] = ()
         rows=rows,
         gone=[number for number in gone.values() if number not in stays] + sorted(went_numbers),
     )
-    assert chain.catalogue is not None
     chain = dataclasses.replace(chain, changes=dataclasses.replace(chain.changes, num=chain.changes.num + 1))
+    assert chain.catalogue is not None
     outcome = ChangedItems(
         added=len(ids) - len(known),
         changed=len(known),
