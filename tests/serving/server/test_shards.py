@@ -29,6 +29,7 @@ from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
+from ziggurat.serving.server.live import LiveItems
 from ziggurat.serving.server.serve import bind
 from ziggurat.serving.server.shards import client
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
@@ -150,8 +151,8 @@ def test_changed_items_reach_their_shards_and_survive_them(cluster: Cluster) -> 
         ItemChanges(upsert=(FRESH, {"item": "i5", "price": 1}), delete=("i7", "i8")),
         ItemChanges(upsert=({"item": "i8", "price": 9}, FRESH | {"price": 4}), delete=("i9",)),
     ]
-    for number, step in enumerate(steps, start=1):
-        outcomes = [each.change_items(step, number=number) for each in (whole, *fronts)]
+    for step in steps:
+        outcomes = [each.change_items(step) for each in (whole, *fronts)]
         assert outcomes[0] == outcomes[1] == outcomes[2]
         for front in fronts:
             assert front.recommend_many(REQUESTS) == whole.recommend_many(REQUESTS)
@@ -163,6 +164,25 @@ def test_changed_items_reach_their_shards_and_survive_them(cluster: Cluster) -> 
     cluster.shards[0].end()
     cluster.shards[0] = RunningShard(cluster.export, 0, port=port)
     wait_until(lambda: fronts[1].recommend_many(REQUESTS) == whole.recommend_many(REQUESTS))
+
+
+def test_shards_are_told_what_was_merged_before_they_were_there(cluster: Cluster) -> None:
+    whole = LiveItems.of(Recommender.load(cluster.export, check=False))
+    assert whole is not None
+    whole.change(ItemChanges(upsert=(FRESH, {"item": "i5", "price": 1}), delete=("i7", "i8")))
+    earlier = LiveItems.of(cluster.front(deadline_s=5))
+    assert earlier is not None
+    earlier.follow()
+    whole.change(ItemChanges(upsert=({"item": "i8", "price": 9}, {"item": "gone"}), delete=("i9",)))
+    whole.change(ItemChanges(delete=("gone",)))
+    assert whole.merge()
+    whole.change(ItemChanges(upsert=(FRESH | {"price": 4},), delete=("i10",)))
+    later = LiveItems.of(cluster.front(deadline_s=5))
+    assert later is not None
+    for each in (earlier, later):
+        assert each.follow() == 4
+        assert each.recommender.recommend_many(REQUESTS) == whole.recommender.recommend_many(REQUESTS)
+        assert not each.merge(), "shards hold what differs from the export"
 
 
 def test_a_late_shard_is_left_out_and_said_to_be(cluster: Cluster) -> None:
