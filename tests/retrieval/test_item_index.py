@@ -113,6 +113,16 @@ def test_a_merged_index_catches_up_with_what_changed_meanwhile() -> None:
     assert merged.version == index.version == 3
 
 
+def test_a_merged_index_looks_into_the_same_share_of_its_clusters() -> None:
+    index = ItemIndex.build(torch.randn(400, 8))
+    index.vectors.keep_tuned(20, k=10)
+    index.add(torch.randn(3200, 8))
+    merged = index.merged()
+    assert merged.vectors.num_clusters == pytest.approx(3 * index.vectors.num_clusters, rel=0.1)
+    assert merged.vectors.probes_for(10) == pytest.approx(60, rel=0.1)
+    assert merged.vectors.tuned_k == 10
+
+
 @pytest.mark.parametrize("kind", [PlanKind.CLUSTERS, PlanKind.ROWS, PlanKind.BLOCK, PlanKind.POST_FILTER])
 def test_every_plan_gives_the_same_answer(kind: PlanKind, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)  # one draw in twenty-five leaves too little after the filter of `post_filter`

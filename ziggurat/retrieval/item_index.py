@@ -18,6 +18,7 @@ since what an export holds must be clustered: merge first.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -318,7 +319,9 @@ class ItemIndex(nn.Module):
                 )
             lines = items[numbers.numpy()]
         index = ItemIndex.build(vectors, items=lines, numbers=numbers, config=self._config_as_built())
-        index.vectors.keep_tuned(self.vectors.default_probes, k=self.vectors.tuned_k)
+        grown = index.vectors.num_clusters / max(1, self.vectors.num_clusters)  # the same share of more clusters
+        probes = math.ceil(self.vectors.default_probes * max(1.0, grown))
+        index.vectors.keep_tuned(probes, k=self.vectors.tuned_k)
         index._live = replace(index._live, version=live.version, next_number=live.next_number)
         return index
 
