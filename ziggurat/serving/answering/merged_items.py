@@ -35,8 +35,8 @@ from ziggurat.typed import CountOrNone, Reader, checked
 _MOST_ENCODED = 1.5  # rows that a ranker keeps for an item
 
 
-@checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Merge:
     """What the manifest of merged items says of them.
 
