@@ -37,6 +37,7 @@ from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.studies.compare_statistics import paired_difference
 from ziggurat.training.evaluation.full_ranking_pass import FullRanking
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import show_progress
 
 RECIPE = "movielens_two_tower"
@@ -112,11 +113,13 @@ def two_tasks(seed: int, *, vectors: UserVectors) -> RunConfig:
 
 
 def trained(config: RunConfig, *, folder: Path) -> dict[str, dict[str, float]]:
-    """Metrics of a run by split; a run that is finished is evaluated again, one that is not goes on."""
-    progress = show_progress()
-    progress.say(f"\n{folder.name}")
-    result = train_run(config, folder=folder, resume=(folder / "config.json").exists(), progress=progress)
-    return {split: each.metrics for split, each in result.evaluations.items()}
+    """Metrics of a run by split; of a run that is finished those that it wrote then."""
+    kept = {split: RunFolder(folder).evaluation(split) for split in ("valid", "test")}
+    if not all(path.exists() for path in kept.values()):
+        progress = show_progress()
+        progress.say(f"\n{folder.name}")
+        train_run(config, folder=folder, resume=(folder / "config.json").exists(), progress=progress)
+    return {split: EVALUATION.read(path)["metrics"] for split, path in kept.items()}
 
 
 def cell(values: Sequence[float]) -> str:
