@@ -308,3 +308,13 @@ def test_files_written_at_the_same_time_hold_the_rows_in_their_order(tmp_path):
     rows = [row for group in range(len(dataset.group_sizes)) for row in dataset.read_group(group)["row:"].to_pylist()]
     assert rows == list(range(203))
     assert len(list((tmp_path / "data").glob("part-*"))) == 21
+
+
+@pytest.mark.parametrize("cut", [1, 7, 20])
+def test_the_digest_does_not_depend_on_how_rows_came(tmp_path, cut):
+    """Values behind a slice are no part of it, whatever lies there in memory."""
+    table = full_table(63)
+    with EncodedWriter(tmp_path / "data", FULL, rows_per_group=21) as writer:
+        for first in range(0, 63, cut):
+            writer.append(table.slice(first, cut))
+    assert EncodedDataset(tmp_path / "data").digest == MemoryDataset(table, FULL, rows_per_group=21).digest

@@ -111,9 +111,26 @@ def row_groups(tables: Iterable[pa.Table], *, rows_per_group: int) -> Iterator[p
 def group_digest(group: pa.Table) -> bytes:
     """SHA-256 of the values of a row group, in Arrow's stream format; the same however the group lies in memory."""
     digest = hashlib.sha256()
-    for batch in group.combine_chunks().to_batches():
+    for batch in _exact(group.combine_chunks()).to_batches():
         digest.update(batch.serialize())
     return digest.digest()
+
+
+def _exact(group: pa.Table) -> pa.Table:
+    """The same columns in buffers that end with them: of a slice Arrow writes the values behind it as padding."""
+    arrays = []
+    for field, column in zip(group.schema, group.columns, strict=True):
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if pa.types.is_list(field.type):
+            offsets, values = array.offsets.to_numpy(), pa.array(array.flatten().to_numpy())
+            first = offsets[0] if len(offsets) else 0
+            array = pa.ListArray.from_arrays(pa.array(offsets - first), values, type=field.type)
+        elif pa.types.is_fixed_size_list(field.type):
+            array = pa.FixedSizeListArray.from_arrays(pa.array(array.flatten().to_numpy()), type=field.type)
+        else:
+            array = pa.array(array.to_numpy(), type=field.type)
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=group.schema)
 
 
 class PartFiles:
