@@ -17,6 +17,13 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
         importlib.import_module("ziggurat.bridges.ray_serve")
 
 
+def test_without_ray_data_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "ziggurat.bridges.ray_data", raising=False)
+    with pytest.raises(MissingDependencyError, match=r"ray\[data\]==2.60.0"):
+        importlib.import_module("ziggurat.bridges.ray_data")
+
+
 def test_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "torchrec"]:
         monkeypatch.delitem(sys.modules, name)

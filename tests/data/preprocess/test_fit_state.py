@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
@@ -84,6 +85,22 @@ def test_functions_over_tables_are_the_whole_way(tmp_path):
     assert dataset.group_sizes == (100, 100, 50, 100, 100, 50)
     back = pa.concat_tables([dataset.read_group(index) for index in range(6)])
     assert back.equals(pa.concat_tables(encoded))
+
+
+def test_a_state_travels_as_bytes_of_batches():
+    """As Spark's mapInArrow calls it: batches of a partition in, one state of it out."""
+
+    def learn(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        states = [fit_table(pa.Table.from_batches([one]), schema=SMALL, row_column="number") for one in batches]
+        yield pa.record_batch({"state": [merge_states(states).to_bytes()]})
+
+    table = rows_of(300)
+    partitions = [table.slice(start, 100).to_batches(max_chunksize=30) for start in (200, 0, 100)]
+    content = [batch.column("state")[0].as_py() for one in partitions for batch in learn(iter(one))]
+    merged = merge_states(FitState.from_bytes(each, schema=SMALL) for each in content)
+    assert merged.finish().fingerprint == fit_table(table, schema=SMALL).finish().fingerprint
+    with pytest.raises(DataError, match="fitted state"):
+        FitState.from_bytes(content[0][:-200], schema=SMALL)
 
 
 def test_refusals():

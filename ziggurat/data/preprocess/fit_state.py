@@ -9,7 +9,7 @@ hash lowest: so states may be merged in any order and grouping, and each row mus
 before the end: `min_count` and `max_rows` look at the counts of all rows. Ids seen equally often are in the order of
 their UTF-8 bytes. (Should two ids have the same 64-bit hash, the text of the part with the lowest row number is kept.)
 
-A state is a row of an Arrow table wherever it travels or lies: `to_table` and `from_table`. Its size is that of the
+A state travels and lies as a row of an Arrow table (`to_table`, `from_table`) or as bytes. Its size is that of the
 different ids: about 25 bytes each, and their texts.
 """
 
@@ -98,6 +98,27 @@ class FitState:
         for name, values in self.parts.numbers.sample.items():
             columns[f"sample:{name}"] = _one_list(pa.array(values))
         return pa.table(columns)
+
+    def to_bytes(self) -> bytes:
+        """The state as bytes, for systems whose tables have no unsigned numbers (Spark's)."""
+        table, sink = self.to_table(), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    @staticmethod
+    def from_bytes(content: bytes, *, schema: Schema) -> FitState:
+        """Read what `to_bytes` made.
+
+        Raises:
+            DataError: a state that is damaged, or of another schema or version.
+        """
+        try:
+            with pa.ipc.open_stream(content) as reader:
+                (state,) = FitState.from_table(reader.read_all(), schema=schema)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged(f"{error}"[:200]) from error
+        return state
 
     @staticmethod
     def from_table(table: pa.Table, *, schema: Schema) -> list[FitState]:
