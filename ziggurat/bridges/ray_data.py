@@ -65,19 +65,18 @@ def with_row_numbers(rows: Any, *, column: str = ROW) -> Any:
     rows; ask Ray to keep it (`preserve_order`) if they must be the same the next time.
     """
     blocks = rows.to_arrow_refs()
-    sizes = ray.get([_num_rows.remote(block) for block in blocks])
+    num_rows, numbered = ray.remote(_num_rows), ray.remote(_numbered)
+    sizes = ray.get([num_rows.remote(block) for block in blocks])
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return ray.data.from_arrow_refs(
-        [_numbered.remote(block, start, column) for block, start in zip(blocks, starts, strict=True)]
+        [numbered.remote(block, start, column) for block, start in zip(blocks, starts, strict=True)]
     )
 
 
-@ray.remote
 def _num_rows(table: pa.Table) -> int:
     return table.num_rows
 
 
-@ray.remote
 def _numbered(table: pa.Table, start: int, column: str) -> pa.Table:
     return table.append_column(column, pa.array(np.arange(start, start + table.num_rows)))
 
