@@ -274,10 +274,11 @@ class Chain:
                 fewer_probes=effort is not Effort.FULL,
             )
             for row, place in enumerate(places):
-                numbers, scores = (each[row * num : (row + 1) * num] for each in (found.items, found.scores))
-                is_there = numbers >= 0
-                best = (numbers[is_there], scores[is_there]) if num == 1 else (numbers[is_there].unique(), scores[0])
-                answers[place] = (*best, found.plans[row * num], found.missing)
+                numbers, scores = found.items[row * num : (row + 1) * num], found.scores[row * num : (row + 1) * num]
+                mine, best = numbers[numbers >= 0], scores[numbers >= 0]
+                if num > 1:
+                    mine, best = mine.unique(), scores[0]
+                answers[place] = mine, best, found.plans[row * num], found.missing
         items, products, plans, missing = zip(*(answers[place] for place in range(len(questions))), strict=True)
         return list(items), list(products), list(plans), list(missing)
 
