@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import httpx
 import pytest
 
 from tests.serving.server.fake import FakeAnswerer
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, MissingDependencyError
 from ziggurat.serving.answers import RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.tracing import Tracing, check_export, export_traces
 
 USER = {"user": {"user_id": "u1"}}
 PARTS = {"kind", "expected", "found", "where", "ways_out"}
@@ -204,6 +206,15 @@ def test_metrics_count_answers() -> None:
     assert 'ziggurat_requests_total{route="/recommend",status="200"} 2.0' in text
     assert 'ziggurat_requests_total{route="/recommend",status="400"} 1.0' in text
     assert 'ziggurat_answers_total{effort="full"} 2.0' in text
+
+
+def test_traces_without_their_package_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("opentelemetry", "opentelemetry.trace", "opentelemetry.sdk", "opentelemetry.sdk.trace"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for begin in (Tracing, export_traces, check_export):
+        with pytest.raises(MissingDependencyError, match="pip install opentelemetry-sdk"):
+            begin()
+    assert get("/readyz").status_code == 200, "without traces nothing is missed"
 
 
 def test_a_request_that_waited_in_vain_is_counted_once() -> None:

@@ -42,7 +42,7 @@ def server(shop: Shop, tmp_path: Path) -> Iterator[Running]:
     running = start(tmp_path, str(export), "--shards", "2", *QUICK)
     yield running
     running.process.terminate()
-    running.process.wait(timeout=20)
+    running.process.wait(timeout=60)
 
 
 def missing(server: Running) -> list[int]:
@@ -79,7 +79,7 @@ def test_shards_that_end_or_hang_are_replaced_and_swapped_together(server: Runni
     assert items() == [item.id for item in whole.items]
     wait_until(lambda: len(server.workers) == 3)  # two shards and a worker
     server.process.send_signal(signal.SIGTERM)
-    server.process.wait(timeout=20)
+    server.process.wait(timeout=60)
     assert not server.workers_left()
 
 
@@ -106,5 +106,5 @@ def test_shards_elsewhere_follow_the_link(shop: Shop, tmp_path: Path) -> None:
     finally:
         for each in (front, *shards):
             each.process.terminate()
-            each.process.wait(timeout=20)
+            each.process.wait(timeout=60)
     assert not front.workers_left()

@@ -27,6 +27,7 @@ from ziggurat.serving.answering.item_search import LESS, ItemSearch
 from ziggurat.serving.answering.ranker import Ranker
 from ziggurat.serving.answering.rescorer import Rescorer
 from ziggurat.serving.answering.sides import EncodedSide
+from ziggurat.serving.answering.stages import stage
 from ziggurat.serving.answering.vector_encoder import VectorEncoder
 from ziggurat.serving.answers import Effort
 from ziggurat.serving.export.export_folder import WAYS_OUT
@@ -248,6 +249,7 @@ class Chain:
             for i in range(len(questions))
         ]
 
+    @stage("search")
     def _found(
         self, questions: Sequence[Question], vectors_BVD: Tensor, wanted: Sequence[int], effort: Effort
     ) -> tuple[list[Int64[Tensor, "_"]], list[Float32[Tensor, "_"]], list[str], list[tuple[int, ...]]]:
@@ -294,16 +296,19 @@ class Chain:
         """Items that the ranker scores; those of the answer without one."""
         return k if self.ranker is None else max(self.settings.num_candidates // _share(effort), k)
 
+    @stage("user vectors")
     def user_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B D"]:
         """The vector of the user of each question, the mean where each task has its own."""
         assert self.encoder is not None
         return self.encoder.user_vectors(*self._users(self.encoder, questions, self.known.encoder))
 
+    @stage("user vectors")
     def task_vectors(self, questions: Sequence[Question]) -> Float32[Tensor, "B V D"]:
         """All vectors of the user of each question: one, or one for each task."""
         assert self.encoder is not None
         return self.encoder.task_vectors(*self._users(self.encoder, questions, self.known.encoder))
 
+    @stage("ranker")
     def rank(self, questions: Sequence[Question], items: Sequence[Tensor]) -> list[Float32[Tensor, "n L"]]:
         """Scores of the tasks, for some items of the catalogue and each user."""
         assert self.ranker is not None

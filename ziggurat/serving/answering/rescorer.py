@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ziggurat.models.retrieval.over_arch import OverArch
+from ziggurat.serving.answering.stages import stage
 from ziggurat.serving.export.aligned_tensors import load_aligned, save_aligned
 from ziggurat.serving.export.export_folder import damaged
 
@@ -91,6 +92,7 @@ class Rescorer:
         """φ of each user with items of these vectors, which need not be in the catalogue."""
         return self.scores_of_parts(users, [self.over_arch.item_parts(mine) for mine in items])
 
+    @stage("over_arch")
     @torch.no_grad()
     def scores_of_parts(
         self, users: Float32[Tensor, "B D"], items: Sequence[Float32[Tensor, "_ X"]]

@@ -17,11 +17,13 @@ answered in time. Nothing waits in a place without a bound.
     reading.py      bodies and headers within bounds; responses.py answers as JSON
     app.py          the routes; pages.py the web page's own; openapi.py the description
     metrics.py      /metrics, of one process or summed over all workers
+    tracing.py      requests as traces of OpenTelemetry, if asked for
     connections.py  what uvicorn lacks: time to receive, time to send, size of headers, a drain that drops nothing
     control.py      messages between supervisor and worker
     worker.py       one process that answers
     supervisor.py   the process that holds the port, and starts, swaps and replaces workers
     serve.py        all of it for `ziggurat serve`
+    shards/         an index divided among processes, and the server in front of them
 
 Needs the extra `serve` (starlette, uvicorn, httptools, prometheus-client); nothing outside of this folder imports them.
 """

@@ -63,6 +63,7 @@ from ziggurat.serving.server.reading import (
 )
 from ziggurat.serving.server.responses import encode, error_json, json_response
 from ziggurat.serving.server.shards.front import shards_of
+from ziggurat.serving.server.tracing import Tracing, Watch
 
 _log = logging.getLogger("ziggurat.server")
 Swap = Callable[[str], Awaitable[str]]
@@ -99,6 +100,7 @@ class ServerApp:
         self.info = answerer.info()
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
         self.draining = False
+        self._tracing = Tracing() if config.trace else None
         self._shards = shards_of(answerer)
         if self._shards is not None:
             self._shards.observe = self.metrics.shard_asked
@@ -133,7 +135,8 @@ class ServerApp:
             return
         path, started = scope["path"], time.monotonic()
         if path in _READ:
-            status = await self._ask(path, scope, receive, send)
+            watch = self._tracing.begin(scope) if self._tracing is not None else None
+            status = await self._ask(path, scope, receive, send, watch)
             self.metrics.answered(path, status, time.monotonic() - started)
             return
         if self._key and path not in _OPEN and not self._has_key(scope):
@@ -150,17 +153,24 @@ class ServerApp:
         await self.engine.close()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _ask(self, path: str, scope: Any, receive: Any, send: Send) -> int:
+    async def _ask(self, path: str, scope: Any, receive: Any, send: Send, watch: Watch | None) -> int:
+        """Answer, and end what records the request; returns the status."""
+        status, answer = await self._respond(path, scope, receive, send, watch)
+        if watch is not None:
+            watch.end(status, answer=answer)
+        return status
+
+    async def _respond(self, path: str, scope: Any, receive: Any, send: Send, watch: Watch | None) -> tuple[int, Any]:
         if self.engine.overloaded and not header(scope, b"x-deadline-ms"):
             self.metrics.shed.inc()
             seconds = b"%d" % max(1, math.ceil(self.engine.wait_s()))
             await _send(send, 503, _SHED, (b"retry-after", seconds))
-            return 503
+            return 503, None
         try:
-            answer = await self._answer(path, scope, receive)
+            answer = await self._answer(path, scope, receive, watch)
             body = encode(answer.to_json())
         except ClientGone:
-            return 499
+            return 499, None
         except Exception as problem:
             status, error = status_of(problem)
             extra: tuple[tuple[bytes, bytes], ...] = ()
@@ -175,13 +185,13 @@ class ServerApp:
             if status in (413, 415, 431):
                 extra = ((b"connection", b"close"),)  # the rest of the body is not read
             await _send(send, status, encode(error), *extra)
-            return status
+            return status, None
         if getattr(answer, "missing_shards", ()):
             self.metrics.partial.inc()
         await _send(send, 200, body, (b"x-export-version", answer.version.encode("latin-1", "replace")))
-        return 200
+        return 200, answer
 
-    async def _answer(self, path: str, scope: Any, receive: Any) -> Any:
+    async def _answer(self, path: str, scope: Any, receive: Any, watch: Watch | None) -> Any:
         if scope["method"] != "POST":
             raise _wrong_method(path, scope["method"])
         if self._key and not self._has_key(scope):
@@ -192,7 +202,9 @@ class ServerApp:
             request, candidates = await run_in_threadpool(self._read, path, body)
         else:
             request, candidates = self._read(path, body)
-        return await self.engine.ask(request, candidates=candidates, deadline_s=deadline)
+        if watch is not None:
+            watch.queue()
+        return await self.engine.ask(request, candidates=candidates, deadline_s=deadline, watch=watch)
 
     def _read(self, path: str, body: bytes) -> tuple[Question, int]:
         request = _READ[path](body, config=self.config)

@@ -48,6 +48,7 @@ class ServerConfig:
         shard_addresses: host:port of shards that run elsewhere, in their order, with commas between; "": none.
         shard_deadline_ms: time for the answer of a shard; without those that are late, the answer says so.
         watch: load a new version when the export's folder (a link, say) changes.
+        trace: record requests for OpenTelemetry, and send them by OTLP where its own variables say.
         admin: take POST /admin/swap and /admin/items from this machine.
     """
 
@@ -76,6 +77,7 @@ class ServerConfig:
     shard_addresses: str = ""
     shard_deadline_ms: Milliseconds = 100.0
     watch: bool = False
+    trace: bool = False
     admin: bool = True
 
     def __post_init__(self) -> None:

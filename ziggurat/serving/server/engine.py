@@ -30,11 +30,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
 from ziggurat.errors import ZigguratError
+from ziggurat.serving.answering.stages import collected
 from ziggurat.serving.answers import Answerer, Effort, Ranked, RankRequest, Recommendations, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.cost import CostLine
 from ziggurat.serving.server.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.metrics import Metrics
+from ziggurat.serving.server.tracing import Watch
 
 _log = logging.getLogger("ziggurat.server")
 Request = RecommendRequest | RankRequest
@@ -65,6 +67,7 @@ class _Job:
     arrived: float
     deadline: float
     future: asyncio.Future[Answer]
+    watch: Watch | None
 
 
 @dataclass(kw_only=True)
@@ -167,13 +170,16 @@ class Engine:
             return len(request.items)
         return max(self._num_candidates, request.k)
 
-    async def ask(self, request: Request, *, candidates: int, deadline_s: float | None = None) -> Answer:
+    async def ask(
+        self, request: Request, *, candidates: int, deadline_s: float | None = None, watch: Watch | None = None
+    ) -> Answer:
         """The answer to one request.
 
         Args:
             request: what is asked.
             candidates: what `candidates_of` said of it.
             deadline_s: seconds from now; None for the server's.
+            watch: records the request, if it is traced.
 
         Raises:
             OverloadError: it could not be answered in time.
@@ -184,13 +190,9 @@ class Engine:
         allowed = self._deadline_s if deadline_s is None else deadline_s
         self._admit(request, candidates, allowed)
         assert self._loop is not None, "start() comes first"
-        job = _Job(
-            request=request,
-            candidates=candidates,
-            arrived=now,
-            deadline=now + allowed,
-            future=self._loop.create_future(),
-        )
+        future = self._loop.create_future()
+        deadline = now + allowed
+        job = _Job(request=request, candidates=candidates, arrived=now, deadline=deadline, future=future, watch=watch)
         with self._lock:
             self._queue.jobs.append(job)
             self._queue.candidates[type(request)] += candidates
@@ -298,12 +300,17 @@ class Engine:
         if late:
             dropped = set(map(id, late))
             batch = [job for job in batch if id(job) not in dropped]
-        answers = self._answers([job.request for job in batch], effort) if batch else []
+        watched, began_ns = [job.watch for job in batch if job.watch is not None], time.time_ns()
+        with collected(bool(watched)) as stages:
+            answers = self._answers([job.request for job in batch], effort) if batch else []
         seconds = time.monotonic() - started
         if batch:
             candidates = sum(job.candidates for job in batch)
             self._costs[type(batch[0].request), effort].observe(candidates, seconds)
             self.metrics.observe_batch(len(batch), candidates, seconds, effort)
+            for watch in watched:
+                about = {"requests": len(batch), "candidates": candidates, "effort": effort.value}
+                watch.batch(began_ns, stages=stages, about=about)
         if len(batch) > 1 and any(isinstance(answer, Exception) for answer in answers):
             self._careful_until = time.monotonic() + _CAREFUL_S
         self.metrics.expired.inc(sum(not job.future.cancelled() for job in late))

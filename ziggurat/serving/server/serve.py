@@ -23,6 +23,7 @@ from ziggurat.errors import ConfigError, MissingDependencyError, MissingFileErro
 from ziggurat.files import read_text
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import BACKLOG, ServerConfig
+from ziggurat.serving.server.tracing import check_export
 
 if TYPE_CHECKING:
     from ziggurat.serving.server.shards.process import ShardKeeper
@@ -136,6 +137,8 @@ def serve(
         )
     from ziggurat.serving.server.supervisor import Supervisor
 
+    if config.trace:
+        check_export()
     if not logging.getLogger("ziggurat.server").handlers:
         _log_to_stderr()
     listener = bind(config.host, config.port)

@@ -34,6 +34,7 @@ from ziggurat.serving.server.live import FOLLOW_S, LiveItems
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
 from ziggurat.serving.server.reading import refused_as
+from ziggurat.serving.server.tracing import export_traces, flush_traces
 
 _log = logging.getLogger("ziggurat.server")
 _SWITCH_S = 0.0005  # so that the event loop gets the GIL soon while a batch computes
@@ -135,6 +136,8 @@ def _work(task: WorkerTask, control: Control) -> int:
         worker.live = LiveItems.of(answerer)
         if worker.live is not None:
             worker.live.follow()
+        if task.config.trace:
+            export_traces()
         app = ServerApp(
             answerer=answerer,
             config=task.config,
@@ -168,6 +171,8 @@ def _work(task: WorkerTask, control: Control) -> int:
         if any("serve" in message for message in messages):
             break
     asyncio.run(worker.serve(app))
+    if task.config.trace:
+        flush_traces()
     return 0
 
 
