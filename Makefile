@@ -1,6 +1,7 @@
 # Every target sets up what it needs: a fresh machine needs Python >= 3.11, make, and (for the C++ kernel) g++.
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make demo-serve  train encoders and a ranker, export them, serve them, ask the server
+#   make demo-sequences  SASRec and HSTU on histories: the next film of each user, all films ranked, minutes
 #   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
 #   make bench-retrieval  filtered vector search against faiss and ScaNN, about 10 minutes
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
@@ -21,7 +22,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve test test-slow test-bridges test-triton lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -49,6 +50,9 @@ demo: $(VENV)/.runtime-$(ACCELERATOR)
 
 demo-serve: $(VENV)/.runtime-$(ACCELERATOR)
 	$(BIN)/ziggurat demo --serve
+
+demo-sequences: $(VENV)/.runtime-$(ACCELERATOR)
+	$(BIN)/ziggurat demo --sequences
 
 # Files of tests are shared among processes of one thread each (at most 8: ranks and training take memory); then those that
 # stop, kill and outwait processes, one after the other.

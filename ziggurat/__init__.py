@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from ziggurat.embeddings import EmbeddingTables as EmbeddingTables
     from ziggurat.errors import ZigguratError as ZigguratError
     from ziggurat.features.batch import Batch as Batch
+    from ziggurat.features.events import Events as Events
     from ziggurat.features.inputs import InputSpec as InputSpec
     from ziggurat.features.items import Items as Items
     from ziggurat.features.schema import Categorical as Categorical
     from ziggurat.features.schema import Dense as Dense
     from ziggurat.features.schema import Label as Label
+    from ziggurat.features.schema import Moments as Moments
     from ziggurat.features.schema import MultiHot as MultiHot
     from ziggurat.features.schema import Schema as Schema
     from ziggurat.features.schema import Sequence as Sequence
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from ziggurat.models import MLPConfig as MLPConfig
     from ziggurat.models import Model as Model
     from ziggurat.models import ModelConfig as ModelConfig
+    from ziggurat.models import NextItem as NextItem
+    from ziggurat.models import NextItemConfig as NextItemConfig
     from ziggurat.models import Outputs as Outputs
     from ziggurat.models import TowerLayer as TowerLayer
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
@@ -111,8 +115,19 @@ _HOMES = {
         "EmbeddingTables",
     ),
     "ziggurat.errors": ("ZigguratError",),
+    "ziggurat.features.events": ("Events",),
     "ziggurat.features.items": ("Items",),
-    "ziggurat.features.schema": ("Categorical", "Dense", "Label", "MultiHot", "Schema", "Sequence", "Table", "Vector"),
+    "ziggurat.features.schema": (
+        "Categorical",
+        "Dense",
+        "Label",
+        "Moments",
+        "MultiHot",
+        "Schema",
+        "Sequence",
+        "Table",
+        "Vector",
+    ),
     "ziggurat.features.schema_io": ("read_schema", "write_schema"),
     "ziggurat.models": (
         "AutoIntConfig",
@@ -122,6 +137,8 @@ _HOMES = {
         "FinalNetConfig",
         "MaskNetConfig",
         "XDeepFMConfig",
+        "NextItem",
+        "NextItemConfig",
         "TwoTower",
         "TwoTowerConfig",
         "DCNv2Config",

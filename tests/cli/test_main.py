@@ -21,7 +21,7 @@ from ziggurat.recipes.catalogue import recipe_named
 
 SLICES = ("--slices", "--slice-min-rows", "--report")
 FROZEN = {
-    "demo": {"--out", "--no-ranks", "--serve"},
+    "demo": {"--out", "--no-ranks", "--serve", "--sequences"},
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--model", "--baseline"),

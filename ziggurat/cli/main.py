@@ -87,10 +87,14 @@ def _add_demo(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
         "demo",
         "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots",
         "Needs no data of yours; the ranks run on this machine.\n"
-        "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo\n  ziggurat demo --serve",
+        "examples:\n  ziggurat demo\n  ziggurat demo --no-ranks --out runs/demo\n  ziggurat demo --serve\n"
+        "  ziggurat demo --sequences",
     )
     demo.add_argument("--out", default="runs/demo", help="folder of the runs (default: %(default)s)")
     demo.add_argument("--no-ranks", action="store_true", help="leave out the towers on two emulated hosts")
+    demo.add_argument(
+        "--sequences", action="store_true", help="instead: SASRec and HSTU on histories, the next film of each user"
+    )
     demo.add_argument(
         "--serve", action="store_true", help="instead: train encoders and a ranker, export them, serve them, ask them"
     )
@@ -250,7 +254,10 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     query.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
     summary = "get a public data set into the cache, checked by checksum"
     fetch = actions.add_parser("fetch", help=summary, description=summary, epilog=FETCH_EPILOG)
-    fetch.add_argument("name", help="movielens-1m, frappe, criteo-kaggle, criteo-1tb, criteo-x4")
+    fetch.add_argument(
+        "name",
+        help="movielens-1m, movielens-1m-histories, movielens-1m-events, frappe, criteo-kaggle, criteo-1tb, criteo-x4",
+    )
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 

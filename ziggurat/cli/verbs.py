@@ -29,6 +29,8 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     """MovieLens-1M with DLRM and DCNv2, beside logistic regression and popularity."""
     if options.serve:
         return _demo_serve(options)
+    if options.sequences:
+        return _demo_sequences(options)
     from ziggurat.runs.demo.models import run_demo
     from ziggurat.runs.demo.towers import NUM_HOSTS, RANKS_PER_HOST, run_tower_demo
     from ziggurat.training.report.progress import show_progress
@@ -49,6 +51,23 @@ def demo(options: argparse.Namespace, rest: list[str]) -> int:
     print_table(("model", "test AUC", "KiB between hosts a step", "ms a step"), rows)
     for entry in ranks:
         print_line(f"{entry.name} report: {entry.report}")
+    return 0
+
+
+def _demo_sequences(options: argparse.Namespace) -> int:
+    """SASRec and HSTU on MovieLens-1M: what each person watches next."""
+    from ziggurat.runs.demo.sequences import METRICS, run_sequence_demo
+    from ziggurat.training.report.progress import show_progress
+
+    result = run_sequence_demo(Path(options.out), progress=show_progress())
+    print_line("\nMovieLens-1M, the last film of each user, all films ranked but those seen before\n")
+    print_table(("model", *(f"test {name.removeprefix('full_')}" for name in METRICS), "samples/s"), result.rows)
+    for each in result.shown:
+        print_line(f"\nuser {each.user}, last seen: {', '.join(each.last)}")
+        print_table(tuple(each.answers), list(zip(*each.answers.values(), strict=True)))
+    print_line(f"\nplot: {result.plot}")
+    for name, path in result.reports.items():
+        print_line(f"{name} report: {path}")
     return 0
 
 

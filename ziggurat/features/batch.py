@@ -14,7 +14,7 @@ Sequences that are read event by event, not pooled, come in groups that share of
 done with them, when, and what is known of each item all have the same lengths, so one set of offsets cuts them all.
 Equal histories of several samples may be kept once: `inverse` then says which one belongs to each sample. Sources of
 your own fill `sequences`; a schema's `Sequence` features are lists in `jagged`, and what a model gets of those that are
-not pooled is in `Embedded.sequences`.
+not pooled is in `Embedded.sequences`. Its `Moments` come as a group of their own, with the one value `time`.
 
     history   sample 0      1    2        offsets = [0, 2, 3]     (unique sequences + 1)
     item      [ 7 4 ]     [ 9 ]  = 0      inverse = [0, 1, 0]     (one entry a sample)
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup
+from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup, moments_group
 from ziggurat.features.packed import pack
 
 __all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_batch"]
@@ -94,6 +94,7 @@ class Batch:
             single=rows.view(len(inputs.single), 0),
             jagged=JaggedRows.empty(),
             vectors={spec.name: torch.empty(0, spec.dim) for spec in inputs.vectors},
+            sequences={spec.name: moments_group(rows, rows.new_zeros(1)) for spec in inputs.moments},
             labels=torch.empty(0, len(inputs.labels)),
             weights=torch.empty(0) if inputs.has_weights else None,
             groups=rows if inputs.has_groups else None,

@@ -57,6 +57,15 @@ class VectorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 @checked
+class MomentsSpec:
+    """A list of times a sample, at most `max_length` of them; in a batch `sequences[name].values["time"]`."""
+
+    name: str
+    max_length: Length = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
 class LabelSpec:
     """A label column as a model sees it; `positive_weight` and `negative_rate` as in `schema.Label`."""
 
@@ -83,6 +92,7 @@ class InputSpec:
     labels: tuple[LabelSpec, ...] = ()
     has_weights: bool = False
     has_groups: bool = False
+    moments: tuple[MomentsSpec, ...] = ()
     has_sessions: bool = False  # encoded data knows the session of each row; a batch does not
     items: Items | None = None  # which features describe the item
 

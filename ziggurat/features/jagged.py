@@ -147,6 +147,14 @@ class SequenceGroup:
         return SequenceGroup(values={name: value[events_N] for name, value in self.values.items()}, offsets=offsets)
 
 
+MOMENT = "time"  # the one value of a group of moments
+
+
+def moments_group(times: Int64[Tensor, "N"], offsets: Int64[Tensor, "B+1"]) -> SequenceGroup:
+    """Times of samples, as a batch holds them."""
+    return SequenceGroup(values={MOMENT: times}, offsets=offsets)
+
+
 @dataclass(frozen=True, slots=True)
 class FeatureGroup:
     """Features that are deduplicated together.

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
+from ziggurat.features.events import Events
 from ziggurat.features.items import Items
 from ziggurat.features.schema_checks import refuse_doubles, refuse_our_columns, refuse_too_many_columns
 from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, Rows, checked
@@ -204,7 +205,21 @@ class Vector:
     dim: Dim
 
 
-Feature = Dense | Categorical | MultiHot | Sequence | Vector
+@dataclass(frozen=True, kw_only=True)
+@_checked
+class Moments:
+    """A list of times a row, latest last: whole numbers of 64 bits, kept exactly, with no table and no embedding.
+
+    Lists longer than `max_length` keep their last times.
+    """
+
+    kind: Literal["moments"] = "moments"
+    name: str
+    column: str = ""
+    max_length: Length = 1000
+
+
+Feature = Dense | Categorical | MultiHot | Sequence | Vector | Moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +298,7 @@ class Schema:
         missing_texts: whole cells of these texts are null, in every column that the schema reads. `missing` in TOML,
             where the default is `MISSING_TEXTS`.
         items: which features describe the item; None where nobody said so.
+        events: the rows are events of users, of which sequences are made; None: they are samples.
     """
 
     features: tuple[Feature, ...]
@@ -294,6 +310,7 @@ class Schema:
     time: str = ""
     missing_texts: tuple[str, ...] = ()
     items: Items | None = None
+    events: Events | None = None
     _by_name: dict[str, Feature] = field(init=False, repr=False, compare=False, hash=False)
     _tables: dict[str, Table] = field(init=False, repr=False, compare=False, hash=False)
 
@@ -312,6 +329,11 @@ class Schema:
             )
         if self.items is not None:
             self.items.check({feature.name: feature.kind for feature in self.features})
+        if self.events is not None:
+            roles = {"group": self.group, "time": self.time}
+            taken = {"[[label]]": bool(self.labels), "weight": bool(self.weight), "session": bool(self.session)}
+            kinds = {feature.name: feature.kind for feature in self.features}
+            self.events.check(kinds, items=self.items, roles=roles, taken=taken)
         object.__setattr__(self, "_by_name", {feature.name: feature for feature in self.features})
         object.__setattr__(self, "_tables", {table.name: table for table in self.tables})
         used = {table_of(feature) for feature in self.features}
@@ -347,7 +369,7 @@ class Schema:
     def to_state(self) -> dict[str, Any]:
         """Plain data that fingerprints are made of: settings younger than the first release count only when used."""
         state = to_json(self)
-        for name in ("missing_texts", "items"):
+        for name in ("missing_texts", "items", "events"):
             if not state[name]:
                 del state[name]
         for label in state["labels"]:
@@ -369,6 +391,6 @@ def table_of(feature: Feature) -> str:
     """The embedding table of a feature, or "" for features without one."""
     if isinstance(feature, Dense):
         return feature.name if feature.transform.makes_rows else ""
-    if isinstance(feature, Vector):
+    if isinstance(feature, Vector | Moments):
         return ""
     return feature.table or feature.name

@@ -25,6 +25,8 @@ default value is left out, so a file says only what was decided:
     id = "movie_id"
     features = ["movie_id", "genres"]
 
+A file whose rows are events of users has a block `[events]` as well; see `events.py`.
+
 Above the first block, `missing = ["NULL", "?"]` says which texts mean that there is no value; left out, those of
 `schema.MISSING_TEXTS` do, and `missing = []` takes every text as it is.
 
@@ -48,6 +50,7 @@ from tomlkit.items import AoT, Item
 
 from ziggurat.arguments import check_arguments
 from ziggurat.errors import DataError, SchemaError, ZigguratError
+from ziggurat.features.events import Events
 from ziggurat.features.items import Items
 from ziggurat.features.schema import (
     MISSING_TEXTS,
@@ -55,6 +58,7 @@ from ziggurat.features.schema import (
     Dense,
     Feature,
     Label,
+    Moments,
     MultiHot,
     Schema,
     Sequence,
@@ -71,9 +75,10 @@ KINDS: dict[str, type[Feature]] = {
     "multi_hot": MultiHot,
     "sequence": Sequence,
     "vector": Vector,
+    "moments": Moments,
 }
 ROLES = ("weight", "group", "session", "time")
-BLOCKS = ("missing", "feature", "label", "table", "roles", "items")
+BLOCKS = ("missing", "feature", "label", "table", "roles", "items", "events")
 VERSION = 1  # of the file; `version = 1` may stand at its top
 _COMMENT_WIDTH = 116
 
@@ -135,6 +140,8 @@ def schema_to_toml(schema: Schema, *, comments: Mapping[str, str] | None = None)
         lines.append(_roles_text(roles, notes))
     if schema.items is not None:
         lines.append(_items_text(schema.items))
+    if schema.events is not None:
+        lines.append(_events_text(schema.events))
     if pending:
         rest = [_comment(f"  {column}: {text}") for column, text in pending.items()]
         lines.append("".join([_comment("Columns that no block reads:"), *rest]))
@@ -156,6 +163,7 @@ def schema_from_toml(text: str, where: str) -> Schema:
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
     missing, roles, items = _read_missing(data, where), _read_roles(data, where), _read_items(data, where)
     given = {"labels": labels, "tables": tables, "missing_texts": missing, "items": items, **roles}
+    given["events"] = _read_events(data, where)
     return _located(where, lambda: Schema(features=features, **given))
 
 
@@ -192,8 +200,16 @@ def _items_text(items: Items) -> str:
     return f"[items]\nid = {_plain(items.id).as_string()}\nfeatures = {names}\n"
 
 
+def _events_text(events: Events) -> str:
+    changed = [entry for entry in fields(Events) if getattr(events, entry.name) != entry.default]
+    lines = [f"{entry.name} = {_plain(getattr(events, entry.name)).as_string()}\n" for entry in changed]
+    return "".join(["[events]\n", *lines])
+
+
 def _plain(value: object) -> Item:
-    return tomlkit.item(value.value if isinstance(value, StrEnum) else value)
+    if isinstance(value, StrEnum):
+        return tomlkit.item(value.value)
+    return tomlkit.item(list(value) if isinstance(value, tuple) else value)
 
 
 def _comment(text: str) -> str:
@@ -293,6 +309,19 @@ def _read_items(data: Mapping[str, object], where: str) -> Items | None:
             ways_out='write [items], in single brackets, and below it id = "movie_id", features = ["year"]',
         )
     return Reader(where=f"{where}, [items]", noun="key", error=SchemaError).build(Items, data["items"])
+
+
+def _read_events(data: Mapping[str, object], where: str) -> Events | None:
+    if "events" not in data:
+        return None
+    if not isinstance(data["events"], dict):
+        raise SchemaError(
+            expected="one block that opens with [events]",
+            found=f"events = {quoted(data['events'])}",
+            where=where,
+            ways_out='write [events], in single brackets, and below it actions = ["rating"], max_length = 200',
+        )
+    return Reader(where=f"{where}, [events]", noun="key", error=SchemaError).build(Events, data["events"])
 
 
 def _refuse_unknown(data: Iterable[str], known: Iterable[str], *, where: str, what: str) -> None:

@@ -72,6 +72,8 @@ from ziggurat.models.retrieval.two_tower import TwoTowerConfig as TwoTowerConfig
 from ziggurat.models.retrieval.two_tower_choices import Correction as Correction
 from ziggurat.models.retrieval.two_tower_choices import Temperature as Temperature
 from ziggurat.models.retrieval.two_tower_choices import UserVectors as UserVectors
+from ziggurat.models.sequence.next_item import NextItem as NextItem
+from ziggurat.models.sequence.next_item import NextItemConfig as NextItemConfig
 from ziggurat.models.towers.layer import TowerLayer as TowerLayer
 from ziggurat.models.towers.layer import build_tower_module as build_tower_module
 from ziggurat.models.towers.modules import TowerModule as TowerModule

@@ -36,6 +36,7 @@ from ziggurat.models.finalnet import FinalNetConfig
 from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
+from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
@@ -110,6 +111,7 @@ BuiltInConfig = (
     | FinalNetConfig
     | DINConfig
     | TwoTowerConfig
+    | NextItemConfig
 )
 MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
 

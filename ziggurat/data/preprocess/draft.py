@@ -31,7 +31,7 @@ from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
 
 _KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
 _LISTS = "lists of "
-_FLOAT, _VECTOR, _LABEL = "float", "vector", "label"
+_FLOAT, _VECTOR, _MOMENTS, _LABEL = "float", "vector", "moments", "label"
 _WEIGHT, _GROUP, _SESSION, _ROW = "weight", "group", "session", "row"
 
 
@@ -143,6 +143,10 @@ def _to_batch(parsed: ParsedChunk) -> pa.RecordBatch:
     for name, vectors in parsed.vectors.items():
         flat = pa.array(vectors.reshape(-1))
         columns[f"{_VECTOR}:{name}"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    for name, (times, lengths) in parsed.moments.items():
+        offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        columns[f"{_MOMENTS}:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(times))
     for name, labels in parsed.labels.items():
         columns[f"{_LABEL}:{name}"] = pa.array(labels)
     if parsed.weights is not None:
@@ -171,6 +175,8 @@ def _to_parsed(batch: pa.RecordBatch) -> ParsedChunk:
             parsed.lists[name] = ParsedLists(values=values, lengths=np.diff(column.offsets.to_numpy()))
         elif kind == _VECTOR:
             parsed.vectors[name] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+        elif kind == _MOMENTS:
+            parsed.moments[name] = (column.flatten().to_numpy(), np.diff(column.offsets.to_numpy()).astype(np.int64))
         elif kind == _LABEL:
             parsed.labels[name] = column.to_numpy()
         elif kind == _WEIGHT:

@@ -28,6 +28,7 @@ from ziggurat.data.preprocess.cells import (
     with_nulls,
     wrong_type,
 )
+from ziggurat.data.preprocess.moments import read_moments
 from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
@@ -40,6 +41,7 @@ from ziggurat.features.schema import (
     Dense,
     Encoding,
     Label,
+    Moments,
     MultiHot,
     OutOfRange,
     Schema,
@@ -79,6 +81,7 @@ class ParsedChunk:
         rows: (N,) int32 rows of categorical features with identity tables.
         lists: lists of multi-hot and sequence features, cut to their max_length.
         vectors: (N, dim) float32.
+        moments: times of all lists of a feature, and the (N,) length of each list, both int64.
         labels: (N,) float32 by label name.
         weights: (N,) float32, or None.
         groups: (N,) int64 hashes of the group column (0 where it is missing), or None.
@@ -93,6 +96,7 @@ class ParsedChunk:
     rows: dict[str, np.ndarray] = field(default_factory=dict)
     lists: dict[str, ParsedLists] = field(default_factory=dict)
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
+    moments: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     labels: dict[str, np.ndarray] = field(default_factory=dict)
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
@@ -150,6 +154,13 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
             _parse_categorical(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
         elif isinstance(feature, Vector):
             parsed.vectors[feature.name] = read_vectors(series, dim=feature.dim, faults=faults, role=role)
+        elif isinstance(feature, Moments):
+            times, lengths = read_moments(series, faults=faults, role=role)
+            if len(lengths) and int(lengths.max()) > feature.max_length:
+                parsed.truncated[feature.name] = int((lengths > feature.max_length).sum())
+                times = times[_kept_positions(lengths, max_length=feature.max_length, keep_last=True)]
+                lengths = np.minimum(lengths, feature.max_length)
+            parsed.moments[feature.name] = (times, lengths)
         else:
             _parse_list(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
     if with_labels:
@@ -209,12 +220,16 @@ def _parse_list(
 
 
 def _cut_lists(lists: IdLists, *, max_length: int, keep_last: bool) -> IdLists:
-    ends = np.cumsum(lists.lengths)
-    position = np.arange(len(lists.values)) - np.repeat(ends - lists.lengths, lists.lengths)
-    if keep_last:
-        position = np.repeat(lists.lengths, lists.lengths) - 1 - position
-    keep = position < max_length
+    keep = _kept_positions(lists.lengths, max_length=max_length, keep_last=keep_last)
     return IdLists(values=lists.values.filter(pl.Series(keep)), lengths=np.minimum(lists.lengths, max_length))
+
+
+def _kept_positions(lengths: np.ndarray, *, max_length: int, keep_last: bool) -> np.ndarray:
+    """Which values of lists stay when each is cut."""
+    position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    if keep_last:
+        position = np.repeat(lengths, lengths) - 1 - position
+    return position < max_length
 
 
 def identity_rows(

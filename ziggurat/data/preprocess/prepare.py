@@ -11,6 +11,8 @@ checked again before it is reused, and made anew if it is damaged. It is built i
 with what it had finished, and several processes that want the same data (the ranks of one job) share the units. The
 result is the same, byte for byte, however many there were and however often they were killed.
 
+Where the rows are events ([events] in the schema), samples are made of them first (`data/events/sequences.py`).
+
 Every raw row is parsed once (in a split by time, its time once more): what is parsed is kept in a draft (`draft.py`)
 until all training rows have been seen. Reading, fitting and writing overlap, each in its own thread, and then two
 threads encode and write, a file each; at most a few chunks are in memory. Disk, while it runs: about as much as the
@@ -23,6 +25,7 @@ import shutil
 from pathlib import Path
 
 from ziggurat.arguments import check_arguments
+from ziggurat.data.events.sequences import find_sequences, sequences_of
 from ziggurat.data.preprocess.build import Build, ProgressCallback, Sources, fingerprint_of
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.leaks import refuse_label_as_feature
@@ -69,6 +72,8 @@ def prepare(
         CheckpointError: the folder cannot be written.
     """
     told: ProgressCallback = progress or (lambda phase, done, total: None)
+    sequences = None if schema.events is None else sequences_of(config, schema, folder=Path(folder))
+    config, schema = (config, schema) if sequences is None else (sequences.config, sequences.schema)
     refuse_label_as_feature(schema)
     schema = with_negative_rate(schema, config.negative_rate)
     is_auto, config = config.split.by is SplitBy.AUTO, config.resolved(schema)
@@ -85,7 +90,7 @@ def prepare(
                 except ZigguratError as error:
                     note = _discard_damaged(work, error, fingerprint=fingerprint)
             build = Build(config, schema, sources=sources, work=work, progress=told, shard_bytes=shard_bytes)
-            build.run(fingerprint)
+            build.run(fingerprint, made_of=sequences)
             note = note or (_WENT_ON if work.resumed else "")
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)
     except OSError as error:
@@ -114,6 +119,11 @@ def _discard_damaged(work: Work, error: ZigguratError, *, fingerprint: str) -> s
 def find_prepared(config: DataConfig, *, schema: Schema, folder: str | Path) -> PreparedData | None:
     """What `prepare` made of the same before; None if it is not there, or damaged. Reads no raw file."""
     try:
+        if schema.events is not None:
+            sequences = find_sequences(config, schema, folder=Path(folder))
+            if sequences is None:
+                return None
+            config, schema = sequences.config, sequences.schema
         schema, config = with_negative_rate(schema, config.negative_rate), config.resolved(schema)
         fingerprint = fingerprint_of(config, schema, Sources(config))
         target = Path(folder) / fingerprint

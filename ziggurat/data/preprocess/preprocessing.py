@@ -46,7 +46,7 @@ from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows, Vocabula
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.batch import Batch
-from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec, VectorSpec
+from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec, VectorSpec
 from ziggurat.features.schema import (
     MISSING_ROW,
     NUM_RESERVED_ROWS,
@@ -54,6 +54,8 @@ from ziggurat.features.schema import (
     Categorical,
     Dense,
     Encoding,
+    Feature,
+    Moments,
     MultiHot,
     NumericTransform,
     Schema,
@@ -229,7 +231,7 @@ class Preprocessing:
 
     def _encode_feature(
         self,
-        feature: Dense | Categorical | MultiHot | Sequence | Vector,
+        feature: Feature,
         parsed: ParsedChunk,
         row_of_number: Mapping[str, np.ndarray],
     ) -> pa.Array:
@@ -241,6 +243,11 @@ class Preprocessing:
             counters.ids += parsed.num_rows
             kind = pa.list_(pa.field("item", pa.float32(), nullable=False), feature.dim)
             return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+        if isinstance(feature, Moments):
+            times, lengths = parsed.moments[name]
+            counters.ids += len(times)
+            kind = pa.list_(pa.field("item", pa.int64(), nullable=False))
+            return pa.ListArray.from_arrays(pa.array(_offsets(lengths)), pa.array(times), type=kind)
         if isinstance(feature, Dense) and not feature.transform.makes_rows:
             values = parsed.numbers[name]
             counters.ids += len(values)
@@ -262,8 +269,7 @@ class Preprocessing:
         counters.missing += int(np.count_nonzero(rows == MISSING_ROW))
         counters.unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
         if isinstance(feature, MultiHot | Sequence):
-            offsets = np.zeros(parsed.num_rows + 1, dtype=np.int32)
-            np.cumsum(parsed.lists[name].lengths, out=offsets[1:])
+            offsets = _offsets(parsed.lists[name].lengths)
             kind = pa.list_(pa.field("item", pa.int32(), nullable=False))
             return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows), type=kind)
         return pa.array(rows)
@@ -285,6 +291,13 @@ class Preprocessing:
         return rows
 
 
+def _offsets(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
+    """Where lists of these lengths begin, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> InputSpec:
     """What a model sees: features by their tensor form, in the order of the schema.
 
@@ -296,10 +309,13 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
     single: list[SingleSpec] = []
     jagged: list[JaggedSpec] = []
     vectors: list[VectorSpec] = []
+    moments: list[MomentsSpec] = []
     tables: dict[str, TableSpec] = {}
     for feature in schema.features:
         if isinstance(feature, Vector):
             vectors.append(VectorSpec(name=feature.name, dim=feature.dim))
+        elif isinstance(feature, Moments):
+            moments.append(MomentsSpec(name=feature.name, max_length=feature.max_length))
         elif isinstance(feature, Dense) and not feature.transform.makes_rows:
             dense.append(feature.name)
         elif isinstance(feature, Dense | Categorical):
@@ -322,6 +338,7 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
         single=tuple(single),
         jagged=tuple(jagged),
         vectors=tuple(vectors),
+        moments=tuple(moments),
         tables=tuple(tables.values()),
         labels=tuple(
             LabelSpec(
@@ -341,7 +358,7 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
 
 def _table_spec(
     schema: Schema,
-    feature: Dense | Categorical | MultiHot | Sequence | Vector,
+    feature: Feature,
     name: str,
     vocabularies: Mapping[str, Sized],
 ) -> TableSpec:

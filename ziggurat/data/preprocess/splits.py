@@ -9,6 +9,8 @@
                 when valid_fraction changes
     COLUMN      a column says "train", "valid" or "test"
     FILES       the files were split before: DataConfig.train, valid, test
+    LEAVE_ONE_OUT   for events ([events] in the schema): the last one of each user is the test, the one before it
+                validates, the others train; AUTO means this where there are events, which TIME splits too
 
 A random split of data with a time in it lets the model see the future; its metrics are better than what it will do in
 service. Use TIME where there is a time.
@@ -61,6 +63,7 @@ class SplitBy(StrEnum):
     TIME_ORDER = "time_order"
     COLUMN = "column"
     FILES = "files"
+    LEAVE_ONE_OUT = "leave_one_out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,8 @@ class SplitConfig:
         """The same without AUTO: by the schema's time if it has one, else at random."""
         if self.by is not SplitBy.AUTO:
             return self
+        if schema.events is not None:
+            return replace(self, by=SplitBy.LEAVE_ONE_OUT)
         return replace(self, by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
 
 
@@ -228,6 +233,13 @@ def fit_splitter(
         SchemaError: the column cannot be a time.
     """
     config = config.resolved(schema)
+    if config.by is SplitBy.LEAVE_ONE_OUT:
+        raise ConfigError(
+            expected="a schema with [events] for a split that leaves the last event of each user out",
+            found="a schema of samples",
+            where="split settings",
+            ways_out=("add [events] to the schema: see docs/guides/long-histories.md", "set by = time, or by = random"),
+        )
     column = split_column(config, schema)
     if config.by is SplitBy.TIME:
         return _fit_time(config, chunks, column, bad_rows or BadRows())

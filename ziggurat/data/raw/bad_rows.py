@@ -53,6 +53,8 @@ class BadReason(StrEnum):
     BAD_LABEL = "bad_label"  # missing, or not 0 or 1
     BAD_WEIGHT = "bad_weight"  # missing or negative
     WRONG_LENGTH = "wrong_length"  # a vector of another dimension
+    MISSING = "missing"  # no user, item or time of an event
+    IN_FUTURE = "in_future"  # an event that has not happened yet
 
 
 @dataclass(frozen=True, kw_only=True)

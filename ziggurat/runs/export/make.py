@@ -204,6 +204,16 @@ def export_run(
 
 def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[Any]]) -> _Runs:
     main = load_run(run, models=tuple(models))
+    if main.config.table_schema.events is not None:
+        raise ConfigError(
+            expected="a run whose requests are rows of features",
+            found=f"{run}, trained on histories of events: exports hold no histories yet",
+            where="ziggurat export",
+            ways_out=(
+                f"ziggurat predict {run} EVENTS --out next.parquet",
+                "train two_tower or a ranker",
+            ),
+        )
     if not isinstance(main.model, VectorModel):
         if ranker is not None:
             raise ConfigError(

@@ -5,8 +5,9 @@
     asked.update(batch); …; asked.compute()               metrics of `metrics/full_ranking.py`
 
 The items are those of the training samples, each with the features of the row that names it last: in time, where the
-prepared data has a time (`data/preprocess/latest_items.py`), else in the order of the rows. On many ranks each
-computes the vectors of all items, and asks the questions of its own rows.
+prepared data has a time (`data/preprocess/latest_items.py`), else in the order of the rows. Of samples that were made
+of events, the items of histories count as well; the model itself knows what they are like (`NextItem.item_sides`). On
+many ranks each computes the vectors of all items, and asks the questions of its own rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, table_to_bat
 from ziggurat.data.preprocess.latest_items import read_latest_items
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
+from ziggurat.features.events import HISTORY
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models import Model
@@ -177,7 +179,22 @@ class FullRanking:
         if found is None:
             return pa.table({self.item.name: pa.array([], type=pa.int32())})
         rows = found.column(self.item.name).to_numpy()
-        return found.drop_columns([_TIME]).filter(pa.array(rows >= NUM_RESERVED_ROWS))
+        items = found.drop_columns([_TIME]).filter(pa.array(rows >= NUM_RESERVED_ROWS))
+        listed = np.setdiff1d(self._listed(dataset), rows)
+        if not len(listed):
+            return items
+        items = pa.concat_tables([items, _bare_rows(items.schema, name=self.item.name, rows=listed)])
+        return items.take(pa.array(np.argsort(items.column(self.item.name).to_numpy(), kind="stable")))
+
+    def _listed(self, dataset: Any) -> NDArray[np.int64]:
+        """Rows of the items in histories whose every event is predicted."""
+        names = [spec.name for spec in self.inputs.sequences if spec.name == HISTORY and self.inputs.moments]
+        found = np.empty(0, dtype=np.int64)
+        for number in range(len(dataset.group_sizes) if names else 0):
+            for name in names:
+                values = dataset.read_group(number).column(name).combine_chunks().values.to_numpy()
+                found = np.union1d(found, np.unique(values))
+        return found[found >= NUM_RESERVED_ROWS]
 
     def _pairs(self, dataset: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         if not dataset.inputs.has_groups:
@@ -255,6 +272,24 @@ def _with_times(table: pa.Table, latest: tuple[NDArray[np.int64], NDArray[np.flo
     places = np.searchsorted(rows, own).clip(max=max(len(rows) - 1, 0))
     is_latest = rows[places] == own if len(rows) else np.zeros(len(own), dtype=bool)
     return table.filter(pa.array(is_latest)).append_column(_TIME, pa.array(times[places[is_latest]]))
+
+
+def _bare_rows(schema: pa.Schema, *, name: str, rows: NDArray[np.int64]) -> pa.Table:
+    """Encoded rows of which nothing is known but the item: zeros and empty lists."""
+    columns = []
+    for entry in schema:
+        if entry.name == name:
+            column = pa.array(rows, type=entry.type)
+        elif pa.types.is_list(entry.type):
+            empty = pa.array([], type=entry.type.value_type)
+            column = pa.ListArray.from_arrays(pa.array(np.zeros(len(rows) + 1, np.int32)), empty, type=entry.type)
+        elif pa.types.is_fixed_size_list(entry.type):
+            flat = pa.array(np.zeros(len(rows) * entry.type.list_size, np.float32))
+            column = pa.FixedSizeListArray.from_arrays(flat, type=entry.type)
+        else:
+            column = pa.array(np.zeros(len(rows)), type=entry.type)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _last_rows(table: pa.Table, name: str) -> pa.Table:

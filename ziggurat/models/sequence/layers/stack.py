@@ -92,6 +92,7 @@ class SequenceStack(nn.Module):
         *,
         times: Int64[Tensor, "N"] | None = None,
         num_targets: Int64[Tensor, "B"] | None = None,
+        last: Int64[Tensor, "B"] | None = None,
     ) -> SequencePlaces:
         """Places of histories with their candidates, by this stack's mask and rule for times.
 
@@ -99,6 +100,7 @@ class SequenceStack(nn.Module):
             offsets: where sequences begin.
             times: of the events; of a candidate: when it is asked.
             num_targets: candidates at the end of each sequence.
+            last: when the last event of a history without candidates is asked; None: at its own time.
 
         Raises:
             DataError: times are no int64, or not one an event.
@@ -106,7 +108,7 @@ class SequenceStack(nn.Module):
         layout = JaggedLayout(offsets=offsets, num_targets=num_targets, mask=self.mask)
         if times is None:
             return SequencePlaces(layout=layout)
-        asked = asked_times(times, offsets=offsets, asked=self.asked)
+        asked = asked_times(times, offsets=offsets, asked=self.asked, last=last)
         if num_targets is not None:
             position = torch.arange(len(times)) - offsets[:-1].repeat_interleave(offsets.diff(), output_size=len(times))
             history = (offsets.diff() - num_targets).repeat_interleave(offsets.diff(), output_size=len(times))

@@ -1,0 +1,100 @@
+"""A run on an event log, from TOML to the next items; stopped and resumed to the same bits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError
+from ziggurat.runs.load import load_run
+
+SCHEMA = """
+[[feature]]
+name = "film"
+kind = "categorical"
+
+[[feature]]
+name = "verb"
+kind = "categorical"
+
+[items]
+id = "film"
+
+[roles]
+group = "user"
+time = "time"
+
+[events]
+actions = ["verb"]
+max_length = 8
+"""
+SIZES = {"model.embedding-dim": 8, "model.num-layers": 1, "model.num-negatives": 16}
+LIMITS = {"training.threads": 1, "training.precision": "fp32", "model.embedding.kernel": "torch"}
+SETTINGS = [text for name, value in (SIZES | LIMITS).items() for text in (f"--{name}", str(value))]
+
+
+def events(*, users: int, seed: int) -> pl.DataFrame:
+    """Everybody goes round a circle of films, from anywhere: what comes next is certain."""
+    rng = random.Random(seed)
+    rows = []
+    for user in range(users):
+        first = rng.randrange(20)
+        rows += [
+            (f"u{user}", f"f{(first + step) % 20}", "seen", 1_000 + 60 * step) for step in range(rng.randint(5, 10))
+        ]
+    return pl.DataFrame(rows, schema=["user", "film", "verb", "time"], orient="row")
+
+
+def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_run(run, step=step).model.state_dict()
+
+
+def test_from_events_to_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache_with_kernels(tmp_path / "cache", monkeypatch)
+    (tmp_path / "events.toml").write_text(SCHEMA)
+    events(users=150, seed=0).write_parquet(tmp_path / "events.parquet")
+    data = ("--data.train", str(tmp_path / "events.parquet"), "--schema", str(tmp_path / "events.toml"))
+    sizes = ("--training.epochs", "3", "--training.learning-rate", "0.02", "--training.loader.batch-size", "16")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    command = ["train", "table_hstu", *data, *SETTINGS, *sizes]
+    assert main([*command, "--out", str(whole)]) == 0
+    assert "leave one out" in capsys.readouterr().err
+    assert main([*command, "--training.max-steps", "13", "--out", str(parts)]) == 0
+    assert main(["train", str(parts), "--resume", "--training.max-steps", "0"]) == 0
+    mine, others = weights(whole, 30), weights(parts, 30)
+    assert all(torch.equal(mine[name], others[name]) for name in mine)
+
+    evaluation = load_run(whole).evaluate_split("test").metrics
+    assert evaluation["full_recall@10"] > 0.9  # chance: about a half of the twenty films
+    fresh = events(users=9, seed=1)
+    fresh = fresh.with_columns(film=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("unheard of")).otherwise("film"))
+    fresh.write_parquet(tmp_path / "fresh.parquet")
+    assert main(["predict", str(whole), str(tmp_path / "fresh.parquet"), "--out", str(tmp_path / "next.csv")]) == 0
+    found = pl.read_csv(tmp_path / "next.csv")
+    assert found.columns == ["user", "rank", "film", "score"]
+    run, last = load_run(whole), fresh.group_by("user", maintain_order=True).agg(pl.col("film"))
+    for user, had in last.iter_rows():
+        answer = found.filter(pl.col("user") == user)
+        assert answer["rank"].to_list() == list(range(1, answer.height + 1))
+        assert answer["score"].is_sorted(descending=True)
+        assert not set(answer["film"]) & set(had)
+        wanted = f"f{(int(had[-1][1:]) + 1) % 20}"
+        assert wanted in answer["film"].to_list()[:3]
+    one = run.next_items(fresh.filter(pl.col("user") == "u3"), k=2)
+    assert one["film"].to_list() == found.filter(pl.col("user") == "u3")["film"].to_list()[:2]
+    with pytest.raises(ConfigError, match="samples with history"):
+        run.evaluate(fresh)
+    with pytest.raises(ConfigError, match="no columns to keep"):
+        run.predict(fresh, keep=("user",))
+    with pytest.raises(ConfigError, match="k of 1 or more"):
+        run.next_items(fresh, k=0)
+    assert main(["export", str(whole), "--out", str(tmp_path / "export")]) == 2
+    assert "ziggurat predict" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Events of users to samples: what each user did, and what came next."""

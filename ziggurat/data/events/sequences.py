@@ -1,0 +1,329 @@
+"""Sequences: samples made of events, as files and a schema of samples, which then go the way of all raw data.
+
+    events.parquet, schema with [events]               FOLDER/events_FINGERPRINT/{train,valid,test}.parquet
+    user  item  time  rating                           user  history  history_rating  history_times  asked_at  item
+    a     x      1     5      ── read, sort ──►        a     [x]      [5]             [1]            [2]       y
+    a     y      2     3         (log.py), ask         a     [x y]    [5 3]           [1 2]          [3]       z
+    a     z      3     4         (questions.py)
+
+`history`, and what belongs to it, are lists of one length; `item` is what came next, and `asked_at` when. Validation
+and test samples have `earlier` as well: the items that the user had before the history, each once, so that an answer
+does not repeat them. The label `next_item` is always 1: a sample says what was chosen, and what was not is drawn.
+
+Sequences are made once; they are kept under a fingerprint of the raw files and of every setting that they depend on.
+
+Memory: that of the log (`log.py`), and a few million events of lists at a time, whatever the length of a history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.config import to_json
+from ziggurat.data.events.log import EventLog, read_events
+from ziggurat.data.events.questions import Questions, by_time, leave_one_out
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.splits import SPLITS, Split, SplitBy, SplitConfig
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.data.raw.source import RawSource
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.events import ASKED_AT, EARLIER, HISTORY, HISTORY_TIMES, NEXT_ITEM, TrainingWindows, of_history
+from ziggurat.features.schema import Categorical, Label, Moments, MultiHot, Pooling, Schema, Sequence, table_of
+from ziggurat.files import Format, replacing_folder
+
+_FACTS = Format(name="ziggurat.events", what="what was made of events")
+_FACTS_FILE = "facts.json"
+_FORMAT = 1  # raise it when the same events become other samples
+_EVENTS_AT_ONCE = 1 << 21
+_MOST_EARLIER = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Samples that were made of events.
+
+    Args:
+        config: their files.
+        schema: what their columns mean.
+        split: how they were split, in one line.
+        warnings: what was met on the way: users left out, events out of order, equal times.
+    """
+
+    config: DataConfig
+    schema: Schema
+    split: str
+    warnings: tuple[str, ...]
+
+
+def sequence_schema(schema: Schema) -> Schema:
+    """What the columns of the samples mean that are made of events.
+
+    Args:
+        schema: of the events.
+    """
+    events, items = schema.events, schema.items
+    assert events is not None, "asked by who has events"
+    assert items is not None, "checked by the schema"
+    length = events.max_length
+    of_item = [feature for feature in schema.features if feature.name in items.features]
+    actions = [feature for feature in schema.features if feature.name in events.actions]
+    table = table_of(schema.feature(items.id))
+    lists = [Sequence(name=HISTORY, table=table, max_length=length, pooling=Pooling.NONE)]
+    lists += [
+        Sequence(name=of_history(each.name), table=table_of(each), max_length=length, pooling=Pooling.NONE)
+        for each in (*of_item, *actions)
+        if each.name != items.id
+    ]
+    return Schema(
+        features=(
+            *(Categorical(name=each.name, table=table_of(each)) for each in of_item),
+            *lists,
+            MultiHot(name=EARLIER, table=table, max_length=_MOST_EARLIER, pooling=Pooling.NONE),
+            Moments(name=HISTORY_TIMES, max_length=length),
+            Moments(name=ASKED_AT, max_length=1),
+        ),
+        labels=(Label(name=NEXT_ITEM),),
+        tables=schema.tables,
+        group=schema.group,
+        items=items,
+    )
+
+
+def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequences:
+    """Samples of the events of raw files, made now or found in the folder.
+
+    Args:
+        config: the raw files, and how to split.
+        schema: of the events.
+        folder: where sequences are kept.
+
+    Raises:
+        SchemaError, DataError: as `read_events`; no user has two events to train on.
+        ConfigError: a split that events do not have.
+    """
+    config = config.resolved(schema)
+    if config.split.by not in (SplitBy.LEAVE_ONE_OUT, SplitBy.TIME):
+        raise ConfigError(
+            expected="split.by = leave_one_out or time for events",
+            found=f"split.by = {config.split.by.value}",
+            where="split settings, schema with [events]",
+            ways_out=("--data.split.by leave_one_out", "--data.split.by time"),
+        )
+    _refuse_no_files(config)
+    source = RawSource(config.train, format=config.format, text=config.text)
+    target = folder / f"events_{_fingerprint(config, schema, source)}"
+    if not (target / _FACTS_FILE).exists():
+        bad_rows = BadRows(
+            config.bad_rows, folder=target.with_name(f"{target.name}_bad_rows"), budget=config.bad_row_budget
+        )
+        with bad_rows, replacing_folder(target) as temporary:
+            source = RawSource(source.paths, format=config.format, bad_rows=bad_rows, text=config.text)
+            log = read_events(source.frames(columns=schema.columns), schema, bad_rows=bad_rows)
+            _write(log, config, schema, folder=temporary, bad_rows=bad_rows)
+    return _opened(target, config, schema)
+
+
+def find_sequences(config: DataConfig, schema: Schema, *, folder: Path) -> Sequences | None:
+    """What `sequences_of` made of the same before; None if it is not there. Reads no raw file."""
+    config = config.resolved(schema)
+    source = RawSource(config.train, format=config.format, text=config.text)
+    target = folder / f"events_{_fingerprint(config, schema, source)}"
+    return _opened(target, config, schema) if (target / _FACTS_FILE).exists() else None
+
+
+def _refuse_no_files(config: DataConfig) -> None:
+    if config.train:
+        return
+    raise ConfigError(
+        expected="at least one raw file of events",
+        found="data.train is empty",
+        where="data settings",
+        ways_out=("name files, folders or globs: --data.train events.parquet",),
+    )
+
+
+def _opened(target: Path, config: DataConfig, schema: Schema) -> Sequences:
+    facts = _FACTS.read(target / _FACTS_FILE)
+    files = {
+        split.value: (str(target / f"{split.value}.parquet"),) if facts["rows"][split.value] else () for split in SPLITS
+    }
+    made = replace(config, split=SplitConfig(by=SplitBy.FILES), **files)
+    return Sequences(
+        config=replace(made, format=DataConfig().format, separator=""),
+        schema=sequence_schema(schema),
+        split=facts["split"],
+        warnings=tuple(facts["warnings"]),
+    )
+
+
+def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
+    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in source.paths]
+    names = ("format", "separator", "decimal", "split", "bad_rows", "bad_row_budget")
+    settings = {name: value for name, value in to_json(config).items() if name in names}
+    state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, bad_rows: BadRows) -> None:
+    assert schema.events is not None
+    split, windows = config.split, {"max_length": schema.events.max_length, "windows": schema.events.windows}
+    if split.by is SplitBy.LEAVE_ONE_OUT:
+        parts, text = leave_one_out(log, **windows), "leave one out: the last event of each user is the test"
+    else:
+        fractions = (split.valid_fraction, split.test_fraction)
+        parts, text = by_time(log, fractions=fractions, **windows), f"by time column {schema.time!r}"
+    if not len(parts[0].targets):
+        raise DataError(
+            expected="a user with events to train on: four of them, or with a split by time two in the training period",
+            found=f"{len(log.users):,} events of {log.num_users:,} users, none with so many",
+            where=", ".join(config.train),
+            ways_out=("check the column of the user: [roles] group", "name more files", "--data.split.by time"),
+        )
+    for name, questions in zip(SPLITS, parts, strict=True):
+        purpose = Purpose.TRAINING if name is Split.TRAIN else Purpose.EVALUATION
+        with pq.ParquetWriter(folder / f"{name.value}.parquet", _arrow_schema(schema), compression="zstd") as writer:
+            for table in sample_tables(log, questions, schema, purpose=purpose):
+                writer.write_table(table)
+    facts = {
+        "split": text,
+        "rows": {name.value: len(questions.targets) for name, questions in zip(SPLITS, parts, strict=True)},
+        "warnings": list(_warnings(log, parts, schema, bad_rows)),
+    }
+    _FACTS.write(folder / _FACTS_FILE, facts)
+
+
+def _warnings(
+    log: EventLog, parts: tuple[Questions, Questions, Questions], schema: Schema, bad_rows: BadRows
+) -> Iterator[str]:
+    assert schema.events is not None
+    counts = np.diff(log.bounds())
+    if lonely := int((counts == 1).sum()):
+        yield f"{lonely:,} of {log.num_users:,} users have one event: nothing can be asked of them"
+    if log.num_unsorted:
+        yield f"{log.num_unsorted:,} of {len(log.users):,} events stood after a later one of their user: now sorted"
+    if log.num_equal:
+        yield f"{log.num_equal:,} events have the time of the one before of their user; their order is that of the file"
+    train = parts[0]
+    cut = int((train.begins > train.firsts).sum())
+    if cut and schema.events.windows is TrainingWindows.LAST:
+        yield (
+            f"{cut:,} training sequences hold the latest {schema.events.max_length + 1:,} events of a user alone; for "
+            'all of them: [events] windows = "all", or a larger max_length'
+        )
+    if bad_rows.num_rows:
+        yield f"{bad_rows.num_rows:,} events were put aside, in {bad_rows.folder}"
+
+
+def _arrow_schema(schema: Schema) -> pa.Schema:
+    """Columns of the samples, in the order of `sample_tables`."""
+    assert schema.items is not None, "checked by the schema"
+    text, times = pa.dictionary(pa.int32(), pa.large_string()), pa.large_list(pa.int64())
+    names = [feature.name for feature in schema.features]
+    fields = [(schema.group, text), *((name, text) for name in schema.items.features)]
+    fields += [(HISTORY, pa.large_list(text)), (EARLIER, pa.large_list(text))]
+    fields += [(of_history(name), pa.large_list(text)) for name in names if name != schema.items.id]
+    return pa.schema([*fields, (HISTORY_TIMES, times), (ASKED_AT, times), (NEXT_ITEM, pa.float32())])
+
+
+class Purpose(StrEnum):
+    """What samples are made for."""
+
+    TRAINING = "training"
+    EVALUATION = "evaluation"  # with `earlier`
+    PREDICTION = "prediction"  # likewise; nobody knows what comes next, nor when
+
+
+def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpose: Purpose) -> Iterator[pa.Table]:
+    """The samples of some questions, a few million events of lists at a time.
+
+    Args:
+        log: the events.
+        questions: what is asked; a target of PREDICTION is the place behind the user's last event.
+        schema: of the events.
+        purpose: what for.
+    """
+    is_open = purpose is Purpose.PREDICTION
+    assert schema.items is not None
+    columns = {name: _Codes(series) for name, series in log.columns.items()}
+    users = pa.array(log.user_ids.to_list(), pa.large_string())
+    arrow = _arrow_schema(schema)
+    lengths = questions.targets - questions.begins
+    sizes = np.cumsum(lengths if purpose is Purpose.TRAINING else questions.targets - questions.firsts)
+    first = 0
+    while first < len(sizes):
+        before = sizes[first - 1] if first else 0
+        last = max(first + 1, int(np.searchsorted(sizes, before + _EVENTS_AT_ONCE, side="right")))
+        some = questions.rows(first, last)
+        events, offsets = _runs(some.begins, some.targets)
+        answers = some.targets - 1 if is_open else some.targets  # the last event stands in, and is masked
+        found: dict[str, pa.Array] = {
+            schema.group: pa.DictionaryArray.from_arrays(pa.array(log.users[answers].astype(np.int32)), users),
+            HISTORY_TIMES: pa.LargeListArray.from_arrays(offsets, pa.array(log.times[events])),
+            ASKED_AT: _asked_at(log.times[answers], is_open=is_open),
+            NEXT_ITEM: pa.array(np.ones(len(answers), np.float32)),
+        }
+        found |= {name: columns[name].at(answers, hidden=is_open) for name in schema.items.features}
+        item = columns[schema.items.id]
+        found[HISTORY] = pa.LargeListArray.from_arrays(offsets, item.at(events))
+        found[EARLIER] = _earlier(item, some, is_training=purpose is Purpose.TRAINING)
+        for name, values in columns.items():
+            if name != schema.items.id:
+                found[of_history(name)] = pa.LargeListArray.from_arrays(offsets, values.at(events))
+        yield pa.Table.from_arrays([found[name] for name in arrow.names], schema=arrow)
+        first = last
+
+
+class _Codes:
+    """A column of categories as numbers and texts, whatever else the process has categories of."""
+
+    def __init__(self, series: pl.Series) -> None:
+        missing = series.is_null().to_numpy()
+        _, firsts, codes = np.unique(
+            series.to_physical().drop_nulls().to_numpy(), return_index=True, return_inverse=True
+        )
+        self.codes = np.zeros(len(series), dtype=np.int32)
+        self.codes[~missing] = codes
+        self._missing = missing if missing.any() else None
+        self.texts = pa.array(series.drop_nulls().gather(firsts).cast(pl.String).to_list(), pa.large_string())
+
+    def at(self, places: np.ndarray, *, hidden: bool = False) -> pa.DictionaryArray:
+        """The values of these events; none where they are hidden."""
+        if hidden:
+            return pa.DictionaryArray.from_arrays(pa.nulls(len(places), pa.int32()), self.texts)
+        mask = None if self._missing is None else self._missing[places]
+        return pa.DictionaryArray.from_arrays(pa.array(self.codes[places], mask=mask), self.texts)
+
+
+def _asked_at(times: np.ndarray, *, is_open: bool) -> pa.Array:
+    """One time each, or none."""
+    ends = np.zeros(len(times) + 1, np.int64) if is_open else np.arange(len(times) + 1)
+    return pa.LargeListArray.from_arrays(ends, pa.array(times[:0] if is_open else times))
+
+
+def _earlier(item: _Codes, questions: Questions, *, is_training: bool) -> pa.Array:
+    """What each user had before the history, each item once; empty lists for training."""
+    if is_training:
+        lists: list[np.ndarray] = [np.empty(0, np.int32)] * len(questions.targets)
+    else:
+        bounds = zip(questions.firsts.tolist(), questions.begins.tolist(), strict=True)
+        lists = [np.unique(item.codes[first:begin]) if begin > first else item.codes[:0] for first, begin in bounds]
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists], dtype=np.int64)])
+    codes = np.concatenate([item.codes[:0], *lists])
+    return pa.LargeListArray.from_arrays(offsets, pa.DictionaryArray.from_arrays(pa.array(codes), item.texts))
+
+
+def _runs(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers from each begin to its end, one run after the other, and where each run begins."""
+    lengths = ends - begins
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths), offsets

@@ -1,0 +1,56 @@
+"""Moments: columns of times as whole numbers of 64 bits; nothing is rounded on the way.
+
+A time in seconds has 31 bits and more, a float of 32 bits holds 24: it would put events of two minutes into one moment.
+So times in floats are refused, and not converted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from jaxtyping import Int64
+
+from ziggurat.data.preprocess.cells import Faults, wrong_type
+from ziggurat.data.raw.bad_rows import BadReason
+
+
+def read_moments(
+    series: pl.Series, *, faults: Faults, role: str
+) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " N"]]:
+    """The times of lists, one after the other, and the length of each list; null is an empty list.
+
+    Args:
+        series: the raw column.
+        faults: takes lists with a missing time.
+        role: what the column is for, in errors.
+
+    Raises:
+        SchemaError: no column of lists of whole numbers.
+    """
+    dtype = series.dtype
+    if dtype == pl.Null:
+        return np.empty(0, np.int64), np.zeros(len(series), np.int64)
+    if isinstance(dtype, pl.Array):
+        series, dtype = series.arr.to_list(), pl.List(dtype.inner)
+    inner = dtype.inner if isinstance(dtype, pl.List) else None
+    if inner is None or not ((isinstance(inner, pl.DataType) and inner.is_integer()) or inner == pl.Null):
+        raise wrong_type(
+            series,
+            faults.chunk,
+            role=role,
+            expected="lists of whole numbers (times)",
+            way_out="write times as whole seconds or milliseconds: a float of 32 bits rounds them to two minutes",
+        )
+    lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
+    times = series.filter(pl.Series(lengths > 0)).explode().cast(pl.Int64)
+    missing = times.is_null().to_numpy()
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    for index in np.unique(owner[missing]).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.NOT_A_NUMBER,
+            expected="a list of times",
+            found=series[index].to_list()[:20],
+        )
+    return times.fill_null(0).to_numpy(), lengths

@@ -1,0 +1,371 @@
+"""NextItem: what will a user do next, from what they did: SASRec, gSASRec, eSASRec, HSTU, STU as one model.
+
+    history   e_1   e_2  …  e_L          event: item (and its side information), action, position
+              │     │       │
+              └─ layers over events, causal (models/sequence/layers) ─┐
+              x_1   x_2  …  x_L                                       │
+    answer    v_2   v_3  …  v_{L+1}      x_i is to find v_{i+1} among all items: by inner product, over τ
+
+One pass over a history answers all its questions: an event sees itself and what was before, nothing later. In training
+each is one (`next_item_loss.py`); an evaluation asks the last one alone. Items have one vector, as event and as answer
+(both of length 1 with `length = unit`), which needs nothing but the item, so all items are ranked by their vectors as
+those of `two_tower` are.
+
+With `asked = next` a question knows when its answer happens, as in the research code of HSTU; the biases by time then
+see how long ago each event is. With `own` it knows the time of its latest event alone.
+
+| published          | layers          | loss    | negatives | length |
+|--------------------|-----------------|---------|-----------|--------|
+| SASRec             | sasrec          | gbce, gbce_t = 0 | uniform, 1 | free |
+| gSASRec            | sasrec          | gbce    | uniform   | free   |
+| eSASRec            | ligr            | softmax | uniform   | free   |
+| HSTU               | hstu            | softmax | uniform   | unit   |
+
+Item side information and actions are looked up in their own tables and added. What is known of each item is kept with
+the model (`item_sides`, from the training events), so that drawn items have theirs.
+
+Cost an event: that of the layers, and 2·C·D FLOPs in training for C candidates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ziggurat.arguments import check_arguments
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.events import EARLIER, HISTORY, of_history
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.models.contract.losses import LossSums, labelled_weights
+from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.retrieval.encoders import VectorLength
+from ziggurat.models.sequence.layers.hstu import HSTULayer, PositionTimeBias, hstu_nvidia, hstu_research, stu
+from ziggurat.models.sequence.layers.layer import SequenceLayer
+from ziggurat.models.sequence.layers.places import AskedAt
+from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, sasrec
+from ziggurat.models.sequence.layers.stack import SequenceStack
+from ziggurat.models.sequence.next_item_inputs import answers_of, check_event_inputs, last_of_each, question_times
+from ziggurat.models.sequence.next_item_loss import (
+    Candidates,
+    NextItemLoss,
+    NextItemNegatives,
+    draw_candidates,
+    gbce_calibration,
+    log_expected,
+    next_item_losses,
+)
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.ops.attention.problem import AttentionMask
+from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, Range, checked
+
+_TIMES, _ASKED, _ACTIONS = "times", "asked", "actions"
+_CANDIDATES, _ROWS = "candidates", "candidate_rows"
+
+
+class LayerPreset(StrEnum):
+    """Which published layer the model stacks."""
+
+    HSTU = "hstu"  # research code of the paper: bias by position and time
+    STU = "stu"  # DLRMv3 and DLRMv4
+    HSTU_NVIDIA = "hstu_nvidia"
+    SASREC = "sasrec"
+    LIGR = "ligr"
+
+
+class Positions(StrEnum):
+    """What is added to an event for where it stands."""
+
+    NONE = "none"
+    FROM_START = "from_start"  # a learned vector for the first event of a history, the second, …
+    FROM_END = "from_end"  # counted back from the last one
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class NextItemConfig:
+    """Settings of the model `NextItem`.
+
+    Args:
+        embedding_dim: D, columns of each table and numbers of an event.
+        layers: which published layer.
+        num_layers: how many of them.
+        num_heads: of each layer.
+        dropout: share that is dropped in training, of events and in layers.
+        positions: what is added to an event for where it stands.
+        bias: what HSTU adds to its scores; unused by other layers.
+        asked: the time that a question knows; for HSTU's bias by time.
+        max_attention_length: events before itself that an event sees; 0: all.
+        loss: softmax or gbce; see `next_item_loss.py`.
+        negatives: which items an answer is told apart from.
+        num_negatives: how many, the same for all questions of a batch; unused with `all`.
+        gbce_t: 0 for plain BCE, 1 for scores that are fully calibrated.
+        length: of vectors of questions and answers: unit or free.
+        temperature: what scores are divided by. With free vectors 1 is usual.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    finds_items: ClassVar[bool] = True
+
+    kind: Literal["next_item"] = "next_item"
+    embedding_dim: Dim = 64
+    layers: LayerPreset = LayerPreset.HSTU
+    num_layers: Count = 2
+    num_heads: Count = 1
+    dropout: Fraction = 0.2
+    positions: Positions = Positions.FROM_START
+    bias: PositionTimeBias = PositionTimeBias.POSITION_AND_TIME
+    asked: AskedAt = AskedAt.NEXT
+    max_attention_length: CountOrNone = 0
+    loss: NextItemLoss = NextItemLoss.SOFTMAX
+    negatives: NextItemNegatives = NextItemNegatives.UNIFORM
+    num_negatives: Count = 512
+    gbce_t: Annotated[float, Range(0, 1)] = 0.75
+    length: VectorLength = VectorLength.UNIT
+    temperature: PositiveFloat = 0.05
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        if self.embedding_dim % self.num_heads:
+            raise ConfigError(
+                expected="an embedding_dim that the heads share equally",
+                found=f"embedding_dim = {self.embedding_dim}, num_heads = {self.num_heads}",
+                where="next_item settings",
+                ways_out=(
+                    f"embedding_dim = {self.num_heads * -(-self.embedding_dim // self.num_heads)}",
+                    "fewer heads",
+                ),
+            )
+        if not math.isfinite(self.temperature):
+            raise ConfigError(
+                expected="a finite temperature",
+                found=str(self.temperature),
+                where="next_item settings",
+                ways_out="temperature = 0.05",
+            )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """D columns for every table: the vectors of an event are added."""
+        return {table.name: self.embedding_dim for table in inputs.tables}
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> NextItem:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return NextItem(self, inputs=inputs, embeddings=embeddings)
+
+    def make_layer(self, *, max_length: int) -> SequenceLayer:
+        """One layer over histories of at most so many events."""
+        sizes = {"dim": self.embedding_dim, "num_heads": self.num_heads, "dropout": self.dropout}
+        head_dim = self.embedding_dim // self.num_heads
+        match self.layers:
+            case LayerPreset.SASREC:
+                return SoftmaxBlock(sasrec(**sizes))
+            case LayerPreset.LIGR:
+                return SoftmaxBlock(ligr(**sizes))
+            case LayerPreset.STU:
+                return HSTULayer(stu(max_length=max_length, head_dim=head_dim, **sizes))
+            case LayerPreset.HSTU_NVIDIA:
+                return HSTULayer(hstu_nvidia(max_length=max_length, head_dim=head_dim, **sizes))
+            case LayerPreset.HSTU:
+                return HSTULayer(replace(hstu_research(max_length=max_length, **sizes), bias=self.bias))
+
+
+class NextItem(Model):
+    """A vector for each moment of a history, near those of the items that come next.
+
+    Attributes:
+        stack: the layers.
+        item_counts: (rows of the item's table,) training events with this item; zeros until `observe`.
+        item_sides: (sides, rows of the item's table) what is known of each item; zeros until `observe`.
+
+    Raises:
+        SchemaError: the data was not made of events ([events] in the schema).
+    """
+
+    observes = True
+    finds_items = True
+
+    @check_arguments
+    def __init__(self, config: NextItemConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        items = check_event_inputs(inputs)
+        names = [spec.name for spec in inputs.single]
+        self._item = names.index(items.id)
+        self._sides = [index for index, name in enumerate(names) if name in items.features and name != items.id]
+        self._side_lists = [of_history(names[index]) for index in self._sides]
+        others = (HISTORY, EARLIER, *self._side_lists)
+        self._actions = [spec.name for spec in inputs.sequences if spec.name not in others]
+        history = next(spec for spec in inputs.jagged if spec.name == HISTORY)
+        self.max_length, self._table = history.max_length, history.table
+        dim, length = config.embedding_dim, self.max_length
+        self.positions = nn.Embedding(length, dim) if config.positions is not Positions.NONE else None
+        self.stack = SequenceStack(
+            [config.make_layer(max_length=length) for _ in range(config.num_layers)],
+            mask=AttentionMask(max_attention_length=config.max_attention_length),
+            asked=config.asked,
+        )
+        is_softmax = config.layers in (LayerPreset.SASREC, LayerPreset.LIGR)
+        self.norm = nn.LayerNorm(dim, eps=1e-8) if is_softmax else nn.Identity()
+        if self.positions is not None:
+            nn.init.trunc_normal_(self.positions.weight, std=0.02)
+        num_rows = inputs.table(self._table).num_rows
+        self.register_buffer("item_counts", torch.zeros(num_rows, dtype=torch.int64))
+        self.register_buffer("item_sides", torch.zeros(len(self._sides), num_rows, dtype=torch.int64))
+        self.item_counts: Tensor
+        self.item_sides: Tensor
+
+    @property
+    def has_observed(self) -> bool:
+        """True once events were counted."""
+        return bool(self.item_counts.any())
+
+    def observe(self, batches: Iterable[Batch]) -> None:
+        """Count the items of the training events, and keep what is known of each of them: of its last event."""
+        counts, sides = torch.zeros_like(self.item_counts), torch.zeros_like(self.item_sides)
+        for batch in batches:
+            batch = batch.expanded()
+            rows = torch.cat([self.lists_of(batch, HISTORY)[0], batch.single[self._item]]).to(counts.device)
+            counts += torch.bincount(rows, minlength=len(counts))
+            for number, index in enumerate(self._sides):
+                listed, _ = self.lists_of(batch, of_history(self.inputs.single[index].name))
+                sides[number, rows] = torch.cat([listed, batch.single[index]]).to(sides.device)
+        self.item_counts.copy_(counts)
+        self.item_sides.copy_(sides)
+
+    # ------------------------------------------------------------------------------------------------------ contract
+
+    def further(self, batch: Batch) -> dict[str, Tensor]:
+        """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
+        _, offsets_B1 = self.lists_of(batch, HISTORY)
+        named = dict(zip((_TIMES, _ASKED), question_times(batch, offsets_B1), strict=True))
+        if not torch.is_grad_enabled():
+            return named
+        rows_C = self._draw(batch)
+        return named | {_CANDIDATES: self._items_at(rows_C), _ROWS: rows_C}
+
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        """The logit is the score of what came next; `named` has what the loss reads."""
+        history = embedded.sequences[HISTORY].expanded()
+        offsets_B1, dim = history.offsets, self.config.embedding_dim
+        listed = [embedded.sequences[name].expanded().values for name in (HISTORY, *self._side_lists)]
+        items_ND = torch.stack(listed).sum(dim=0).float()
+        target_BD = torch.stack(embedded.fields.split(dim, dim=1)).sum(dim=0).float()
+        states_ND = self._sized(self._states(items_ND, embedded, offsets_B1))
+        user_BD, item_BD = last_of_each(states_ND, offsets_B1), self._sized(target_BD)
+        scale_1 = item_BD.new_full((1,), 1.0 / self.config.temperature)
+        named = {"user": user_BD, "item": item_BD, "scale": scale_1}
+        if _ROWS in embedded.named:
+            answers_ND = self._sized(answers_of(items_ND, target_BD, offsets_B1))
+            named |= {"states": states_ND, "answers": answers_ND, _ROWS: embedded.named[_ROWS]}
+            named |= {_CANDIDATES: self._sized(embedded.named[_CANDIDATES])}
+        return Outputs(logits=(user_BD * item_BD).sum(dim=1, keepdim=True) * scale_1, named=named)
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
+        """The sum over all questions of the histories, each with the weight of its sample."""
+        assert _CANDIDATES in outputs.named, "a loss is asked for where gradients are on"
+        batch, named, config = batch.expanded(), outputs.named, self.config
+        rows_N, offsets_B1 = self.lists_of(batch, HISTORY)
+        answers_N = answers_of(rows_N, batch.single[self._item], offsets_B1)
+        candidates_C = named[_ROWS]
+        candidates = Candidates(
+            vectors=named[_CANDIDATES],
+            rows=candidates_C,
+            log_q=log_expected(self.item_counts, num_candidates=len(candidates_C), negatives=config.negatives),
+            calibration=gbce_calibration(
+                num_candidates=len(candidates_C), num_items=len(self.item_counts) - NUM_RESERVED_ROWS, t=config.gbce_t
+            ),
+        )
+        losses_N = next_item_losses(
+            named["states"], named["answers"], answers_N, candidates=candidates, scale=named["scale"], loss=config.loss
+        )
+        lengths_B = offsets_B1.diff()
+        weights_B1 = self._weights(batch)
+        # An answer that training knows no item for is no question: nothing is to be found.
+        is_known_N = (answers_N >= NUM_RESERVED_ROWS).float()
+        weights_N = weights_B1[:, 0].repeat_interleave(lengths_B, output_size=len(rows_N)) * is_known_N
+        total = torch.where(weights_N > 0, losses_N, 0.0) * weights_N
+        return LossSums(total=total.sum().reshape(1), weight=weights_N.sum().reshape(1))
+
+    def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
+        """The weight of all questions of the histories."""
+        batch = batch.expanded()
+        rows_N, offsets_B1 = self.lists_of(batch, HISTORY)
+        answers_N = answers_of(rows_N, batch.single[self._item], offsets_B1)
+        weights_N = self._weights(batch)[:, 0].repeat_interleave(offsets_B1.diff(), output_size=len(rows_N))
+        return (weights_N * (answers_N >= NUM_RESERVED_ROWS)).sum().reshape(1)
+
+    # --------------------------------------------------------------------------------------------- items and users
+
+    def user_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
+        """The vectors of the questions of a batch, FP32: what each history leads to; zeros for an empty one."""
+        return self.forward_dense(self.embed(batch)).named["user"]
+
+    def item_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
+        """The vectors of the items of a batch, FP32, each with what the training events say of it."""
+        return self.vectors_of_items(batch.single[self._item])
+
+    def vectors_of_items(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        """The vectors of items by their rows in the item's table."""
+        return self._sized(self._items_at(rows_N))
+
+    # ----------------------------------------------------------------------------------------------------- details
+
+    def _states(
+        self, items_ND: Float[Tensor, "N D"], embedded: Embedded, offsets_B1: Int64[Tensor, "B+1"]
+    ) -> Float[Tensor, "N D"]:
+        """x_i of every event."""
+        total, named = len(items_ND), embedded.named
+        events_ND = items_ND * math.sqrt(self.config.embedding_dim)
+        for name in self._actions:
+            events_ND = events_ND + embedded.sequences[name].expanded().values
+        if self.positions is not None:
+            edges_B = offsets_B1[:-1] if self.config.positions is Positions.FROM_START else offsets_B1[1:] - 1
+            edges_N = edges_B.repeat_interleave(offsets_B1.diff(), output_size=total)
+            events_ND = events_ND + self.positions((torch.arange(total, device=edges_N.device) - edges_N).abs())
+        events_ND = dropout(events_ND, p=self.config.dropout, training=self.training)
+        times_N = named.get(_TIMES, offsets_B1.new_zeros(total))
+        places = self.stack.places_of(offsets_B1, times=times_N, last=named.get(_ASKED))
+        return self.norm(self.stack(events_ND, places=places))
+
+    def _sized(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        vectors = vectors.float()
+        return F.normalize(vectors, dim=1, eps=1e-6) if self.config.length is VectorLength.UNIT else vectors
+
+    def _items_at(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        """What is looked up for items: their own row, and those of what is known of them."""
+        found_ND = self._vectors_of(self._table, rows_N)
+        for number, index in enumerate(self._sides):
+            found_ND = found_ND + self._vectors_of(self.inputs.single[index].table, self.item_sides[number, rows_N])
+        return found_ND
+
+    def _vectors_of(self, table: str, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        with torch.autocast(rows_N.device.type, enabled=False):
+            return self.embeddings.vectors(table, rows_N)
+
+    def lists_of(self, batch: Batch, name: str) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "B+1"]]:
+        """Rows of a list feature, and where each sample's begin."""
+        position = [spec.name for spec in self.inputs.jagged].index(name)
+        lists, _ = batch.lists(position)
+        return (lists.values, lists.offsets) if batch.batch_size else (lists.values[:0], lists.offsets[:1] * 0)
+
+    def _draw(self, batch: Batch) -> Int64[Tensor, "C"]:
+        """Rows of the candidates."""
+        answers_N = torch.cat([self.lists_of(batch, HISTORY)[0], batch.single[self._item]])
+        settings = {"negatives": self.config.negatives, "num_negatives": self.config.num_negatives}
+        return draw_candidates(answers_N, num_rows=len(self.item_counts), **settings)
+
+    def _weights(self, batch: Batch) -> Float[Tensor, "B 1"]:
+        known_B1 = torch.where(batch.labels.isnan(), 0.0, batch.labels)
+        return labelled_weights(batch.labels, batch.weights, inputs=self.inputs) * known_B1

@@ -1,0 +1,82 @@
+"""What a next-item model reads of a batch that was made of events: answers, times, the ends of histories."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.errors import DataError, SchemaError
+from ziggurat.features.batch import Batch
+from ziggurat.features.events import ASKED_AT, HISTORY, HISTORY_TIMES
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.items import Items
+from ziggurat.features.jagged import MOMENT
+
+
+def check_event_inputs(inputs: InputSpec) -> Items:
+    """The items of inputs that were made of events.
+
+    Raises:
+        SchemaError: they were not.
+    """
+    lists, moments = {spec.name for spec in inputs.jagged}, {spec.name for spec in inputs.moments}
+    missing = [name for name in (HISTORY,) if name not in lists]
+    missing += [name for name in (HISTORY_TIMES, ASKED_AT) if name not in moments]
+    if inputs.items is not None and not missing:
+        return inputs.items
+    raise SchemaError(
+        expected="data that was made of events, which have a history, times and the item that came next",
+        found=f"no {', no '.join(missing or ['items'])}",
+        where="inputs of model next_item",
+        ways_out=(
+            "add [events] to the schema of an event log: see docs/guides/long-histories.md",
+            "take a model of samples: two_tower finds items, din reads a history",
+        ),
+    )
+
+
+def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]) -> Float[Tensor, "B D"]:
+    """The last row of each list; zeros for an empty one."""
+    filled_B = offsets_B1.diff() > 0
+    found_BD = values_ND.new_zeros(len(filled_B), values_ND.shape[1])
+    return found_BD.index_copy(0, filled_B.nonzero().squeeze(1), values_ND[offsets_B1[1:][filled_B] - 1])
+
+
+def answers_of(values: Tensor, targets: Tensor, offsets_B1: Int64[Tensor, "B+1"]) -> Tensor:
+    """What comes after each event: the next of its history, after the last one the target.
+
+    Args:
+        values: (N, …) of the events.
+        targets: (B, …) of what comes after each history.
+        offsets_B1: where histories begin.
+    """
+    shifted = torch.cat([values[1:], values[-1:]])
+    filled_B = offsets_B1.diff() > 0
+    return shifted.index_copy(0, offsets_B1[1:][filled_B] - 1, targets[filled_B])
+
+
+def question_times(batch: Batch, offsets_B1: Int64[Tensor, "B+1"]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "B"]]:
+    """When events happened, and when what comes next is asked for: if nobody says so, at the last event's time.
+
+    Args:
+        batch: with the moments of its histories.
+        offsets_B1: where histories begin.
+
+    Raises:
+        DataError: not one time an event.
+    """
+    times, asked = batch.sequences[HISTORY_TIMES].expanded(), batch.sequences[ASKED_AT].expanded()
+    if not torch.equal(times.offsets, offsets_B1):
+        raise DataError(
+            expected="a time for each event of a history",
+            found=f"{int(offsets_B1[-1]):,} events and {int(times.offsets[-1]):,} times, or other lengths",
+            where=f"{HISTORY} and {HISTORY_TIMES} of a batch",
+            ways_out=("give both lists one length", "make samples of events: [events] in the schema"),
+        )
+    times_N = times.values[MOMENT]
+    last_B = torch.zeros(batch.batch_size, dtype=torch.int64, device=times_N.device)
+    filled_B, told_B = offsets_B1.diff() > 0, asked.offsets.diff() > 0
+    last_B[filled_B] = times_N[offsets_B1[1:][filled_B] - 1]
+    last_B[told_B] = asked.values[MOMENT][asked.offsets[:-1][told_B]]
+    return times_N, last_B

@@ -1,0 +1,160 @@
+"""The next items of users: an event log in, for each of its users the items that a run puts first.
+
+    run.next_items(["events.parquet"], k=10)            user_id │ rank │ movie_id         │ score
+    ziggurat predict RUN events.parquet --out next.csv  1       │    1 │ Toy Story (1995) │ 13.2
+
+Histories are the latest events of each user in the log, whatever the run was trained on; users need not be known. All
+items of the run's training are ranked, but for those that the user had in the log. A question is asked at the time of
+the user's last event. Ids of the log that the run does not know are counted, as for any prediction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from ziggurat.data.encoded.records import table_to_batch
+from ziggurat.data.events.log import read_events
+from ziggurat.data.events.questions import open_questions
+from ziggurat.data.events.sequences import Purpose, sample_tables
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.events import EARLIER, HISTORY
+from ziggurat.features.schema import NUM_RESERVED_ROWS, table_of
+from ziggurat.models.sequence.next_item import NextItem
+from ziggurat.runs.embeddings import ids_of_table
+from ziggurat.runs.scoring import as_polars, check_output, chunks_of_frame, is_frame, refuse_own_input, write_frames
+from ziggurat.training.metrics.full_ranking import Questions, rank_all
+
+if TYPE_CHECKING:
+    from ziggurat.runs.load import Run
+
+RANK, SCORE = "rank", "score"
+_USERS = 4_096
+
+
+def next_items_schema(run: Run) -> pl.Schema:
+    """Columns of the answer: user, rank, item, score."""
+    schema = run.config.table_schema
+    assert schema.items is not None
+    return pl.Schema({schema.group: pl.String(), RANK: pl.Int32(), schema.items.id: pl.String(), SCORE: pl.Float32()})
+
+
+def next_items(run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy) -> Iterator[pl.DataFrame]:
+    """The first `k` items of each user, user after user; collective on many ranks, each has all of them.
+
+    Args:
+        run: of a next-item model.
+        data: files or globs, or a frame of events.
+        k: items for each user; users who had nearly all items get fewer.
+        bad_rows: stop at one, or put it aside.
+
+    Raises:
+        ConfigError: the run's data is no event log, or k is below 1.
+        SchemaError, DataError: as reading events.
+    """
+    schema, model = run.config.table_schema, run.model
+    if schema.events is None or not isinstance(model, NextItem) or k < 1:
+        raise ConfigError(
+            expected="a run of a next-item model on an event log, and k of 1 or more",
+            found=f"model {run.config.model.kind!r}, k = {k}",
+            where=f"{run.folder}, next items",
+            ways_out=("ziggurat train table_hstu --data.train FILE --schema events.toml", "run.predict(data)"),
+        )
+    with contextlib.ExitStack() as stack:
+        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
+        collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
+        log = read_events(_chunks(run, data, collector), schema, bad_rows=collector)
+    questions = open_questions(log, max_length=schema.events.max_length)
+    assert schema.items is not None
+    with torch.no_grad():
+        rows_N = model.item_counts[NUM_RESERVED_ROWS:].nonzero().squeeze(1) + NUM_RESERVED_ROWS
+        items_ND = model.vectors_of_items(rows_N)
+        table_ids = ids_of_table(run, table_of(schema.feature(schema.items.id)))
+        ids = table_ids.gather(rows_N.cpu().numpy() - NUM_RESERVED_ROWS)
+        number_of_row = torch.full_like(model.item_counts, -1)
+        number_of_row[rows_N] = torch.arange(len(rows_N), device=rows_N.device)
+        for table in sample_tables(log, questions, schema, purpose=Purpose.PREDICTION):
+            for first in range(0, table.num_rows, _USERS):
+                frame = pl.DataFrame(table.slice(first, _USERS))
+                encoded = run.preprocessing.encode(RawChunk.of(frame, name="histories"), with_labels=False)
+                batch = table_to_batch(encoded, run.preprocessing.inputs).to(items_ND.device)
+                users_QD = model.user_vectors(batch)
+                nobody_Q = torch.full((len(users_QD),), -1, dtype=torch.int64, device=users_QD.device)
+                had = _had(model, batch, number_of_row)
+                asked = Questions(users=users_QD, targets=nobody_Q, excluded=had)
+                yield _answers(run, frame[schema.group], ids, items_ND, asked, k=k)
+
+
+def _chunks(run: Run, data: Any, bad_rows: BadRows) -> Iterable[RawChunk]:
+    if is_frame(data):
+        return chunks_of_frame(as_polars(data))
+    source = RawSource(data, format=run.reading.format, bad_rows=bad_rows, text=run.reading.text)
+    return source.frames(columns=run.config.table_schema.columns)
+
+
+def _had(model: NextItem, batch: Batch, number_of_row: torch.Tensor) -> torch.Tensor:
+    """(E, 2) pairs of question and item that the user had, by question."""
+    pairs = []
+    for name in (HISTORY, EARLIER):
+        rows_N, offsets_B1 = model.lists_of(batch, name)
+        questions_N = torch.arange(batch.batch_size, device=rows_N.device).repeat_interleave(offsets_B1.diff())
+        pairs.append(torch.stack([questions_N, number_of_row[rows_N]], dim=1))
+    both = torch.cat(pairs)
+    return torch.unique(both[both[:, 1] >= 0], dim=0)
+
+
+def _answers(
+    run: Run, users: pl.Series, ids: pl.Series, items_ND: torch.Tensor, asked: Questions, *, k: int
+) -> pl.DataFrame:
+    _, found_QK = rank_all(items_ND, asked, depth=min(k, len(items_ND)))
+    scores_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)]) / run.model.config.temperature
+    found, schema = found_QK.cpu().numpy(), next_items_schema(run)
+    user, rank, item, score = schema
+    kept = found >= 0
+    questions, places = np.nonzero(kept)
+    columns = {
+        user: users.cast(pl.String).gather(questions),
+        rank: pl.Series(places + 1, dtype=pl.Int32),
+        item: ids.gather(found[kept]),
+        score: pl.Series(scores_QK.cpu().numpy()[kept], dtype=pl.Float32),
+    }
+    return pl.DataFrame(columns, schema=schema)
+
+
+def next_items_frame(run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy) -> pl.DataFrame:
+    """The answers of `next_items` in one frame."""
+    return pl.concat([pl.DataFrame(schema=next_items_schema(run)), *next_items(run, data, k=k, bad_rows=bad_rows)])
+
+
+def predict_next(run: Run, data: Any, *, out: str | Path | None, keep: Sequence[str], bad_rows: BadRowPolicy) -> Any:
+    """What `Run.predict` does for a run on events: ten items a user, as a frame or in a file.
+
+    Raises:
+        ConfigError: columns to keep.
+    """
+    if keep:
+        raise ConfigError(
+            expected="no columns to keep: an answer belongs to a user, not to a row of the events",
+            found=", ".join(keep),
+            where=f"{run.folder}, predict",
+            ways_out="leave them out, and join the answer with what you know of users",
+        )
+    if out is None:
+        return next_items_frame(run, data, k=10, bad_rows=bad_rows)
+    check_output(out, next_items_schema(run))
+    refuse_own_input(out, data, trained=[Path(path) for path in run.config.data.train])
+    frames = next_items(run, data, k=10, bad_rows=bad_rows)
+    if run.team.is_first:
+        return write_frames(frames, out, schema=next_items_schema(run))
+    return sum(len(frame) for frame in frames)
