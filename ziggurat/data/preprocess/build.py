@@ -36,7 +36,7 @@ from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_split
 from ziggurat.data.preprocess.work import PLAN, PublishedError, Work
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.schema import Schema
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
@@ -137,7 +137,8 @@ class Build:
             facts = self._fit(shards, splitter, starts)
             parts = self._encode(shards, facts)
             self._publish_once(fingerprint, facts=facts, parts=parts, split=splitter.describe())
-        except (PublishedError, FileNotFoundError):
+        except (PublishedError, OSError, ZigguratError):
+            # What another process publishes is moved away from under those that still look at it.
             if not self._work.target.exists():
                 raise
 
