@@ -110,9 +110,9 @@ def rows(url: str) -> pl.DataFrame:
 
 def test_globs_folders_and_both_kinds_of_files(bucket: Any, tmp_path: Path) -> None:
     for part in (2, 10):
-        put(bucket, f"logs/day_{part}.parquet", tmp_path, FRAME[:part])
-    assert [path.name for path in RawSource("s3://shop/logs/*.parquet").paths] == ["day_2.parquet", "day_10.parquet"]
-    assert rows("s3://shop/logs").height == 12
+        put(bucket, f"parts/day_{part}.parquet", tmp_path, FRAME[:part])
+    assert [path.name for path in RawSource("s3://shop/parts/*.parquet").paths] == ["day_2.parquet", "day_10.parquet"]
+    assert rows("s3://shop/parts").height == 12
     text = rows(put(bucket, "one.csv", tmp_path))
     assert text["user"].equals(FRAME["user"])
     assert rows(put(bucket, "one.parquet", tmp_path)).equals(FRAME)
