@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from ziggurat.data.inspect.inspect_file import inspect_file
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.parsing import parse_chunk
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
+from ziggurat.data.preprocess.values.parsing import parse_chunk
 from ziggurat.data.raw import text_source
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk

@@ -19,7 +19,7 @@ import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
 from ziggurat.cli.main import main
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.preprocess.vocabulary import Vocabulary
+from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark

@@ -100,7 +100,7 @@ def test_ids_have_one_text() -> None:
         *("7", "7", "7", "7", "0", "true", "7.5", "007", None, None, None)
     ]
     series = pl.Series(["7.0", "--7.0", "-7.0", "x.0", "7.00", ".0", "٣.0", "1.0.0"])
-    from ziggurat.data.preprocess.cells import canonical_text
+    from ziggurat.data.preprocess.values.cells import canonical_text
 
     texts = canonical_text(series)
     assert texts is not None

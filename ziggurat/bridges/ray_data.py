@@ -32,7 +32,7 @@ from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_GROUP, EncodedDataset
 from ziggurat.data.encoded.part_files import row_groups, write_part
 from ziggurat.data.preprocess.arrow_functions import fit_table, transform_table
 from ziggurat.data.preprocess.encode_parts import EncodedPart
-from ziggurat.data.preprocess.fit_state import FitState, merge_states
+from ziggurat.data.preprocess.fit.fit_state import FitState, merge_states
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.errors import DataError, MissingDependencyError
 from ziggurat.features.schema import Schema

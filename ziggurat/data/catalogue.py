@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
-from ziggurat.data.preprocess.cells import Faults, canonical_strings, read_ids, with_nulls
-from ziggurat.data.preprocess.times import is_date_column, order_of_dates, time_keys
+from ziggurat.data.preprocess.values.cells import Faults, canonical_strings, read_ids, with_nulls
+from ziggurat.data.preprocess.values.times import is_date_column, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder

@@ -37,8 +37,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.data.column_encodings import smallest_encodings
-from ziggurat.data.preprocess.times import readable_times
-from ziggurat.data.preprocess.work import PublishedError, Work
+from ziggurat.data.preprocess.fit.work import PublishedError, Work
+from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.dates import DateOrder
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import FileFormat, RawSource

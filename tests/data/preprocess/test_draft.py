@@ -16,12 +16,12 @@ from tests.data.preprocess.preprocessing_reference import Reference, Row
 from tests.data.preprocess.test_preprocessing import EVERYTHING, TEXT_ROWS
 from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.draft import DraftWriter, read_draft
-from ziggurat.data.preprocess.fitter import Fitted, Fitter
-from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
+from ziggurat.data.preprocess.fit.draft import DraftWriter, read_draft
+from ziggurat.data.preprocess.fit.fitter import Fitted, Fitter
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import FileFormat

@@ -16,7 +16,7 @@ from tests.data.preprocess.test_preprocessing import EVERYTHING, TEXT_ROWS
 from ziggurat.data.encoded.dataset import EncodedDataset, write_manifest
 from ziggurat.data.encoded.part_files import part_name, row_groups, write_part
 from ziggurat.data.preprocess.arrow_functions import fit_files, fit_table, transform_table
-from ziggurat.data.preprocess.fit_state import FitState, merge_states
+from ziggurat.data.preprocess.fit.fit_state import FitState, merge_states
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ConfigError, DataError, SchemaError

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.preprocess.preprocessing_reference import Reference, Row, canonical
-from ziggurat.data.preprocess.cells import canonical_text
 from ziggurat.data.preprocess.preprocessing import Preprocessing, numeric_columns
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
-from ziggurat.data.preprocess.vocabulary import Ids
+from ziggurat.data.preprocess.values.cells import canonical_text
+from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource

@@ -10,11 +10,11 @@ import pytest
 
 from tests.data.preprocess.test_prepare import SCHEMA, raw_frame
 from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.fit.shard_fit import ShardReader
+from ziggurat.data.preprocess.fit.work import Work
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
-from ziggurat.data.preprocess.shard_fit import ShardReader
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
-from ziggurat.data.preprocess.work import Work
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.errors import DataError
 from ziggurat.features.schema import Categorical, Dense, Label, NumericTransform, Schema
@@ -162,7 +162,7 @@ def test_notes_of_before_a_restart_of_the_machine_are_not_believed(tmp_path, mon
         work.start()
         work.keep("unit", {"value": 1})
         assert work.note("unit") == {"value": 1}
-        monkeypatch.setattr("ziggurat.data.preprocess.work._boot", lambda: "after a power cut")
+        monkeypatch.setattr("ziggurat.data.preprocess.fit.work._boot", lambda: "after a power cut")
         assert work.note("unit") is None
         (work.folder / "torn.json").write_text('{"by"')
         assert work.note("torn") is None

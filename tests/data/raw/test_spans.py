@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ziggurat.data.preprocess.key_table import KeyTable
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
-from ziggurat.data.preprocess.vocabulary import Ids
+from ziggurat.data.preprocess.values.key_table import KeyTable
+from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import TextOptions

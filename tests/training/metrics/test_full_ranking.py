@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ziggurat as zg
-from ziggurat.data.preprocess.latest_items import LATEST_FILE
+from ziggurat.data.preprocess.fit.latest_items import LATEST_FILE
 from ziggurat.errors import DataError
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.schema import NumericTransform

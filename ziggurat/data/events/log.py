@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Int64
 
-from ziggurat.data.preprocess.cells import Faults, canonical_text, with_nulls, wrong_type
+from ziggurat.data.preprocess.values.cells import Faults, canonical_text, with_nulls, wrong_type
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import DataError

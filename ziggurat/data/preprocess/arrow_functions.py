@@ -23,10 +23,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ziggurat.data.preprocess.fit_state import FitState
-from ziggurat.data.preprocess.fitter import Fitter
-from ziggurat.data.preprocess.parsing import parse_chunk
+from ziggurat.data.preprocess.fit.fit_state import FitState
+from ziggurat.data.preprocess.fit.fitter import Fitter
 from ziggurat.data.preprocess.preprocessing import Preprocessing, id_columns, numeric_columns
+from ziggurat.data.preprocess.values.parsing import parse_chunk
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column

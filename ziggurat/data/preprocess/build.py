@@ -23,17 +23,17 @@ from ziggurat.data.encoded.dataset import DEFAULT_ROWS_PER_FILE, EncodedDataset,
 from ziggurat.data.encoded.part_files import part_name, row_groups, write_part
 from ziggurat.data.events.sequences import Sequences
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.draft import DraftFacts
 from ziggurat.data.preprocess.encode_parts import EncodedPart
-from ziggurat.data.preprocess.fitted_files import DraftEncoder, FittedFiles
-from ziggurat.data.preprocess.latest_items import LATEST_FILE, LatestItems
-from ziggurat.data.preprocess.leaks import find_leaks
+from ziggurat.data.preprocess.fit.draft import DraftFacts
+from ziggurat.data.preprocess.fit.fitted_files import DraftEncoder, FittedFiles
+from ziggurat.data.preprocess.fit.latest_items import LATEST_FILE, LatestItems
+from ziggurat.data.preprocess.fit.leaks import find_leaks
+from ziggurat.data.preprocess.fit.shard_fit import ShardFacts, ShardReader, SharedBadRows
+from ziggurat.data.preprocess.fit.shards import Shard, count_rows, plan_shards
+from ziggurat.data.preprocess.fit.work import PLAN, PublishedError, Work
 from ziggurat.data.preprocess.prepared import PreparedSummary, SplitSummary, write_prepared
 from ziggurat.data.preprocess.preprocessing import FeatureCounters
-from ziggurat.data.preprocess.shard_fit import ShardFacts, ShardReader, SharedBadRows
-from ziggurat.data.preprocess.shards import Shard, count_rows, plan_shards
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
-from ziggurat.data.preprocess.work import PLAN, PublishedError, Work
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError, ZigguratError

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from ziggurat.data.mixing import derive_seed, splitmix64
-from ziggurat.data.preprocess.parsing import ParsedChunk
+from ziggurat.data.preprocess.values.parsing import ParsedChunk
 from ziggurat.errors import SchemaError
 from ziggurat.features.schema import Schema, Task
 

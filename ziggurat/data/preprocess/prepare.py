@@ -28,12 +28,12 @@ from ziggurat.arguments import check_arguments
 from ziggurat.data.events.sequences import find_sequences, sequences_of
 from ziggurat.data.preprocess.build import Build, ProgressCallback, Sources, fingerprint_of
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.leaks import refuse_label_as_feature
+from ziggurat.data.preprocess.fit.leaks import refuse_label_as_feature
+from ziggurat.data.preprocess.fit.shards import SHARD_BYTES
+from ziggurat.data.preprocess.fit.work import Work
 from ziggurat.data.preprocess.negatives import with_negative_rate
 from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
-from ziggurat.data.preprocess.shards import SHARD_BYTES
 from ziggurat.data.preprocess.splits import SplitBy
-from ziggurat.data.preprocess.work import Work
 from ziggurat.errors import CheckpointError, ZigguratError
 from ziggurat.features.schema import Schema
 

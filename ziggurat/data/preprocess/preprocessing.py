@@ -39,10 +39,10 @@ from ziggurat.data.encoded.records import (
     label_column,
     table_to_batch,
 )
-from ziggurat.data.preprocess.fitter import Fitter, bucket_ids
-from ziggurat.data.preprocess.numeric import NumericState, to_bucket_rows, to_floats
-from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
-from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows, Vocabulary
+from ziggurat.data.preprocess.fit.fitter import Fitter, bucket_ids
+from ziggurat.data.preprocess.values.numeric import NumericState, to_bucket_rows, to_floats
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
+from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.batch import Batch

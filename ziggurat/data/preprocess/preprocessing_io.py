@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config import to_json
-from ziggurat.data.preprocess.numeric import NumericState
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.preprocess.vocabulary import Vocabulary
+from ziggurat.data.preprocess.values.numeric import NumericState
+from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.errors import CheckpointError, SchemaError
 from ziggurat.features.schema import Schema
 from ziggurat.files import Format, read_bytes, replacing_folder, sha256_of

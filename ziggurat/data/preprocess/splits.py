@@ -31,7 +31,7 @@ import polars as pl
 
 from ziggurat.config import JSON
 from ziggurat.data.mixing import derive_seed, splitmix64
-from ziggurat.data.preprocess.times import is_date_column, order_of_dates, report_unreadable, time_keys
+from ziggurat.data.preprocess.values.times import is_date_column, order_of_dates, report_unreadable, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder

@@ -15,11 +15,11 @@ import polars as pl
 import torch
 
 from ziggurat.data.catalogue import catalogue_of, item_columns, read_catalogue
-from ziggurat.data.preprocess.cells import Faults, canonical_strings, canonical_text, read_ids, with_nulls
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import numeric_columns
 from ziggurat.data.preprocess.splits import SplitBy
-from ziggurat.data.preprocess.times import is_date_column, order_of_dates, time_keys
+from ziggurat.data.preprocess.values.cells import Faults, canonical_strings, canonical_text, read_ids, with_nulls
+from ziggurat.data.preprocess.values.times import is_date_column, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource

@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.preprocess.vocabulary import Ids
+from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.errors import ExportError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Categorical, column_of, table_of
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, KnownUsers

@@ -7,7 +7,7 @@ Filters and value models ask for items by numbers, dates and elements of lists; 
                                 dense        a number
     further columns of text     a number if every value is one (00123 is none), a date if every one is (ISO's form)
 
-Models read such a catalogue as they read the file: raw types do not matter to them (`data/preprocess/cells.py`).
+Models read such a catalogue as they read the file: raw types do not matter to them (`data/preprocess/values/cells.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ziggurat.data.preprocess.cells import canonical_text
+from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.features.schema import Categorical, Dense, Feature, MultiHot, Schema, column_of
 from ziggurat.features.schema import Sequence as SequenceFeature
 

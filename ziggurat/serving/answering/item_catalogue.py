@@ -5,7 +5,7 @@
     users/users.parquet        raw columns of users, as they were last; the most active user first
     users/seen.safetensors     offsets (U + 1) and items: numbers of catalogue rows, of each user the latest first
 
-Ids are compared by their canonical texts (`data/preprocess/cells.py`), so 17, 17.0 and "17" are one user.
+Ids are compared by their canonical texts (`data/preprocess/values/cells.py`), so 17, 17.0 and "17" are one user.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ziggurat.config import from_json, to_json
-from ziggurat.data.preprocess.cells import canonical_text
-from ziggurat.data.preprocess.vocabulary import Ids, Vocabulary
+from ziggurat.data.preprocess.values.cells import canonical_text
+from ziggurat.data.preprocess.values.vocabulary import Ids, Vocabulary
 from ziggurat.errors import ExportError, RequestError
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format

@@ -5,7 +5,7 @@
     asked.update(batch); …; asked.compute()               metrics of `metrics/full_ranking.py`
 
 The items are those of the training samples, each with the features of the row that names it last: in time, where the
-prepared data has a time (`data/preprocess/latest_items.py`), else in the order of the rows. Of samples that were made
+prepared data has a time (`data/preprocess/fit/latest_items.py`), else in the order of the rows. Of samples that were made
 of events, the items of histories count as well; the model itself knows what they are like (`NextItem.item_sides`). On
 many ranks each computes the vectors of all items, and asks the questions of its own rows.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, table_to_batch
-from ziggurat.data.preprocess.latest_items import read_latest_items
+from ziggurat.data.preprocess.fit.latest_items import read_latest_items
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY

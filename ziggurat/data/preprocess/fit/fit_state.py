@@ -25,10 +25,10 @@ import polars as pl
 import pyarrow as pa
 
 from ziggurat.config import JSON
-from ziggurat.data.preprocess.fitter import FittedParts, Fitter
-from ziggurat.data.preprocess.numeric import NumericParts
+from ziggurat.data.preprocess.fit.fitter import FittedParts, Fitter
 from ziggurat.data.preprocess.preprocessing import Preprocessing
-from ziggurat.data.preprocess.vocabulary import CountedIds
+from ziggurat.data.preprocess.values.numeric import NumericParts
+from ziggurat.data.preprocess.values.vocabulary import CountedIds
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Schema
 from ziggurat.files import Format

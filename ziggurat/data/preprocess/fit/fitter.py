@@ -19,9 +19,9 @@ import numpy as np
 import polars as pl
 from jaxtyping import Int32
 
-from ziggurat.data.preprocess.numeric import NumericFitter, NumericParts, NumericState, criteo_buckets
-from ziggurat.data.preprocess.parsing import ParsedChunk, ParsedLists
-from ziggurat.data.preprocess.vocabulary import CountedIds, Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
+from ziggurat.data.preprocess.values.numeric import NumericFitter, NumericParts, NumericState, criteo_buckets
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists
+from ziggurat.data.preprocess.values.vocabulary import CountedIds, Ids, NumberedIds, Rows, Vocabulary, VocabularyCounter
 from ziggurat.errors import SchemaError
 from ziggurat.features.schema import (
     NUM_RESERVED_ROWS,

@@ -14,14 +14,14 @@ import numpy as np
 from ziggurat.config import JSON
 from ziggurat.data.background import in_background
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.draft import DraftFacts, DraftWriter
-from ziggurat.data.preprocess.fitter import Fitter
-from ziggurat.data.preprocess.latest_items import LatestItems
+from ziggurat.data.preprocess.fit.draft import DraftFacts, DraftWriter
+from ziggurat.data.preprocess.fit.fitter import Fitter
+from ziggurat.data.preprocess.fit.latest_items import LatestItems
+from ziggurat.data.preprocess.fit.shards import Shard
 from ziggurat.data.preprocess.negatives import kept_rows
-from ziggurat.data.preprocess.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.preprocessing import id_columns, numeric_columns
-from ziggurat.data.preprocess.shards import Shard
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, split_column
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.raw.bad_rows import BadRow, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.schema import Schema

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from jaxtyping import Int64
 
-from ziggurat.data.preprocess.cells import Faults, wrong_type
+from ziggurat.data.preprocess.values.cells import Faults, wrong_type
 from ziggurat.data.raw.bad_rows import BadReason
 
 

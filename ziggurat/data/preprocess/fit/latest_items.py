@@ -20,9 +20,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ziggurat.data.preprocess.parsing import ParsedChunk
-from ziggurat.data.preprocess.times import readable_times
-from ziggurat.data.preprocess.vocabulary import Ids
+from ziggurat.data.preprocess.values.parsing import ParsedChunk
+from ziggurat.data.preprocess.values.times import readable_times
+from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder, find_order
 from ziggurat.errors import DataError

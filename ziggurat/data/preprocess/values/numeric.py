@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ziggurat.data.preprocess.cells import LARGEST_FLOAT32
+from ziggurat.data.preprocess.values.cells import LARGEST_FLOAT32
 from ziggurat.features.hashing import mix
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, Dense, NumericTransform
 from ziggurat.ops.exact_sums import ExactSums, exact_sums

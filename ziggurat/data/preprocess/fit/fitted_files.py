@@ -17,12 +17,12 @@ import pyarrow as pa
 from jaxtyping import Int32
 
 from ziggurat.config import JSON
-from ziggurat.data.preprocess.draft import DraftFacts, read_draft
-from ziggurat.data.preprocess.fit_state import FitState, read_state, write_state
-from ziggurat.data.preprocess.fitter import Fitted, Fitter, vocabulary_tables
+from ziggurat.data.preprocess.fit.draft import DraftFacts, read_draft
+from ziggurat.data.preprocess.fit.fit_state import FitState, read_state, write_state
+from ziggurat.data.preprocess.fit.fitter import Fitted, Fitter, vocabulary_tables
+from ziggurat.data.preprocess.fit.shard_fit import draft_of
 from ziggurat.data.preprocess.preprocessing import FeatureCounters, Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
-from ziggurat.data.preprocess.shard_fit import draft_of
 from ziggurat.features.schema import Schema
 
 _STATE_FILE = "state.arrow"

@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 from jaxtyping import Int32
 
-from ziggurat.data.preprocess.key_table import KeyTable
+from ziggurat.data.preprocess.values.key_table import KeyTable
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.features.hashing import hash_texts
 from ziggurat.features.schema import MISSING_ROW, NUM_RESERVED_ROWS, UNKNOWN_ROW

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from ziggurat.data.preprocess.cells import Faults
+from ziggurat.data.preprocess.values.cells import Faults
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DAY_OR_MONTH_FIRST, DateOrder, find_order, parse_dates

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from ziggurat.data.preprocess.cells import (
+from ziggurat.data.preprocess.fit.moments import read_moments
+from ziggurat.data.preprocess.values.cells import (
     LARGEST_FLOAT32,
     Faults,
     IdLists,
@@ -28,8 +29,7 @@ from ziggurat.data.preprocess.cells import (
     with_nulls,
     wrong_type,
 )
-from ziggurat.data.preprocess.moments import read_moments
-from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
+from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import missing_column

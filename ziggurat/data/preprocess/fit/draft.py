@@ -26,8 +26,8 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from ziggurat.data.preprocess.parsing import ParsedChunk, ParsedLists
-from ziggurat.data.preprocess.vocabulary import Ids, NumberedIds, Rows
+from ziggurat.data.preprocess.values.parsing import ParsedChunk, ParsedLists
+from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows
 
 _KEYS, _NUMBERS, _ROWS = "keys", "numbers", "rows"  # how ids are kept
 _LISTS = "lists of "

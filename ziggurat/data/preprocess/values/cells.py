@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
-from ziggurat.data.preprocess.vocabulary import hash_series
+from ziggurat.data.preprocess.values.vocabulary import hash_series
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark

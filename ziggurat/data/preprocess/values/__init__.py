@@ -1,0 +1,1 @@
+"""Single values: cells as they are written, times, numbers, and ids with their vocabularies."""
