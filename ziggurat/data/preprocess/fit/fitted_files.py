@@ -69,7 +69,7 @@ class FittedFiles:
         """By table, the row that each number of an id in the training draft of a shard became."""
         with self._reading:
             if self._rows_of is None or self._rows_of[0] != shard:
-                with np.load(self._rows_file(shard)) as found:
+                with np.load(self._rows_file(shard), allow_pickle=False) as found:
                     tables = enumerate(vocabulary_tables(self._schema))
                     self._rows_of = (shard, {name: found[f"{index}"] for index, name in tables})
             return self._rows_of[1]

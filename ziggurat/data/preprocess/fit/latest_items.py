@@ -90,7 +90,7 @@ class LatestItems:
     def absorb(self, folder: Path) -> None:
         """Take in what `save` kept there."""
         if self._item:
-            with np.load(folder / _STATE_FILE) as found:
+            with np.load(folder / _STATE_FILE, allow_pickle=False) as found:
                 self._pending.append((found["keys"], found["times"], found["rows"]))
             self._merge()
 
