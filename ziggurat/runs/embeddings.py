@@ -4,8 +4,9 @@
     ziggurat embeddings runs/first movie_id --out movies.parquet
 
 Ids are canonical texts (`data/preprocess/values/cells.py`: 7, 7.0 and "7" are "7"), most frequent in training first;
-those of an identity table are its row numbers. The rows of unknown and missing ids belong to no id and are left out. A hashed
-table keeps no ids, and several share a row: it is refused. Features that share a table have the same embeddings.
+those of an identity table are its row numbers. The rows of unknown and missing ids belong to no id and are left out.
+A hashed table keeps no ids, and several share a row: it is refused. Features that share a table have the same
+embeddings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows of requests as frames: plain values of any JSON type become columns of the type that each feature reads.
 
 A data set has one type a column; the users of one batch of requests may send 17, "17" and 17.0 for the same id. So ids
-become their canonical text one by one (`data/preprocess/values/cells.py` says which), numbers floats, lists lists, before
-the run's own preprocessing sees them: the same values then give the same rows as in a file.
+become their canonical text one by one (`data/preprocess/values/cells.py` says which), numbers floats, lists lists,
+before the run's own preprocessing sees them: the same values then give the same rows as in a file.
 
 What no feature can read (an object for a number, a list for an id) is a `RequestError` that names the column.
 """

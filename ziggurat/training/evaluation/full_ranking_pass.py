@@ -6,8 +6,8 @@
 
 The items are those of the training samples, each with the features of the row that names it last: in time, where the
 prepared data has a time (`data/preprocess/fit/latest_items.py`), else in the order of the rows. Of samples that were
-made of events, the items of histories count as well; the model itself knows what they are like (`NextItem.item_sides`). On
-many ranks each computes the vectors of all items, and asks the questions of its own rows.
+made of events, the items of histories count as well; the model itself knows what they are like (`NextItem.item_sides`).
+On many ranks each computes the vectors of all items, and asks the questions of its own rows.
 """
 
 from __future__ import annotations
