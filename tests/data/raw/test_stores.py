@@ -18,8 +18,11 @@ from ziggurat.data.clustering import cluster_by_session
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.parquet_seal import seal_parquet
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.text_blocks import TextOptions
+from ziggurat.data.raw.text_source import open_text, read_text
 from ziggurat.errors import ConfigError, DataError, MissingFileError
 from ziggurat.features.schema import Categorical, Dense, Label, Schema
 from ziggurat.files import store_reader
@@ -102,6 +105,14 @@ def test_an_object_replaced_between_two_row_groups_is_an_error(faults: Faults) -
     put("d/a.parquet", content_of("a.parquet", Path()))  # the same bytes, written again
     with pytest.raises(DataError, match="stays as it is"):
         list(chunks)
+
+
+def test_columns_that_change_places_between_header_and_rows_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    file = open_text(tmp_path / "a.csv", options=TextOptions(), delimiter=",", criteo=False)
+    (tmp_path / "a.csv").write_text("b,a\n2,1\n")
+    with pytest.raises(DataError, match="header that was read before"):
+        list(read_text(file, columns=("a",), numbers=frozenset(), ids=frozenset(), bad_rows=BadRows()))
 
 
 SCHEMA = Schema(

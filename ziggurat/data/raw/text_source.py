@@ -49,7 +49,7 @@ class TextFile:
     columns: tuple[str, ...]
     layout: TextLayout
     options: TextOptions
-    header_bytes: int
+    header: bytes
     header_lines: int
 
 
@@ -90,7 +90,7 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
             quote=b"",
             max_record_bytes=options.max_record_bytes,
         )
-        return TextFile(path=path, columns=columns, layout=layout, options=options, header_bytes=0, header_lines=0)
+        return TextFile(path=path, columns=columns, layout=layout, options=options, header=b"", header_lines=0)
     mark = len(_UTF8_MARK) if start.startswith(_UTF8_MARK) else 0
     columns, header_bytes = _header(path, start[mark:], delimiter_byte, options)
     layout = TextLayout(
@@ -104,7 +104,7 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
         columns=columns,
         layout=layout,
         options=options,
-        header_bytes=mark + header_bytes,
+        header=start[: mark + header_bytes],
         header_lines=start[: mark + header_bytes].count(b"\n"),
     )
 
@@ -126,7 +126,10 @@ def read_text(
     """
     parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows)
     with ByteStream(file.path) as stream, ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
-        stream.read(file.header_bytes)
+        if stream.read(len(file.header)) != file.header:
+            raise _bad_file(
+                file.path, "the header that was read before", "another one", "read it when nobody writes it"
+            )
         block_bytes = file.options.block_bytes
         upcoming = pool.submit(stream.read, block_bytes)
         buffer, is_last = b"", False
