@@ -175,10 +175,17 @@ class Reader:
                     expected=f"a value for {name!r}",
                     found=f"a block without {name!r}",
                     where=self.place(path),
-                    ways_out=f"add {name} = " + ("64" if _base(hints[name]) in (int, float) else '"…"'),
+                    ways_out=self._added(name, _base(hints[name])),
                 )
         values = {name: self.read(hints[name], item, f"{path}.{name}".lstrip(".")) for name, item in data.items()}
         return self.construct(lambda: cls(**values), path or cls.__name__)
+
+    def _added(self, name: str, kind: Any) -> str:
+        """How a missing value is written: in TOML a setting, in JSON a field."""
+        if self.noun != "field":
+            return f"add {name} = " + ("64" if kind in (int, float) else '"…"')
+        shown = {int: "1", float: "1", dict: "{…}", tuple: "[…]", list: "[…]"}
+        return f'add "{name}": ' + shown.get(typing.get_origin(kind) or kind, '"…"')
 
     def construct(self, make: typing.Callable[[], Any], path: str) -> Any:
         """`make()`; what Python raises because the values do not go together becomes an error with the place."""

@@ -173,6 +173,9 @@ def test_values_that_no_item_has_are_noted(loaded: zg.Recommender) -> None:
     assert answers[0].notes[0].startswith("no item has title:'Item numbre 3'; the nearest is 'Item number 3")
     assert answers[0].to_json()["notes"] == list(answers[0].notes)
     assert all(isinstance(each, Recommendations) and each.notes == () for each in answers[1:])
+    excluded = loaded.recommend({}, exclude=["i1", "nope", "noone"]).notes
+    assert excluded == ("exclude: there is no item of the id 'nope', nor of 1 more of the excluded ids",)
+    assert loaded.recommend({}, exclude=["i1"]).notes == ()
 
 
 def test_given_items_are_completed_from_the_catalogue(loaded: zg.Recommender) -> None:

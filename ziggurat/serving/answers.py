@@ -99,7 +99,7 @@ class RankRequest:
                     expected="the id of an item as text, or an object with its columns",
                     found=f"{item!r:.80} ({type(item).__name__})",
                     where=f"request, field 'items[{position}]'",
-                    ways_out=(f'"{item!s:.40}"', '{"movie_id": "17", "genres": ["Drama"]}'),
+                    ways_out=(f'"{item!s:.40}"', "an object: columns of the item by name"),
                 )
 
     @staticmethod
@@ -153,7 +153,8 @@ class Recommendations:
         items: best first; of equal scores the item earlier in the catalogue first.
         version: of the export that answered.
         degraded: what was left out for lack of time; empty for the full answer.
-        notes: values in the filter that no item has, each with the nearest that some have: most often a typing error.
+        notes: values in the filter that no item has, each with the nearest that some have, and excluded ids of no
+            item: most often typing errors.
         plan: how the candidates were found, if `explain` asked for it.
         missing_shards: shards of the index that gave no answer in time: none of their items is here, and `degraded`
             says so, too.

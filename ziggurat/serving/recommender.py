@@ -287,7 +287,7 @@ class Recommender:
                 items=self._items(each),
                 version=chain.changes.version(self.export.version),
                 degraded=degraded_by(effort, missing_shards=each.missing),
-                notes=self.notes(question.filter),
+                notes=(*self.notes(question.filter), *self._catalogue().notes(request.exclude)),
                 plan=each.plan if request.explain else "",
                 missing_shards=each.missing,
             )
@@ -395,5 +395,5 @@ class Recommender:
 
     def _catalogue(self) -> Any:
         if self.chain.catalogue is None:
-            raise no_catalogue(self.export.name)
+            raise no_catalogue(self.export.name, column=next(iter(self._item_columns), "COLUMN"))
         return self.chain.catalogue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 import sys
@@ -15,9 +16,10 @@ import pytest
 
 from tests.serving.server.fake import FakeAnswerer
 from ziggurat.errors import DataError, MissingDependencyError
-from ziggurat.serving.answers import RankRequest, RecommendRequest
+from ziggurat.serving.answers import Column, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.guidance import Examples
 from ziggurat.serving.server.tracing import Tracing, check_export, export_traces
 
 USER = {"user": {"user_id": "u1"}}
@@ -119,6 +121,42 @@ def test_a_mistake_in_a_filter_of_an_export_points_at_its_column(loaded: Any, te
         error = answer.json()["error"]
         assert (answer.status_code, error["kind"], error.keys()) == (400, "FilterError", PARTS)
         assert f"column {column} of the filter" in error["where"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "expected", "way_out"),
+    [
+        ("/recommend", {}, "a value for 'user'", 'for example: {"user":{"user_id":"u1"},"k":10}'),
+        ("/rank", USER, "a value for 'items'", 'for example: {"user":{"user_id":"u1"},"items":[{"item_id":"7"}]}'),
+        ("/rank", USER | {"items": [3]}, "the id of an item", '"items":[{"item_id":"7"}]}'),
+        ("/recommend", USER | {"k": 0}, "1 to 1,000", "ask for at least one"),
+        ("/recommend", USER | {"k": 2000}, "1 to 1,000", "ask for fewer"),
+        ("/rank", USER | {"items": []}, "1 to 5,000 items", "ask for at least one"),
+        ("/rank", USER | {"items": ["3"] * 5001}, "1 to 5,000 items", "ask for fewer"),
+    ],
+)
+def test_errors_have_bounds_and_examples_of_this_server(path: str, content: Any, expected: str, way_out: str) -> None:
+    error = post(path, content).json()["error"]
+    assert expected in error["expected"]
+    assert any(way_out in each for each in error["ways_out"]), error
+    assert "movie_id" not in str(error)
+    assert not any(each.startswith("add ") and " = " in each for each in error["ways_out"]), "JSON, not TOML"
+
+
+def test_the_method_that_is_meant_is_shown_for_the_address_that_was_asked() -> None:
+    for host, shown in (("shop.example:81", "shop.example:81"), ("a'; rm -rf x", "HOST:PORT")):
+        error = talk(lambda http, host=host: http.get("/recommend", headers={"Host": host})).json()["error"]
+        assert error["ways_out"] == [f"""curl -s {shown}/recommend -d '{{"user":{{"user_id":"u1"}},"k":10}}'"""]
+
+
+def test_examples_are_short_and_have_the_id() -> None:
+    columns = (
+        *(Column(name=f"c{number}", kind="dense", example=0.5) for number in range(100)),
+        Column(name="item_id", kind="categorical", example="7"),
+    )
+    examples = Examples.of(dataclasses.replace(FakeAnswerer().info(), item_columns=columns))
+    assert '"item_id":"7"' in examples.items
+    assert len(examples.items) < 300
 
 
 def test_a_body_in_chunks_is_refused_when_it_is_too_long() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -71,7 +72,8 @@ def test_items_are_changed_over_http(folder: Path) -> None:
             await app.engine.close()
             return answer
 
-    def post(path: str, data: object, **settings: bool) -> httpx.Response:
+    def post(path: str, data: object, *, kind: str = "application/json", **settings: Any) -> httpx.Response:
+        headers["Content-Type"] = kind
         return asyncio.run(ask(path, data, ServerConfig(deadline_ms=9000, **settings)))
 
     changed = post("/admin/items", {"upsert": [FRESH], "delete": ["nobody"]})
@@ -79,7 +81,15 @@ def test_items_are_changed_over_http(folder: Path) -> None:
     found = post("/recommend", {"user": USER, "filter": "tags:new"})
     assert [item["id"] for item in found.json()["items"]] == ["fresh"]
     assert found.headers["x-export-version"] == found.json()["version"] == changed.json()["version"]
-    assert post("/admin/items", {}).status_code == post("/admin/items", {"upsert": [{}]}).status_code == 400
+    nothing = post("/admin/items", {"delete": ["nobody"]}).json()
+    assert (nothing["unknown"], nothing["version"]) == (["nobody"], changed.json()["version"]), "nothing changed"
+    assert len([*items.journal.folder.glob("0*.json")]) == 1
+    for data in ({}, {"upsert": [{}]}, {"upsert": 3}):
+        assert (refused := post("/admin/items", data)).status_code == 400
+    assert '{"upsert":[{"item":"i' in refused.json()["error"]["ways_out"][-1]
+    plain = post("/admin/items", {}, kind="text/plain").json()["error"]
+    assert plain["found"] == "Content-Type: text/plain"
+    assert "-H 'Content-Type: application/json'" in plain["ways_out"][0]
     assert post("/admin/items", {"delete": ["i1"]}, admin=False).status_code == 404
     paths = json.loads(ServerApp(answerer=items.recommender, config=ServerConfig(), change=items.change)._openapi)[
         "paths"

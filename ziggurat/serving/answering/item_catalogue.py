@@ -172,6 +172,14 @@ class ItemCatalogue:
         found = self.find(ids)
         return torch.from_numpy(found[found >= 0])
 
+    def notes(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """What somebody who excludes items should know: that there is no item of some of the ids."""
+        absent = np.flatnonzero(self.find(ids) < 0).tolist() if ids else []
+        if not absent:
+            return ()
+        more = f", nor of {len(absent) - 1:,} more of the excluded ids" if len(absent) > 1 else ""
+        return (f"exclude: there is no item of the id {ids[absent[0]]!r:.80}{more}",)
+
     def ids_at(self, numbers: Int64[Tensor, "n"]) -> list[str]:
         """The ids of some items."""
         if len(numbers) > _MANY:

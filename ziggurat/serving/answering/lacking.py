@@ -28,14 +28,14 @@ def no_ranker(name: str) -> RequestError:
     )
 
 
-def no_catalogue(name: str) -> RequestError:
-    """The export of this name knows no items."""
+def no_catalogue(name: str, *, column: str = "COLUMN") -> RequestError:
+    """The export of this name knows no items, of which a column is given."""
     return RequestError(
         expected="an export with a catalogue of items",
         found="none",
         where=f"export {name}",
         ways_out=(
-            'give items by their columns: {"items": [{"movie_id": "…"}]}',
+            f'give items by their columns: {{"items": [{{"{column}": "…"}}]}}',
             "name the item's features in the schema ([items]), and train and export again",
         ),
     )

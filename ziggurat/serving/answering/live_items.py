@@ -171,6 +171,10 @@ def change_items(chain: Chain, changes: ItemChanges, *, went: Sequence[str] = ()
     num_new = int((numbers < 0).sum())
     numbers[numbers < 0] = range(len(catalogue), len(catalogue) + num_new)
     rows = _frame(catalogue, [merged[place] for place in order])
+    if not ids and not gone:  # ids of no item, or nothing at all: answers stay as they are, and so does their version
+        return chain, ChangedItems(
+            added=0, changed=0, deleted=0, unknown=changes.delete, num_items=catalogue.num_items()
+        )
     went_numbers = {number for id, number in zip(ids, numbers.tolist(), strict=True) if id in went}
     stays = set(numbers.tolist())
     chain = _with_rows(

@@ -45,6 +45,7 @@ from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.engine import Engine, OverloadError
 from ziggurat.serving.server.engine import Request as Question
+from ziggurat.serving.server.guidance import Examples, curl, shown
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.openapi import description
 from ziggurat.serving.server.pages import page_routes
@@ -98,6 +99,8 @@ class ServerApp:
     ) -> None:
         self.config, self.answerer, self.metrics = config, answerer, Metrics()
         self.info = answerer.info()
+        examples = Examples.of(self.info)
+        self._examples = {"/recommend": examples.recommend, "/rank": examples.rank, "/admin/items": examples.items}
         self.engine = Engine(answerer=answerer, config=config, metrics=self.metrics, prepare_thread=prepare_thread)
         self.draining = False
         self._tracing = Tracing() if config.trace else None
@@ -193,7 +196,7 @@ class ServerApp:
 
     async def _answer(self, path: str, scope: Any, receive: Any, watch: Watch | None) -> Any:
         if scope["method"] != "POST":
-            raise _wrong_method(path, scope["method"])
+            raise self._wrong_method(path, scope)
         if self._key and not self._has_key(scope):
             raise _no_key()
         deadline = read_deadline(scope, config=self.config)
@@ -206,8 +209,14 @@ class ServerApp:
             watch.queue()
         return await self.engine.ask(request, candidates=candidates, deadline_s=deadline, watch=watch)
 
+    def _wrong_method(self, path: str, scope: Any) -> RefusedRequestError:
+        ways = curl(path, host=header(scope, b"host"), body=self._examples[path])
+        found = f"{scope['method']:.20} {path}"
+        return refused(405, expected=f"POST {path}", found=found, where="request line", ways_out=ways)
+
     def _read(self, path: str, body: bytes) -> tuple[Question, int]:
-        request = _READ[path](body, config=self.config)
+        with shown(self._examples[path]):
+            request = _READ[path](body, config=self.config)
         return request, self.engine.candidates_of(request)
 
     def _has_key(self, scope: Any) -> bool:
@@ -247,14 +256,15 @@ class ServerApp:
     async def _admin_items(self, request: Request) -> Response:
         check_admin(request)
         data = read_json(await read_body(request.scope, request.receive, config=self.config))
-        changes = ItemChanges.from_json(data)
-        if not 0 < len(changes) <= self.config.max_items:
-            raise RequestError(
-                expected=f"1 to {self.config.max_items:,} items in one change",
-                found=f"{len(changes):,}",
-                where="request, body",
-                ways_out='{"upsert": [{"movie_id": "17", "year": 2026}], "delete": ["18"]}',
-            )
+        with shown(self._examples["/admin/items"]):
+            changes = ItemChanges.from_json(data)
+            if not 0 < len(changes) <= self.config.max_items:
+                raise RequestError(
+                    expected=f"1 to {self.config.max_items:,} items in one change",
+                    found=f"{len(changes):,}",
+                    where="request, body",
+                    ways_out="put items in 'upsert', or ids in 'delete'" if not changes else "make several changes",
+                )
         assert self._change is not None
         return json_response((await run_in_threadpool(self._change, changes)).to_json())
 
@@ -296,11 +306,6 @@ async def _not_found(request: Request, problem: Exception) -> Response:
         ways_out="see /openapi.json",
     )
     return json_response(error_json(error, kind="RequestError"), status=status)
-
-
-def _wrong_method(path: str, method: str) -> RefusedRequestError:
-    ways = (f"curl -s localhost:8080{path} -d '{{…}}'",)
-    return refused(405, expected=f"POST {path}", found=f"{method:.20} {path}", where="request line", ways_out=ways)
 
 
 def _no_key() -> RefusedRequestError:

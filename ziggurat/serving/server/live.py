@@ -173,6 +173,8 @@ class LiveItems:
         """Write a change and apply it; the journal is locked."""
         number = self._follow() + 1
         chain, outcome = change_items(self.recommender.chain, changes)  # what cannot be applied must not be written
+        if chain is self.recommender.chain:
+            return dataclasses.replace(outcome, version=self.recommender.version)
         if number - self.recommender.chain.changes.num_merged > _MOST_CHANGES:
             raise _unwritable(self.journal.folder, f"{_MOST_CHANGES:,} changes that are not merged", "wait for a merge")
         if not self.journal.write(changes, number):

@@ -279,7 +279,11 @@ def _schemas(info: Info, config: ServerConfig) -> dict[str, Any]:
                 "items": {"type": "array", "items": {"type": "object", "properties": item}},
                 "version": text,
                 "degraded": degraded,
-                "notes": {"type": "array", "items": text, "description": "values in the filter that no item has"},
+                "notes": {
+                    "type": "array",
+                    "items": text,
+                    "description": "values in the filter that no item has, excluded ids of no item",
+                },
                 "plan": text | {"description": "how the candidates were found, if `explain` asked for it"},
                 "missing_shards": missing,
             },

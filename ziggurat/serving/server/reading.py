@@ -20,6 +20,10 @@ from ziggurat.serving.server.config import ServerConfig
 Receive = Callable[[], Awaitable[Any]]
 Question = TypeVar("Question", RecommendRequest, RankRequest)
 _THIS_MACHINE = ("127.0.0.1", "::1")
+_ADMIN_WAYS = (
+    "run it where the server runs, and name the server localhost",
+    "for another version of the export: send SIGHUP to the server, or start it with --watch",
+)
 _JSON_WAYS = ("send a JSON object; /openapi.json has examples",)
 
 
@@ -60,19 +64,21 @@ def check_admin(request: Request) -> None:
     )
     forwarded = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip"))
     wrong = ""
+    ways_out = _ADMIN_WAYS
     if client not in _THIS_MACHINE or forwarded:
         wrong = f"a request of {'another machine, forwarded' if forwarded else client or 'an unknown client'}"
     elif host not in (*_THIS_MACHINE, "localhost"):
         wrong = f"Host: {host:.80}"
     elif request.headers.get("content-type", "").split(";")[0].strip() != "application/json":
         wrong = f"Content-Type: {request.headers.get('content-type', 'none'):.80}"
+        ways_out = ("add to curl: -H 'Content-Type: application/json'", "send the header Content-Type with the body")
     if wrong:
         raise refused(
             403,
             expected="a request of this machine to localhost, with Content-Type: application/json",
             found=wrong,
             where=f"POST {request.url.path}",
-            ways_out=("run it where the server runs", "send SIGHUP to the server", "start the server with --watch"),
+            ways_out=ways_out,
         )
 
 
@@ -153,10 +159,13 @@ def read_json(body: bytes) -> Any:
 
 def read_recommend(body: bytes, *, config: ServerConfig) -> RecommendRequest:
     """A body as a request for recommendations; raises RequestError."""
-    request = _build(RecommendRequest, read_json(body))
-    for name, count, most in (("k", request.k, config.max_k), ("exclude", len(request.exclude), config.max_items)):
-        if count > most:
-            raise _too_many(f"at most {most:,} in {name!r}", f"{count:,}", name)
+    data = read_json(body)
+    k = data.get("k") if isinstance(data, dict) else None
+    if type(k) is int and not 1 <= k <= config.max_k:
+        raise _not_so_many(f"1 to {config.max_k:,}", k, "k")
+    request = _build(RecommendRequest, data)
+    if len(request.exclude) > config.max_items:
+        raise _not_so_many(f"at most {config.max_items:,} ids", len(request.exclude), "exclude")
     return request
 
 
@@ -164,8 +173,8 @@ def read_rank(body: bytes, *, config: ServerConfig) -> RankRequest:
     """A body as a request for a ranking; raises RequestError."""
     data = read_json(body)
     items = data.get("items") if isinstance(data, dict) else None
-    if isinstance(items, list) and len(items) > config.max_items:
-        raise _too_many(f"at most {config.max_items:,} items", f"{len(items):,}", "items")
+    if isinstance(items, list) and not 1 <= len(items) <= config.max_items:
+        raise _not_so_many(f"1 to {config.max_items:,} items", len(items), "items")
     return _build(RankRequest, data)
 
 
@@ -178,12 +187,13 @@ def _build(cls: type[Question], data: Any) -> Question:
         return cls.from_json(data)
 
 
-def _too_many(expected: str, found: str, name: str) -> RequestError:
+def _not_so_many(expected: str, found: int, name: str) -> RequestError:
+    few = ("ask for at least one",)
     return RequestError(
         expected=expected,
-        found=found,
+        found=f"{found:,}",
         where=f"request, field {name!r}",
-        ways_out=("ask for fewer", "ask several times"),
+        ways_out=few if found < 1 else ("ask for fewer", "ask several times"),
     )
 
 
