@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.retrieval.changes import Live
+from ziggurat.retrieval.checks import checked_numbers, one_a_query
 from ziggurat.retrieval.filter_cache import FilterCache
 from ziggurat.retrieval.filters import Filter, FilterConfig, FilterIndex
 from ziggurat.retrieval.main_search import MainSearch, Wanted
@@ -204,8 +205,8 @@ class ItemIndex(nn.Module):
         if probes is not None:
             check_count(probes, 0, 2**31 - 1, name="probes", ways_out="leave it out: the index chooses")
         live, num = self._live, len(queries)
-        wanted = _one_a_query(filters, num, name="filters")
-        seen = _one_a_query(exclude, num, name="exclude")
+        wanted = one_a_query(filters, num, name="filters")
+        seen = one_a_query(exclude, num, name="exclude")
         base = probes or self.vectors.probes_for(k)
         found, plans = self._search_main(live.main, queries, k=k, filters=wanted, exclude=seen, probes=base)
         items = live.main.numbers_at(found.positions)
@@ -242,7 +243,7 @@ class ItemIndex(nn.Module):
         Raises:
             DataError: as for `add`; or a number was never given to an item, or comes twice.
         """
-        numbers = _checked_numbers(numbers, self._live.next_number)
+        numbers = checked_numbers(numbers, self._live.next_number)
         with self._writing:
             self._put(numbers, vectors, items)
 
@@ -257,7 +258,7 @@ class ItemIndex(nn.Module):
         Raises:
             DataError: a number was never given to an item, or comes twice.
         """
-        numbers = _checked_numbers(numbers, self._live.next_number)
+        numbers = checked_numbers(numbers, self._live.next_number)
         with self._writing:
             self._become(self._live.without(numbers))
 
@@ -293,7 +294,7 @@ class ItemIndex(nn.Module):
             position = -1 if segment is None else int(segment.positions_of(torch.tensor([number]))[0])
             if segment is not None and position >= 0 and segment.is_alive(position):
                 return segment.explain(wanted, position)
-        _checked_numbers([number], live.next_number)
+        checked_numbers([number], live.next_number)
         return f"item {number} is deleted"
 
     def merged(self, items: pl.DataFrame | None = None) -> ItemIndex:
@@ -373,30 +374,3 @@ class ItemIndex(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if live.main.alive is not None:
             destination[prefix + "alive"] = live.main.alive
-
-
-def _one_a_query(values: Sequence[Any] | None, num: int, *, name: str) -> Sequence[Any]:
-    if values is None:
-        return (None,) * num
-    if isinstance(values, str) or len(values) != num:
-        raise ConfigError(
-            expected=f"{name}: one for each of {num} queries, or None",
-            found=f"{values!r:.60}" if isinstance(values, str) else f"{len(values)}",
-            where="ItemIndex.search",
-            ways_out=f"give a list: {name}=[…] * len(queries)",
-        )
-    return values
-
-
-def _checked_numbers(numbers: Tensor | Sequence[int], next_number: int) -> Tensor:
-    numbers = torch.as_tensor(numbers, dtype=torch.int64).view(-1)
-    is_wrong = (numbers < 0) | (numbers >= next_number)
-    twice = len(numbers.unique()) < len(numbers)
-    if is_wrong.any() or twice:
-        raise DataError(
-            expected=f"numbers of items, from 0 to {next_number - 1:,}, each once",
-            found="a number twice" if twice else f"{int(numbers[is_wrong][0])}",
-            where="a change of an ItemIndex",
-            ways_out="give the numbers that `build` and `add` gave the items",
-        )
-    return numbers
