@@ -106,3 +106,9 @@ def test_errors_have_four_parts_and_builtin_parents() -> None:
     assert isinstance(error, ValueError)
     assert isinstance(error, ZigguratError)
     assert str(error) == "expected: e\nfound:    f\nwhere:    w\nways out:\n  1. one\n  2. two"
+
+
+def test_a_wrong_word_lists_all_of_them_without_quotes() -> None:
+    with pytest.raises(ConfigError) as caught:
+        override(Scene(), {"colour": "qqq"})
+    assert caught.value.ways_out[-1].endswith(": red, blue")

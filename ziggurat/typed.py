@@ -269,7 +269,9 @@ class Reader:
             return hint(data)
         except ValueError:
             choices = [str(member.value) for member in hint]
-            near = nearest(str(data), choices, instead=f'use one of these words, in quotes: "{choices[0]}"')
+            near = nearest(
+                str(data), choices, instead=f"use one of these words (in a file in quotes): {', '.join(choices)}"
+            )
             raise self.error(
                 expected="one of " + ", ".join(choices), found=quoted(data), where=self.place(path), ways_out=near
             ) from None

@@ -278,3 +278,8 @@ def test_a_run_in_place_of_a_recipe_is_named(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "a" / "config.json").write_text("{}")
     assert main(["train", str(tmp_path / "a")]) != 0
     assert "--resume" in capsys.readouterr().err
+
+
+def test_without_a_recipe_a_schema_leads_to_a_recipe_of_tables(capsys) -> None:
+    assert main(["train", "--data.train", "shop.parquet", "--schema", "shop.toml"]) == 2
+    assert "ziggurat train table_dlrm --data.train FILE --schema shop.toml" in capsys.readouterr().err

@@ -178,3 +178,35 @@ def test_lists_as_sessions_and_our_own_names_are_refused(tmp_path: Path, change:
     pl.DataFrame({"session": [1, 2]}).with_columns(**change).write_parquet(tmp_path / "log.parquet")
     with pytest.raises(SchemaError, match="one session a row"):
         cluster_by_session([tmp_path / "log.parquet"], session="session", out=tmp_path / "out.parquet")
+
+
+def test_what_cannot_be_clustered_is_refused_before_a_row_is_read(tmp_path: Path) -> None:
+    log().write_parquet(tmp_path / "log.parquet")
+    pl.DataFrame({"price": [1.0]}).write_parquet(tmp_path / "products.parquet")
+    files, read = [tmp_path / "log.parquet", tmp_path / "products.parquet"], []
+
+    def refused(files: list[Path], out: str, **settings: str) -> SchemaError | DataError:
+        with pytest.raises((SchemaError, DataError)) as caught:
+            cluster_by_session(
+                files, out=out, progress=lambda *told: read.append(told), **{"session": "session", **settings}
+            )
+        assert not read
+        return caught.value
+
+    unequal = refused(files, str(tmp_path / "out.parquet"))
+    assert unequal.where.endswith("products.parquet")
+    assert "without session, at, history" in unequal.found
+    assert "List" in refused(files[:1], str(tmp_path / "out.parquet"), session="history").found
+    unwritable = refused(files[:1], str(tmp_path / "log.parquet" / "out.parquet"))
+    assert unwritable.expected == "to write out.parquet"
+    misspelt = refused(files[:1], str(tmp_path / "out.parquet"), session="Sesion")
+    assert misspelt.where.startswith("--session")
+    assert misspelt.ways_out[0] == "--session session"
+    assert not any("schema" in way for way in misspelt.ways_out)
+    assert refused(files[:1], str(tmp_path / "out.parquet"), time="att").ways_out[0] == "--time at"
+
+
+def test_the_separator_of_text_is_guessed(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("visit;at\na;1\nb;2\na;3\n")
+    cluster_by_session([tmp_path / "log.csv"], session="visit", time="at", out=tmp_path / "out.parquet")
+    assert pl.read_parquet(tmp_path / "out.parquet")["at"].to_list() in (["1", "3", "2"], ["2", "1", "3"])

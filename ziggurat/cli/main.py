@@ -62,6 +62,7 @@ EXAMPLES = """examples:
 
 DATA_EPILOG = """examples:
   ziggurat data inspect ratings.parquet --write-schema my.toml
+  ziggurat data cluster-by-session log.parquet --session session_id --out clustered.parquet
   ziggurat data fetch movielens-1m
 """
 INSPECT_EPILOG = """Guesses what each column becomes (label, time, group, feature), how text is written (separator,
@@ -233,7 +234,10 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     )
     inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
     inspect.add_argument(
-        "--session", metavar="COLUMN", default="", help="also measure how often each column repeats within a session"
+        "--session",
+        metavar="COLUMN",
+        default="",
+        help="the column of the session: measures how often each column repeats in one",
     )
     summary = "write the rows of a session next to each other, so that what repeats compresses"
     cluster = actions.add_parser("cluster-by-session", help=summary, description=summary, epilog=CLUSTER_BY_EPILOG)

@@ -176,7 +176,7 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.data.inspect.inspect_file import inspect_file
     from ziggurat.features.schema_io import write_schema
 
-    inspection = inspect_file(options.file, label=options.label, separator=options.separator)
+    inspection = inspect_file(options.file, label=options.label, session=options.session, separator=options.separator)
     head, *lines = inspection.table()
     print_table(head, lines)
     for warning in inspection.warnings:
@@ -189,7 +189,9 @@ def data(options: argparse.Namespace, rest: list[str]) -> int:
         write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
         if not inspection.schema.labels:
             print_line(f"schema written to {options.write_schema}, without a label; name the column to predict:")
-            again = ["data", "inspect", options.file, "--label", "COLUMN", "--write-schema", options.write_schema]
+            named = ["--session", options.session] if options.session else []
+            again = ["data", "inspect", options.file, "--label", "COLUMN", *named]
+            again += ["--write-schema", options.write_schema]
             print_line(f"  ziggurat {shlex.join(again)}")
             return 0
         print_line(f"schema written to {options.write_schema}; read it, correct it, then:")
@@ -260,6 +262,13 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
+def _for_example(options: argparse.Namespace) -> str:
+    """A command that trains: of the user's own table, where a schema is given."""
+    if options.schema:
+        return shlex.join(["ziggurat", "train", "table_dlrm", "--data.train", "FILE", "--schema", options.schema])
+    return "ziggurat train movielens_dlrm"
+
+
 def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
     """The config and folder that the command line names."""
     from ziggurat.recipes.catalogue import recipe_named
@@ -275,7 +284,7 @@ def run_to_train(options: argparse.Namespace) -> tuple[RunConfig, Path]:
             expected="a recipe, --config FILE, or RUN --resume",
             found="none of them",
             where="command line",
-            ways_out=("see the recipes: ziggurat recipes", "ziggurat train movielens_dlrm"),
+            ways_out=("see the recipes: ziggurat recipes", _for_example(options)),
         )
     if (Path(options.recipe) / "config.json").is_file():
         raise ConfigError(

@@ -18,7 +18,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from ziggurat.data.preprocess.values.cells import Faults, canonical_strings, read_ids, with_nulls
-from ziggurat.data.preprocess.values.times import is_date_column, order_of_dates, time_keys
+from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
@@ -82,7 +82,7 @@ def catalogue_of(
         keyed = _keyed(chunk, schema=schema, columns=columns)
         if schema.time:
             if is_date is None:
-                is_date = is_date_column(chunk.frame[schema.time])
+                is_date = kind_of_times(chunk.frame[schema.time])
                 if is_date and date_order is DateOrder.AUTO:
                     date_order = order_of_dates(chunk, schema.time)
             times = time_keys(chunk, schema.time, bad_rows=source.bad_rows, is_date=bool(is_date), order=date_order)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ from ziggurat.data.column_encodings import smallest_encodings
 from ziggurat.data.preprocess.fit.work import PublishedError, Work
 from ziggurat.data.preprocess.values.times import readable_times
 from ziggurat.data.raw.dates import DateOrder
-from ziggurat.data.raw.names import missing_column
-from ziggurat.data.raw.source import FileFormat, RawSource
-from ziggurat.errors import DataError, SchemaError
-from ziggurat.files import digest_of, refuse_url, replacing
+from ziggurat.data.raw.source import RawSource
+from ziggurat.data.session_columns import source_with_sessions
+from ziggurat.errors import DataError
+from ziggurat.files import digest_of, make_room, replacing
 from ziggurat.files.stores import DataPath, facts_of
 
 BUCKET_BYTES = 128 << 20
@@ -95,7 +95,8 @@ def cluster_by_session(
     """Write the rows of files into one Parquet file, those of a session next to each other.
 
     Args:
-        files: Parquet, Arrow, CSV or TSV, here or in stores; read in this order.
+        files: Parquet, Arrow, CSV or TSV, here or in stores; read in this order. What divides the fields of text is
+            guessed from the first line, where it is not what the name of the file says.
         session: column of the session.
         out: the Parquet file; appears when it is whole. If it is there, made of the same files and settings, nothing is
             done.
@@ -104,20 +105,16 @@ def cluster_by_session(
         progress: called with (phase, rows done, rows in all or None).
 
     Raises:
-        DataError: a file is damaged, has no row, `out` is something else, or no row has a time that can be read.
-        SchemaError: a file lacks one of the columns, the session is a list, or a column has one of our names.
+        DataError: a file is damaged, has no row, `out` is something else or cannot be written, or no row has a time
+            that can be read.
+        SchemaError: a file lacks one of the columns or has others than the first, the session is a list, or a column
+            has one of our names.
     """
-    source, target = RawSource(list(files), format=FileFormat.AUTO), Path(out)
-    refuse_url(out, error=DataError)
-    known = source.columns()
-    for name in filter(None, (session, time)):
-        if name not in known:
-            raise missing_column(source.paths[0], name, tuple(known))
-    _check_columns(known, session=session, where=str(source.paths[0]))
+    source, target = source_with_sessions(files, session=session, time=time, taken=(_ROW, _FIRST, _TIME)), Path(out)
+    make_room(target, error=DataError)
     fingerprint = _fingerprint(source.paths, session=session, time=time, bucket_bytes=bucket_bytes)
     before = column_bytes(source.paths) if source.all_parquet() else {}
     told: Progress = progress or (lambda *told: None)
-    target.parent.mkdir(parents=True, exist_ok=True)
     with Work(target, waiting=lambda: told("waiting for another process that writes the same file", 0, None)) as work:
         is_there = target.exists()
         if not is_there:
@@ -313,17 +310,6 @@ def without_session(sessions: pl.Series) -> pl.Series:
     elif sessions.dtype == pl.String:
         absent |= (sessions == "").fill_null(False)
     return absent
-
-
-def _check_columns(known: Mapping[str, pl.DataType], *, session: str, where: str) -> None:
-    taken = [name for name in (_ROW, _FIRST, _TIME) if name in known]
-    if known[session].is_nested() or taken:
-        raise SchemaError(
-            expected="a column with one session a row, and no column called " + ", ".join((_ROW, _FIRST, _TIME)),
-            found=", ".join(taken) or f"type {known[session]}",
-            where=f"{where}, column {session!r}" if not taken else where,
-            ways_out="rename the column" if taken else "name a column of text or numbers",
-        )
 
 
 def _frame(batches: list[pa.RecordBatch]) -> pl.DataFrame:

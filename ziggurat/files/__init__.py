@@ -37,6 +37,7 @@ from ziggurat.files.reading import (
     read_toml,
 )
 from ziggurat.files.writing import (
+    make_room,
     publish,
     refuse_url,
     replacing,
@@ -56,6 +57,7 @@ __all__ = [
     "Seal",
     "check_version",
     "digest_of",
+    "make_room",
     "parse_json",
     "parse_toml",
     "publish",

@@ -77,6 +77,21 @@ def replacing_folder(path: str | os.PathLike[str], *, error: type[ZigguratError]
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def make_room(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> None:
+    """Make the folder that a file or folder is to lie in, and show that something can be written there.
+
+    Raises:
+        error: the path is the URL of a store, or the system refuses.
+    """
+    refuse_url(path, error=error)
+    given = Path(path)
+    with _told(given, error):
+        given.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(given)
+        temporary.touch()
+        temporary.unlink()
+
+
 def refuse_url(path: str | os.PathLike[str], *, error: type[ZigguratError] = FileError) -> None:
     """Refuse to write to the URL of a store, as which a folder `s3:` would be made here.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from ziggurat.config import from_json, to_json
+from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
 from ziggurat.errors import ConfigError
@@ -134,6 +135,20 @@ class RunConfig:
             f"batch_size={training.loader.batch_size}, learning_rate={training.learning_rate}, seed={training.seed})"
         )
 
+    def _check_sessions(self) -> None:
+        shuffle = self.training.loader.shuffle
+        if shuffle in (Shuffle.SESSIONS, Shuffle.SESSION_LANES) and not self.table_schema.session:
+            raise ConfigError(
+                expected=f"a schema with a session, for --training.loader.shuffle {shuffle.value}",
+                found="a schema without one",
+                where="the schema, [roles] session",
+                ways_out=(
+                    'write session = "session_id" under [roles] of the schema, the column of yours',
+                    "let it be written: ziggurat data inspect FILE --session COLUMN --write-schema FILE",
+                    "shuffle rows: --training.loader.shuffle lanes",
+                ),
+            )
+
     def check(self, *, metrics: Iterable[str] = ()) -> None:
         """Refuse contradictions between the parts of a run before the first file is read.
 
@@ -142,14 +157,15 @@ class RunConfig:
 
         Raises:
             PlanError: the towers do not fit the features of the schema.
-            ConfigError: the model's config is none, the model cannot have towers, their compression does not fit its
-                tables, or there are settings of tower modules and no towers; or the evaluation has no such metric as
-                early stop names.
+            ConfigError: sessions are to be shuffled and the schema has none; the model's config is none, the model
+                cannot have towers, their compression does not fit its tables, or there are settings of tower modules
+                and no towers; or the evaluation has no such metric as early stop names.
         """
         check_config_class(type(self.model))
         check_towers(self.model, self.towers)
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         schema = self.table_schema
+        self._check_sessions()
         if schema.labels:
             self.stop_metric(own=metrics)
         if not isinstance(self.model, TowerModelConfig):

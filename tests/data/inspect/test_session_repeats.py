@@ -5,7 +5,9 @@ import polars as pl
 import pytest
 
 from ziggurat.cli.main import main
+from ziggurat.data.inspect.inspect_file import inspect_file
 from ziggurat.data.inspect.session_repeats import repeats_of
+from ziggurat.features.schema_io import read_schema
 
 
 def test_the_factor_is_that_of_the_formula(tmp_path, capsys) -> None:
@@ -47,3 +49,27 @@ def test_rows_without_a_session_and_no_rows() -> None:
     found = repeats_of(frame, session="session")
     assert (found.num_sessions, found.columns[0].factor) == (3, pytest.approx(4 / 3))
     assert repeats_of(frame.head(0), session="session").num_rows == 0
+
+
+def test_a_session_that_is_named_is_a_role_of_the_schema(tmp_path, capsys) -> None:
+    frame = pl.DataFrame(
+        {"visit": [f"v{row % 40}" for row in range(200)], "tag": [f"t{row % 7}" for row in range(200)]}
+    )
+    frame.with_columns(label=pl.Series([row % 2 for row in range(200)])).write_csv(tmp_path / "log.csv")
+    command = ["data", "inspect", str(tmp_path / "log.csv"), "--label", "label", "--session"]
+    assert main([*command, "visit", "--write-schema", str(tmp_path / "my.toml")]) == 0
+    schema = read_schema(tmp_path / "my.toml")
+    assert schema.session == "visit"
+    assert [feature.name for feature in schema.features] == ["tag"]
+    assert main([*command, "vist"]) != 0
+    told = capsys.readouterr().err
+    assert "1. --session visit" in told
+    assert "in the schema" not in told
+
+
+def test_of_many_files_the_one_that_was_read_is_named(tmp_path) -> None:
+    for name in ("a.csv", "b.csv"):
+        pl.DataFrame({"label": [0, 1] * 20, "tag": ["x", "x", "y", "y"] * 10}).write_csv(tmp_path / name)
+    warnings = inspect_file(tmp_path).warnings
+    assert any("only a.csv, the first of 2 files" in warning for warning in warnings)
+    assert not any("a.csv" in warning for warning in inspect_file(tmp_path / "a.csv").warnings)

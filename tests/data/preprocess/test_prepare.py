@@ -398,3 +398,12 @@ def test_without_a_word_the_schema_decides_how_to_split(raw, tmp_path):
     without = dataclasses.replace(SCHEMA, time="")
     at_random = prepare(DataConfig(train=(raw,)), schema=without, folder=tmp_path / "cache")
     assert "at random" in "\n".join(at_random.summary_lines())
+
+
+def test_a_role_without_a_column_is_named_as_the_role(tmp_path, raw):
+    schema = dataclasses.replace(SCHEMA, group="usr")
+    with pytest.raises(SchemaError) as caught:
+        prepare(time_split(raw), schema=schema, folder=tmp_path / "cache")
+    assert caught.value.where.startswith("[roles] group")
+    assert caught.value.ways_out[0] == 'group = "user"'
+    assert not any("feature" in way for way in caught.value.ways_out)

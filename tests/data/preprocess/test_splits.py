@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ziggurat.data.preprocess import splits
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig, Splitter, fit_splitter
+from ziggurat.data.preprocess.values.times import kind_of_times
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
@@ -270,3 +271,11 @@ def test_date_that_the_order_of_the_others_forbids_is_a_bad_row():
         by_time([*DAY_FIRST, "30/11/2024", "12/31/2024"])
     with pytest.raises(DataError, match="01-03-24"):
         by_time(["2024-03-01", "01-03-24", "2024-03-02"])
+
+
+def test_text_that_is_no_time_says_to_name_another_column():
+    with pytest.raises(SchemaError, match="numbers or dates") as caught:
+        kind_of_times(pl.Series("brand", ["Müller", None, "Söhne"]))
+    assert caught.value.ways_out[0] == "name another column as time"
+    for times, is_date in ((["12.5", "x"], False), (["x", "13/01/2024"], True), (["01/13/2024"], True), ([None], None)):
+        assert kind_of_times(pl.Series("t", times, dtype=pl.String)) is is_date

@@ -40,7 +40,7 @@ from ziggurat.data.inspect.column_rules import FeatureGuess, guess_feature
 from ziggurat.data.inspect.other_columns import refuse_leaks, share_tables
 from ziggurat.data.raw.arrow_source import ArrowFile
 from ziggurat.data.raw.dates import DateOrder
-from ziggurat.data.raw.names import name_of_separator, nearest_names
+from ziggurat.data.raw.names import missing_column, name_of_separator, nearest_names
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
 from ziggurat.errors import DataError, SchemaError
@@ -134,24 +134,26 @@ class Inspection:
 
 @check_arguments
 def inspect_file(
-    path: str | os.PathLike[str], *, label: str = "", separator: str = "", sample_rows: int = 100_000
+    path: str | os.PathLike[str], *, label: str = "", session: str = "", separator: str = "", sample_rows: int = 100_000
 ) -> Inspection:
     """Guess the schema of a Parquet, Arrow, CSV or TSV file (gzip too).
 
     Args:
         path: the file, or its URL in a store; of a folder or glob the first file is read.
         label: the column to predict; "" guesses.
+        session: the column of the session, which is no feature; "" guesses.
         separator: of a text file, as in `TextOptions`; "" guesses it from the first line.
         sample_rows: rows to decide on.
 
     Raises:
         MissingFileError: no such file.
         ConfigError: a suffix that says no format.
-        SchemaError: no such label, or more columns than a schema may have features.
+        SchemaError: no such label or session, or more columns than a schema may have features.
         DataError: the file is damaged, has no rows or no header, no column of it can be a feature, or `label` names one
             that cannot be a label.
     """
-    file = RawSource(path if isinstance(path, StoreFile) else os.fspath(path)).paths[0]
+    files = RawSource(path if isinstance(path, StoreFile) else os.fspath(path)).paths
+    file = files[0]
     text = TextOptions(delimiter=separator or RawSource(file).better_separator())
     source = RawSource(file, text=text)
     dtypes = source.columns()
@@ -167,6 +169,8 @@ def inspect_file(
             where=str(file),
             ways_out=(*(f"--label {name}" for name in near), "leave --label out: it is guessed"),
         )
+    if session and session not in dtypes:
+        raise missing_column(file, session, tuple(dtypes), asked="--session")
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
     decimal = find_decimal(sample) if from_text and source.separator_of(file) != "," else DecimalMark.POINT
     columns = [
@@ -174,7 +178,9 @@ def inspect_file(
         for name in dtypes
     ]
     estimated = from_text and sample.height < num_rows
-    found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, label=label)
+    found = _guess(columns, file=file, num_sampled=sample.height, estimated=estimated, named=(label, session))
+    notes = _of_other_files(files)
+    found = replace(found, warnings=(*notes, *found.warnings))
     return replace(found, separator=text.delimiter, decimal=decimal)
 
 
@@ -251,12 +257,26 @@ def _no_rows(file: DataPath) -> DataError:
 # ---------------------------------------------------------------------------------------------------------- guessing
 
 
-def _guess(columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, label: str) -> Inspection:
-    """Roles first, then features among the rest, then what gives the label away, then shared tables."""
+def _of_other_files(files: Sequence[DataPath]) -> list[str]:
+    """What to say of a folder or glob, of which one file alone was read."""
+    if len(files) == 1:
+        return []
+    others = ", ".join(file.name for file in files[1:6]) + (", …" if len(files) > 6 else "")
+    return [f"only {files[0].name}, the first of {len(files):,} files, was looked at, and not {others}"]
+
+
+def _guess(
+    columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, estimated: bool, named: tuple[str, str]
+) -> Inspection:
+    """Roles first, then features among the rest, then what gives the label away, then shared tables.
+
+    `named` are the label and the session that somebody named, each "" to guess.
+    """
+    label, session = named
     if not columns or not columns[0].num_rows:
         raise _no_rows(file)
     by_name = {facts.name: facts for facts in columns}
-    roles = _find_roles([facts for facts in columns if facts.name != label])
+    roles = _find_roles([facts for facts in columns if facts.name != label], session=session)
     rest = [facts for facts in columns if facts.name not in {role.column for role in roles.values()}]
     labels = [label_of(by_name[label])] if label else find_labels(rest)
     group = find_group([facts for facts in rest if facts.name != label])
@@ -294,10 +314,12 @@ def _guess(columns: list[ColumnFacts], *, file: DataPath, num_sampled: int, esti
     return Inspection(schema, explanations, lines, tuple(warnings), num_rows, num_sampled, date_order=order)
 
 
-def _find_roles(columns: Sequence[ColumnFacts]) -> dict[str, RoleGuess]:
+def _find_roles(columns: Sequence[ColumnFacts], *, session: str) -> dict[str, RoleGuess]:
     """The columns with a role that are no features: time, session, weight; each column has one at most."""
-    roles: dict[str, RoleGuess] = {}
+    roles = {"session": RoleGuess(session, "no feature: named as the session")} if session else {}
     for role, find in (("time", find_time), ("session", find_session), ("weight", find_weight)):
+        if role in roles:
+            continue
         taken = {guess.column for guess in roles.values()}
         guess = find([facts for facts in columns if facts.name not in taken])
         if guess is not None:

@@ -47,7 +47,7 @@ class ColumnRepeats:
             return f"leave as it is: it pays from a factor of {MIN_FACTOR} on"
         if self.is_list:
             return "deduplicate: shuffle = session_lanes does it"
-        return "compresses; joins a group of lists that repeat with it"
+        return "compresses, clustered by session; single values save hardly any work"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def measure_sessions(
     file = os.fspath(path)
     source = RawSource(file, text=TextOptions(delimiter=separator or RawSource(file).better_separator()))
     if session not in source.columns():
-        raise missing_column(source.paths[0], session, tuple(source.columns()))
+        raise missing_column(source.paths[0], session, tuple(source.columns()), asked="--session")
     parts: list[pl.DataFrame] = []
     for chunk in source.frames(chunk_rows=sample_rows):
         parts.append(chunk.frame)

@@ -35,9 +35,10 @@ from ziggurat.data.preprocess.prepared import PreparedSummary, SplitSummary, wri
 from ziggurat.data.preprocess.preprocessing import FeatureCounters
 from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_splitter, split_column
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError, ZigguratError
-from ziggurat.features.schema import Schema
+from ziggurat.features.schema import Schema, column_of
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.ops.text.choose import text_kernel
@@ -73,6 +74,20 @@ class Sources:
     def by_files(self) -> bool:
         """Whether the files were split before."""
         return self._config.split.by is SplitBy.FILES
+
+    def refuse_missing_roles(self, schema: Schema) -> None:
+        """Refuse a role of the schema whose column the first training file has not: no feature is to blame.
+
+        Raises:
+            SchemaError: a column is missing; says which role names it.
+        """
+        source = self._config.source(self.by_split[0])
+        first, known = source.paths[0], tuple(source.columns())
+        separator = source.separator_of(first) if source.is_text(first) else ""
+        for role in ("group", "session", "time", "weight"):
+            name = getattr(schema, role)
+            if name and name not in known and name not in map(column_of, schema.features):
+                raise missing_column(first, name, known, separator=separator, asked=role)
 
     def open(self, bad_rows: BadRows) -> list[RawSource | None]:
         """The sources in the order of the splits; None for a split without files."""

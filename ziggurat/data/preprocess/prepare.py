@@ -80,6 +80,8 @@ def prepare(
     sources = Sources(config)
     fingerprint = fingerprint_of(config, schema, sources)
     target = Path(folder) / fingerprint
+    if not target.exists():
+        sources.refuse_missing_roles(schema)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with Work(target, waiting=lambda: told(_WAITING, 0, None)) as work:

@@ -31,7 +31,7 @@ import polars as pl
 
 from ziggurat.config import JSON
 from ziggurat.data.mixing import derive_seed, splitmix64
-from ziggurat.data.preprocess.values.times import is_date_column, order_of_dates, report_unreadable, time_keys
+from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, report_unreadable, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.dates import DateOrder
@@ -280,7 +280,7 @@ def _fit_time(config: SplitConfig, chunks: Iterable[RawChunk], column: str, bad_
     order = config.date_order
     for chunk in chunks:
         if is_date is None:
-            is_date = is_date_column(chunk.frame[column])
+            is_date = kind_of_times(chunk.frame[column])
         if is_date and order is DateOrder.AUTO:
             order = order_of_dates(chunk, column)
         keys = time_keys(chunk, column, bad_rows=bad_rows, is_date=bool(is_date), order=order)

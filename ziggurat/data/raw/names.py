@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import glob
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -33,7 +34,9 @@ def doubled(names: Iterable[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-def missing_column(path: DataPath, name: str, known: Sequence[str], *, separator: str = "") -> SchemaError:
+def missing_column(
+    path: DataPath, name: str, known: Sequence[str], *, separator: str = "", asked: str = ""
+) -> SchemaError:
     """The error for a column that a file has not, with the nearest names it has.
 
     Args:
@@ -41,6 +44,7 @@ def missing_column(path: DataPath, name: str, known: Sequence[str], *, separator
         name: the column that was asked for.
         known: the columns that the file has.
         separator: what divides the fields of a text file; a first line that another one divides better is said.
+        asked: what names the column: a flag ("--session") or a role of the schema ("group"); "" for a feature or label.
     """
     other = guess_separator(separator.join(known)) if separator else ""
     if other and other != separator:
@@ -55,6 +59,16 @@ def missing_column(path: DataPath, name: str, known: Sequence[str], *, separator
         )
     near = nearest_names(name, known)
     listed = ", ".join(known[:30]) + (", …" if len(known) > 30 else "")
+    if asked:
+        is_flag = asked.startswith("--")
+        ways = [f"{asked} {shlex.quote(each)}" if is_flag else f'{asked} = "{each}"' for each in near]
+        other = "name another column" if is_flag else f"take {asked} out of [roles]"
+        return SchemaError(
+            expected=f"a column {name!r}",
+            found=f"columns {listed}",
+            where=f"{asked}, in {path}" if is_flag else f"[roles] {asked} of the schema, in {path}",
+            ways_out=(*ways, other, "add the column to the file"),
+        )
     hint = (f"rename it, or set column = {near[0]!r} in the schema: that is the nearest name",) if near else ()
     return SchemaError(
         expected=f"a column {name!r}",

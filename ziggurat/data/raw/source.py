@@ -102,7 +102,10 @@ class RawSource:
         Raises:
             DataError: the file is damaged or empty.
         """
-        path = self.paths[0]
+        return self.columns_of(self.paths[0])
+
+    def columns_of(self, path: DataPath) -> dict[str, pl.DataType]:
+        """The same of one of the files."""
         if not self.is_text(path):
             with self.open_table(path) as file:
                 return file.dtypes()

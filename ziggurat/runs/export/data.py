@@ -19,7 +19,7 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.preprocessing import numeric_columns
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.preprocess.values.cells import Faults, canonical_strings, canonical_text, read_ids, with_nulls
-from ziggurat.data.preprocess.values.times import is_date_column, order_of_dates, time_keys
+from ziggurat.data.preprocess.values.times import kind_of_times, order_of_dates, time_keys
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
@@ -186,7 +186,7 @@ def _events(
         times = np.zeros(chunk.num_rows)
         if schema.time:
             if is_date is None:
-                is_date = is_date_column(chunk.frame[schema.time])
+                is_date = kind_of_times(chunk.frame[schema.time])
                 order = order_of_dates(chunk, schema.time) if is_date else order
             times = time_keys(chunk, schema.time, bad_rows=data.bad_rows, is_date=bool(is_date), order=order)
             times = np.nan_to_num(times, nan=-np.inf)

@@ -167,7 +167,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         for label in schema.labels:
             parsed.labels[label.name] = _parse_label(label, _column(chunk, column_of(label)), faults)
         if schema.weight:
-            parsed.weights = _parse_weights(_column(chunk, schema.weight), faults)
+            parsed.weights = _parse_weights(_column(chunk, schema.weight, role="weight"), faults)
         if schema.session:
             parsed.sessions = _parse_groups(schema.session, chunk, texts, faults, role="the session")
     if schema.group:
@@ -178,9 +178,9 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
     return parsed
 
 
-def _column(chunk: RawChunk, name: str) -> pl.Series:
+def _column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
     if not chunk.has_column(name):
-        raise missing_column(chunk.path, name, chunk.columns)
+        raise missing_column(chunk.path, name, chunk.columns, asked=role)
     return chunk.column(name)
 
 
@@ -353,6 +353,7 @@ def _parse_groups(
     if name in chunk.spans:
         ids = Ids.of(chunk.spans[name])
     else:
-        ids = Ids.of(read_ids(texts.get(name, _column(chunk, name)), faults=faults, role=role))
+        series = texts[name] if name in texts else _column(chunk, name, role=role.removeprefix("the "))
+        ids = Ids.of(read_ids(series, faults=faults, role=role))
     groups = ids.keys.view(np.int64)
     return groups if ids.missing is None else np.where(ids.missing, 0, groups)

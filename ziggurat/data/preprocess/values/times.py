@@ -47,7 +47,8 @@ def time_keys(
     if len(bad):
         keys = keys.copy()
         keys[bad] = np.nan
-        expected = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00" if is_date else "a number"
+        expected = "a date like 2024-05-31 12:00:00 or 31.05.2024 12:00"
+        expected = expected if is_date else "a number (or dates in all rows)"
         report_unreadable(chunk, bad, column=column, expected=f"{expected} in the time column", bad_rows=bad_rows)
     return keys
 
@@ -114,6 +115,26 @@ def order_of_dates(chunk: RawChunk, column: str) -> DateOrder:
             "write dates with the year first: 2024-03-01",
         ),
     )
+
+
+def kind_of_times(series: pl.Series) -> bool | None:
+    """`is_date_column` of the first rows, which must look like times.
+
+    Raises:
+        SchemaError: they are text, and none of the first hundred is a number or a date; or another impossible type.
+    """
+    is_date = is_date_column(series)
+    if not is_date or series.dtype != pl.String:
+        return is_date
+    first = series.drop_nulls().head(100)
+    if all(parse_dates(first, order=order).is_null().all() for order in (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)):
+        raise SchemaError(
+            expected="numbers or dates (2024-05-31 12:00:00, 31.05.2024 12:00) in the time column",
+            found=f"text such as {', '.join(f'{text[:40]!r}' for text in first.unique(maintain_order=True)[:3])}",
+            where=f"time column {series.name!r}",
+            ways_out=("name another column as time", "set the split by = random"),
+        )
+    return is_date
 
 
 def _numbers(series: pl.Series) -> pl.Series:
