@@ -32,6 +32,7 @@ from ziggurat.runs.export.parity import Parity, plain_rows, refuse_difference, u
 from ziggurat.runs.export.vector_parity import VectorParity, refuse_other_vectors
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers
 from ziggurat.serving.export.export_folder import open_export
+from ziggurat.training.report.progress import NoProgress
 
 STRANGER = KnownShare(what="items", column="item", known=1, of=40, least=0.5)
 QUICK = zg.ExportConfig(program=False, golden=2)
@@ -211,13 +212,19 @@ def test_a_foreign_ranker_stops_an_export(shop: Shop, tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_own_items_are_the_catalogue(shop: Shop, tmp_path: Path) -> None:
+def test_own_items_are_the_catalogue(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
     items = pl.DataFrame(
         {"item": ["i1", "new"], "tags": [["t1"], ["t9"]], "price": [1.5, None], "colour": ["red", "blue"]}
     )
     items.write_parquet(tmp_path / "items.parquet")
-    config = dataclasses.replace(QUICK, items=(str(tmp_path / "items.parquet"),), users=False)
-    zg.export_run(shop.two_tower, out=tmp_path / "out", config=config)
+    own = (str(tmp_path / "items.parquet"),)
+    config = dataclasses.replace(QUICK, items=own, users=False, value="retrieval if price < 9 else 0")
+    progress = NoProgress()
+    monkeypatch.setattr(progress, "say", lambda text: said.append(text))
+    exported = zg.export_run(shop.two_tower, out=tmp_path / "out", config=config, progress=progress)
+    assert "price is missing for 1 of 2 items" in "\n".join(said), "so it gets the branch behind else"
+    assert exported.manifest.facts["value"]["missing"] == {"price": 1}
     rec = zg.Recommender.load(tmp_path / "out")
     assert {item.id for item in rec.recommend({"user_id": 3}, k=9).items} == {"i1", "new"}
     assert rec.item("new")["colour"] == "blue"

@@ -7,13 +7,20 @@ refused here would be refused later, too, by the code that needs it: this look i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from ziggurat.config import from_json
+from ziggurat.data.catalogue import item_columns
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.schema import Dense, Schema, column_of
+from ziggurat.models.retrieval.over_arch import OverArchKind
+from ziggurat.models.retrieval.two_tower_choices import UserVectors
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
@@ -25,10 +32,25 @@ from ziggurat.training.report.progress import Progress
 from ziggurat.typed import nearest
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunsSeen:
+    """What the folders of the runs say of an export.
+
+    Args:
+        scores: what a formula may name beside columns of the catalogue: labels of the ranker, products of vectors.
+        schemas: of the runs, the one that retrieves first.
+        raw: the raw files of the first run.
+    """
+
+    scores: tuple[str, ...]
+    schemas: tuple[Schema, ...]
+    raw: RawSource
+
+
 def look_at_runs(
     run: str | Path, *, ranker: str | Path | None, models: Sequence[type[Any]], progress: Progress
-) -> tuple[list[str], list[str]]:
-    """The labels of the runs, and the columns of the first one's raw files.
+) -> RunsSeen:
+    """What the runs are, and the first one's raw files.
 
     Args:
         run: folder of the run.
@@ -49,31 +71,30 @@ def look_at_runs(
             where="ziggurat export, --ranker",
             ways_out="name the run of a ranking model: dlrm, dcn_v2, …",
         )
-    labels = [label.name for folder in folders for label in _inputs(folder).labels]
-    return labels, list(_source(configs[0], folders[0], progress).columns())
+    scores: list[str] = []
+    for folder, config in zip(folders, configs, strict=True):
+        labels = [label.name for label in _inputs(folder).labels]
+        scores += _products(config.model, labels) if getattr(config.model, "finds_items", False) else labels
+    schemas = tuple(config.table_schema for config in configs)
+    return RunsSeen(scores=tuple(scores), schemas=schemas, raw=_source(configs[0], folders[0], progress))
 
 
-def check_asked(
-    *, value: str, labels: Sequence[str], keep: Sequence[str], items: Sequence[str], columns: Sequence[str]
-) -> None:
+def check_asked(seen: RunsSeen, *, value: str, keep: Sequence[str], items: Sequence[str]) -> None:
     """Refuse options that cannot be fulfilled.
 
     Args:
+        seen: of the runs.
         value: the formula, "auto" or "".
-        labels: of the runs.
         keep: further columns of the catalogue.
         items: files of a catalogue of the user's own, or none.
-        columns: of the run's raw files.
 
     Raises:
         MissingFileError: a file of items is not there.
         ConfigError: a column to keep is not there, or the formula cannot be read or names what nothing has.
     """
-    if items:
-        source = RawSource(list(items))
-        where, there = str(source.paths[0]), list(source.columns())
-    else:
-        where, there = "the raw files of the run", list(columns)
+    source = RawSource(list(items)) if items else seen.raw
+    where = str(source.paths[0]) if items else "the raw files of the run"
+    there = list(source.columns())
     for name in keep:
         if name not in there:
             raise ConfigError(
@@ -83,8 +104,33 @@ def check_asked(
                 ways_out=nearest(name, there, instead="leave it out"),
             )
     if value not in ("", AUTO):
-        of_tasks = [f"retrieval_{label}" for label in labels]
-        ValueModel(value, names=dict.fromkeys((*labels, RETRIEVAL, OVER_ARCH, *of_tasks, *there)), where="--value")
+        described = [schema for schema in seen.schemas if schema.items is not None]
+        of_items = [name for schema in described for name in item_columns(schema)]
+        kept = there if items else [*of_items, *keep]
+        numbers = _numeric(source, schemas=seen.schemas, names=kept) if described else []
+        ValueModel(value, names=dict.fromkeys((*seen.scores, *numbers)), where="--value")
+
+
+def _products(model: Any, labels: Sequence[str]) -> list[str]:
+    """What formulas may name of a model that retrieves."""
+    has_over_arch = getattr(getattr(model, "over_arch", None), "kind", OverArchKind.NONE) is not OverArchKind.NONE
+    of_tasks = getattr(model, "user_vectors", UserVectors.SHARED) is not UserVectors.SHARED
+    names = [RETRIEVAL, OVER_ARCH] if has_over_arch else [RETRIEVAL]
+    return [*names, *(f"retrieval_{label}" for label in labels if of_tasks)]
+
+
+def _numeric(source: RawSource, *, schemas: Sequence[Schema], names: Sequence[str]) -> list[str]:
+    """Those columns that may be numbers in a catalogue, as `typed_columns` makes it."""
+    features = {column_of(each): each for schema in reversed(schemas) for each in reversed(schema.features)}
+    kinds, is_text = source.columns(), source.is_text(source.paths[0])
+    found = []
+    for name in names:
+        kind, feature = kinds.get(name), features.get(name)
+        is_number = kind is not None and kind.is_numeric()
+        may_be = kind == pl.String and (isinstance(feature, Dense) or (feature is None and is_text))
+        if is_number or may_be:
+            found.append(name)
+    return found
 
 
 def _inputs(folder: Path) -> InputSpec:

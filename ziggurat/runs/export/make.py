@@ -156,8 +156,8 @@ def export_run(
     config, progress = config or ExportConfig(), progress or NoProgress()
     with ExitStack() as stack:
         folder = stack.enter_context(replacing_export(out))  # refused before anything is loaded, as all that can be
-        labels, columns = look_at_runs(run, ranker=ranker, models=models, progress=progress)
-        check_asked(value=config.value, labels=labels, keep=config.keep, items=config.items, columns=columns)
+        seen = look_at_runs(run, ranker=ranker, models=models, progress=progress)
+        check_asked(seen, value=config.value, keep=config.keep, items=config.items)
         runs = _load(run, ranker, models=models)
         asked = ValueAsked(value=config.value, num_likes=config.value_likes, encoder=runs.encoder, ranker=runs.ranker)
         formula = asked.first()

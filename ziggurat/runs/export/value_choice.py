@@ -125,7 +125,7 @@ def chosen_value(asked: ValueAsked, *, chain: Chain, data: RunData | None, progr
     first = chain.settings.formula
     if not asked.is_fitted:
         how = "given" if asked.value not in ("", AUTO) else "default"
-        return ChosenValue(formula=first, facts={"formula": first, "how": how})
+        return ChosenValue(formula=first, facts={"formula": first, "how": how} | _say_missing(chain, progress=progress))
     assert data is not None
     try:
         fit = fitted(asked, chain=chain, data=data, progress=progress)
@@ -203,6 +203,22 @@ def _refuse_trained_rows(encoder: Run, ranker: Run | None, prepared: PreparedDat
 def _files(run: Run) -> Sequence[tuple[int, str, str]] | None:
     record = DataRecord.load(RunFolder(run.folder).data)
     return None if record is None else [(each.num_bytes, each.digest, each.role) for each in record.raw_files]
+
+
+def _say_missing(chain: Chain, *, progress: Progress) -> dict[str, Any]:
+    """Say of how many items a column of the formula is missing, since the formula takes them for others without a word.
+
+    Returns:
+        Counts by column, for the manifest; nothing where nothing is missing.
+    """
+    missing = {name: int(numbers.isnan().sum()) for name, numbers in chain.numbers.items()}
+    missing = {name: count for name, count in missing.items() if count}
+    for name, count in missing.items():
+        progress.say(
+            f"value model: {name} is missing for {count:,} of {len(chain.numbers[name]):,} items; comparisons with it "
+            "are false for them, and a value that is computed with it puts them last"
+        )
+    return {"missing": missing} if missing else {}
 
 
 def _no_rows(run: Run, found: str) -> ConfigError:
