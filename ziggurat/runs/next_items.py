@@ -118,7 +118,9 @@ def _answers(
     run: Run, users: pl.Series, ids: pl.Series, items_ND: torch.Tensor, asked: Questions, *, k: int
 ) -> pl.DataFrame:
     _, found_QK = rank_all(items_ND, asked, depth=min(k, len(items_ND)))
-    scores_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)]) / run.model.config.temperature
+    assert isinstance(run.model, NextItem)
+    products_QK = torch.einsum("qd,qkd->qk", asked.users, items_ND[found_QK.clamp(min=0)])
+    scores_QK = products_QK / run.model.config.temperature
     found, schema = found_QK.cpu().numpy(), next_items_schema(run)
     user, rank, item, score = schema
     kept = found >= 0

@@ -19,7 +19,7 @@ import polars as pl
 from polars.exceptions import PolarsError
 
 from ziggurat.errors import RequestError
-from ziggurat.features.schema import Categorical, Dense, Feature, Schema, Vector, column_of
+from ziggurat.features.schema import Categorical, Dense, Feature, Moments, Schema, Vector, column_of
 from ziggurat.typed import nearest
 
 MAX_TEXT = 10_000  # characters of one value
@@ -127,6 +127,8 @@ def _type_of(feature: Feature) -> Any:
         return pl.String
     if isinstance(feature, Vector):
         return pl.List(pl.Float64)
+    if isinstance(feature, Moments):
+        return pl.List(pl.Int64)
     return pl.List(pl.String)
 
 
@@ -137,13 +139,15 @@ def _value(value: Any, feature: Feature, column: str) -> Any:
         return number_of(value, column=column)
     if isinstance(feature, Categorical):
         return _id(value, column)
-    if isinstance(value, str) and not isinstance(feature, Vector) and feature.separator:
+    if isinstance(value, str) and not isinstance(feature, Vector | Moments) and feature.separator:
         return value[: MAX_TEXT * 10].split(feature.separator) if value else None
     if not isinstance(value, list | tuple):
-        kind = "numbers" if isinstance(feature, Vector) else "ids"
+        kind = "numbers" if isinstance(feature, Vector) else "times" if isinstance(feature, Moments) else "ids"
         raise _wrong(f"a list of {kind}", value, column)
     if isinstance(feature, Vector):
         return [number_of(each, column=column) for each in value]
+    if isinstance(feature, Moments):
+        return [_cell(each, pl.Int64(), column) for each in value]
     return [_id(each, column) for each in value]
 
 

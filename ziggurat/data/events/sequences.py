@@ -40,6 +40,7 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.events import ASKED_AT, EARLIER, HISTORY, HISTORY_TIMES, NEXT_ITEM, TrainingWindows, of_history
 from ziggurat.features.schema import Categorical, Label, Moments, MultiHot, Pooling, Schema, Sequence, table_of
 from ziggurat.files import Format, replacing_folder
+from ziggurat.files.stores import facts_of
 
 _FACTS = Format(name="ziggurat.events", what="what was made of events")
 _FACTS_FILE = "facts.json"
@@ -167,7 +168,7 @@ def _opened(target: Path, config: DataConfig, schema: Schema) -> Sequences:
 
 
 def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
-    files = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in source.paths]
+    files = [facts_of(path) for path in source.paths]
     names = ("format", "separator", "decimal", "split", "bad_rows", "bad_row_budget")
     settings = {name: value for name, value in to_json(config).items() if name in names}
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}

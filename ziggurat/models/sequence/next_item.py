@@ -249,7 +249,8 @@ class NextItem(Model):
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
         _, offsets_B1 = self.lists_of(batch, HISTORY)
-        named = dict(zip((_TIMES, _ASKED), question_times(batch, offsets_B1), strict=True))
+        times, asked = question_times(batch, offsets_B1)
+        named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked}
         if not torch.is_grad_enabled():
             return named
         rows_C = self._draw(batch)
