@@ -1,4 +1,4 @@
-"""Ranking models, each written for one device."""
+"""Models that rank, retrieve or say what comes next, each written for one device."""
 
 from ziggurat.models.autoint import AutoInt as AutoInt
 from ziggurat.models.autoint import AutoIntConfig as AutoIntConfig

@@ -1,1 +1,1 @@
-"""Trainer, metrics, losses, checkpoints and reports."""
+"""Trainer, step, metrics, checkpoints and reports. Losses belong to models (`models/contract/losses.py`)."""

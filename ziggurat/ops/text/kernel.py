@@ -1,4 +1,4 @@
-"""The interface of the text kernels, and the choice between them.
+"""The interface of the text kernels; `choose.py` chooses between them.
 
 A kernel takes a block of text apart and looks keys up; it knows nothing of files, schemas or bad rows. There are two,
 equal to the bit: `reference.py` (numpy) defines the results, `cpp.py` is five to ten times faster and is used wherever
