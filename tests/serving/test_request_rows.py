@@ -16,7 +16,7 @@ def test_times_keep_all_their_bits() -> None:
     assert frame_of([{"at": times}, {"at": None}], SCHEMA)["at"].to_list() == [times, None]
 
 
-@pytest.mark.parametrize("wrong", ["5", 5, [1.5], ["today"], [True]])
+@pytest.mark.parametrize("wrong", ["5", 5, [1.5], ["today"]])
 def test_what_is_no_time_is_refused(wrong: object) -> None:
     with pytest.raises(RequestError, match="at"):
         frame_of([{"at": wrong}], SCHEMA)
