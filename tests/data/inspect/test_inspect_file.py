@@ -485,3 +485,13 @@ def test_a_file_may_be_wide_and_a_schema_may_not(tmp_path: Path, monkeypatch: py
     with pytest.raises(SchemaError, match="at most 30 features"):
         Schema(features=tuple(Categorical(name=name) for name in wide.columns))
     assert Preprocessing.fit(Schema(features=(Categorical(name="c7"),)), [RawChunk.of(wide)]).inputs
+
+
+def test_a_bar_in_some_texts_is_asked_about(tmp_path: Path):
+    frame = pl.DataFrame({"kind": ["garden", "house|kitchen", "bath", "book|gift"] * 30, "label": [0, 0, 1, 1, 1] * 24})
+    frame.write_csv(tmp_path / "t.csv")
+    (note,) = [each for each in inspect_file(tmp_path / "t.csv").warnings if each.startswith("'kind'")]
+    assert "'house|kitchen'" in note
+    assert 'separator = "|"' in note
+    frame.with_columns(pl.col("kind").str.replace_all("|", "-", literal=True)).write_csv(tmp_path / "t.csv")
+    assert not any("'kind'" in each for each in inspect_file(tmp_path / "t.csv").warnings)

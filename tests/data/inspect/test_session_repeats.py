@@ -61,6 +61,8 @@ def test_a_session_that_is_named_is_a_role_of_the_schema(tmp_path, capsys) -> No
     schema = read_schema(tmp_path / "my.toml")
     assert schema.session == "visit"
     assert [feature.name for feature in schema.features] == ["tag"]
+    assert main([*command, "label"]) != 0
+    assert "'label' for both" in capsys.readouterr().err
     assert main([*command, "vist"]) != 0
     told = capsys.readouterr().err
     assert "1. --session visit" in told

@@ -176,7 +176,10 @@ def _text(facts: ColumnFacts) -> FeatureGuess:
         return FeatureGuess(None, "nearly every row has its own text, so it looks like a row id")
     if mean_length > 60 and facts.distinct_share > 0.3:
         return FeatureGuess(None, f"free text of {mean_length:.0f} characters")
-    return FeatureGuess(Categorical(name=facts.name), "text that comes back")
+    divided = unique.filter(unique.str.contains(r"[^|\s][|][^|\s]")).head(1).to_list()
+    advice = 'if it divides ids, set kind = "multi_hot" and separator = "|"'
+    notes = tuple(f"{facts.name!r}: some texts have '|', such as {text[:80]!r}: {advice}" for text in divided)
+    return FeatureGuess(Categorical(name=facts.name), "text that comes back", notes)
 
 
 def find_separator(unique: pl.Series) -> str:

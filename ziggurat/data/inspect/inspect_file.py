@@ -171,6 +171,13 @@ def inspect_file(
         )
     if session and session not in dtypes:
         raise missing_column(file, session, tuple(dtypes), asked="--session")
+    if session and session == label:
+        raise SchemaError(
+            expected="a label and a session of different columns",
+            found=f"{label!r} for both",
+            where=f"--label and --session, in {file}",
+            ways_out=("name another label", "name another session"),
+        )
     num_rows, sample, exact = _read(source, list(dtypes), sample_rows=sample_rows)
     decimal = find_decimal(sample) if from_text and source.separator_of(file) != "," else DecimalMark.POINT
     columns = [
