@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,29 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
         make(tmp_path / "photos")
     with pytest.raises(ExportError, match="export"):
         open_export(tmp_path / "photos")
+
+
+def test_what_killed_exports_left_is_deleted(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    names = [
+        f".films.{gone.pid}.0011aabb.tmp",
+        f".films.{gone.pid}.0011aabc.tmp",  # sealed: maybe the older export
+        f".films.{os.getpid()}.0011aabb.tmp",
+        f".films-2.{gone.pid}.0011aabb.tmp",
+        f".films.{gone.pid}.0011aabd.tmp",  # written to a moment ago
+    ]
+    for place, name in enumerate(names):
+        (tmp_path / name / "ranker").mkdir(parents=True)
+        if place == 1:
+            (tmp_path / name / MANIFEST_NAME).touch()
+        for path in ((tmp_path / name).rglob("*"), [tmp_path / name]) if place != 4 else ():
+            for each in path:
+                os.utime(each, (0, 0))
+    make(tmp_path / "films")
+    assert {name for name in names if (tmp_path / name).exists()} == set(names[1:])
+    make(tmp_path / "films")
+    assert {name for name in names if (tmp_path / name).exists()} == set(names[2:])
 
 
 def test_a_failed_export_leaves_the_old_one(export: Path) -> None:

@@ -37,6 +37,7 @@ from ziggurat.files.reading import (
     read_toml,
 )
 from ziggurat.files.writing import (
+    left_behind,
     make_room,
     publish,
     refuse_url,
@@ -57,6 +58,7 @@ __all__ = [
     "Seal",
     "check_version",
     "digest_of",
+    "left_behind",
     "make_room",
     "parse_json",
     "parse_toml",

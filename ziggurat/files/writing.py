@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ziggurat.errors import FileError, ZigguratError
 from ziggurat.files.reading import text_of
+
+_LEFT_S = 3600.0
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes, *, error: type[ZigguratError] = FileError) -> Path:
@@ -128,6 +131,36 @@ def publish(temporary: Path, folder: Path) -> None:
 def temporary_beside(path: Path) -> Path:
     """A name beside `path` that no other process uses."""
     return path.with_name(f".{path.name[:120]}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def left_behind(path: Path) -> list[Path]:
+    """Temporary folders beside `path` that a killed process left: it is gone, and nothing was written for an hour.
+
+    A process of another machine that shares the disk looks as if it were gone; it writes within an hour.
+    """
+    name = re.compile(rf"\.{re.escape(path.name[:120])}\.(\d{{1,9}})\.[0-9a-f]{{8}}\.tmp")
+    found = []
+    with suppress(OSError):  # what cannot be listed stays
+        for each in path.parent.iterdir():
+            match = name.fullmatch(each.name)
+            if match and each.is_dir() and not each.is_symlink() and not _runs(int(match[1])) and _is_old(each):
+                found.append(each)
+    return found
+
+
+def _is_old(folder: Path) -> bool:
+    latest = max(each.lstat().st_mtime for each in (folder, *folder.rglob("*")))
+    return time.time() - latest > _LEFT_S
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
+        return True
+    return True
 
 
 def sync(path: Path) -> None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ from safetensors import SafetensorError
 
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, ExportError, FileError, MissingFileError, ZigguratError
-from ziggurat.files import Format, digest_of, replacing_folder
+from ziggurat.files import Format, digest_of, left_behind, replacing_folder
 from ziggurat.typed import CountOrNone
 
 MANIFEST_NAME = "export.json"
@@ -150,6 +151,9 @@ class ExportFolder:
 def replacing_export(path: str | Path) -> Iterator[Path]:
     """A temporary folder to fill and seal, which becomes the export when the block ends without an error.
 
+    What killed exports to the same path left is deleted first, but for sealed ones where there is no export: one of
+    them may be the older one, which had stepped aside.
+
     Args:
         path: of the export; an older export there is replaced.
 
@@ -159,6 +163,9 @@ def replacing_export(path: str | Path) -> Iterator[Path]:
     """
     folder = Path(path)
     _refuse_other_content(folder)
+    for each in left_behind(folder):
+        if folder.exists() or not (each / MANIFEST_NAME).exists():
+            shutil.rmtree(each, ignore_errors=True)
     with replacing_folder(folder) as temporary:
         try:
             yield temporary
