@@ -28,16 +28,17 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.embeddings.storage import TablePrecision
 from ziggurat.errors import ConfigError
-from ziggurat.features.schema import Schema, column_of
+from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of
 from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
+from ziggurat.runs.export.golden_requests import golden_requests
 from ziggurat.runs.export.index_files import Found, write_index
 from ziggurat.runs.export.known_ids import known_shares, refuse_blind, refuse_stranger
-from ziggurat.runs.export.parity import compare, plain_rows, refuse_difference, request_rows
+from ziggurat.runs.export.parity import compare, refuse_difference
 from ziggurat.runs.export.value_choice import ValueAsked, chosen_value
 from ziggurat.runs.export.vector_parity import compare_vectors, packed_of, refuse_other_vectors
 from ziggurat.runs.load import Run, load_run
@@ -58,8 +59,6 @@ from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.recommender import Recommender
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, Share, checked
-
-_GOLDEN_ITEMS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +196,7 @@ def export_run(
             replace(settings, formula=value.formula).write(folder / CHAIN_FILE)
             seal_export(folder, facts=facts, **made)
             loaded = Recommender.load(folder, models=models, check=False)
-        write_golden(loaded, _golden_requests(loaded, data, config), folder / GOLDEN_FILE)
+        write_golden(loaded, golden_requests(loaded, data, number=config.golden), folder / GOLDEN_FILE)
         seal_export(folder, facts=facts, **made)
     return open_export(out)
 
@@ -346,38 +345,6 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
     finally:
         progress.end()
     return "written, compiled"
-
-
-def _golden_requests(loaded: Recommender, data: dict[str, RunData], config: ExportConfig) -> list[dict[str, Any]]:
-    """Questions about users of the data, and about items as they stand there."""
-    requests: list[dict[str, Any]] = []
-    chain, info = loaded.chain, loaded.info()
-    if chain.index is not None:
-        user_columns = {column.name for column in info.user_columns}
-        known = loaded.users(limit=config.golden)
-        rows = _first_rows(data[ENCODER], config.golden)
-        asked = [{info_id(loaded): user} for user in known]
-        asked += [{name: value for name, value in row.items() if name in user_columns} for row in rows]
-        requests += [{"recommend": {"user": user, "k": _GOLDEN_ITEMS}} for user in asked]
-    if chain.ranker is not None:
-        items = {column_of(each) for each in chain.ranker.schema.features if each.name in chain.ranker.items.names}
-        for row in _first_rows(data[RANKER], config.golden):
-            user = {name: value for name, value in row.items() if name not in items}
-            item = {name: value for name, value in row.items() if name in items}
-            requests.append({"rank": {"user": user, "items": [item]}})
-    return requests
-
-
-def info_id(loaded: Recommender) -> str:
-    """The column with the user's id in requests."""
-    return loaded.chain.settings.user_id
-
-
-def _first_rows(data: RunData, number: int) -> list[dict[str, Any]]:
-    if not number:
-        return []
-    chunk = next(iter(data.samples(num_rows=64 * number)))
-    return request_rows(plain_rows(chunk, data.schema).gather_every(64).head(number))
 
 
 def _sources(runs: _Runs) -> tuple[Source, ...]:
