@@ -457,7 +457,8 @@ def test_first_bad_row_is_named_first():
     [
         (Categorical(name="x"), [[1], [2]], "one id a row", "multi_hot"),
         (Categorical(name="x"), [datetime.datetime(2024, 1, 1)], "ids", "convert"),
-        (MultiHot(name="x"), ["a|b"], "lists of ids", "separator"),
+        (MultiHot(name="x"), ["a|b"], "lists of ids", "before training: set separator"),
+        (MultiHot(name="x"), ["a|b"], "lists of ids", "for a trained run: convert the column"),
         (Sequence(name="x"), [1, 2], "lists of ids", "categorical"),
         (MultiHot(name="x"), [[[1]]], "lists of", "convert"),
         (Dense(name="x"), [[1.0]], "numbers", "convert"),

@@ -325,7 +325,7 @@ def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: st
     elif isinstance(dtype, pl.Array):
         series = series.arr.to_list()
     elif not isinstance(dtype, pl.List):
-        way_out = 'set separator = "|" (or what divides the ids)' if dtype == pl.String else 'set kind = "categorical"'
+        way_out = "before training: set " + ('separator = "|"' if dtype == pl.String else 'kind = "categorical"')
         raise wrong_type(series, faults.chunk, role=role, expected="lists of ids", way_out=way_out)
     lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
     values = series.filter(pl.Series(lengths > 0)).explode()
@@ -396,5 +396,5 @@ def wrong_type(series: pl.Series, chunk: RawChunk, *, role: str, expected: str, 
         expected=f"{expected}, for {role}",
         found=f"type {series.dtype}" + (f", for example {str(example[0])[:100]!r}" if example else ""),
         where=f"{chunk.path}, column {series.name!r}",
-        ways_out=(*([way_out] if way_out else []), "correct the schema", "convert the column"),
+        ways_out=(*([way_out] if way_out else []), "correct the schema", "for a trained run: convert the column"),
     )
