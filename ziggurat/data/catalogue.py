@@ -5,7 +5,7 @@
 
 A catalogue is what an index is built from, what filters read, and what the item half of a model encodes. It comes from
 the events themselves (`catalogue_of`: what was last seen of each item) or from a file of the user's own, one row an
-item (`read_catalogue`). Items are told apart by the canonical text of their id, as everywhere (`preprocess/cells.py`),
+item (`read_catalogue`). Items are told apart by the canonical text of their id, as everywhere (`values/cells.py`),
 and stand in the order of these texts, so neither the order of files nor the size of chunks changes a catalogue.
 """
 
