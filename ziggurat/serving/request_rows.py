@@ -71,7 +71,7 @@ def _cell(value: Any, dtype: Any, column: str) -> Any:
         return number_of(value, column=column)
     if dtype.is_integer():
         number = value if isinstance(value, int) and not isinstance(value, bool) else number_of(value, column=column)
-        if number is None or number != int(number):
+        if number is None or not math.isfinite(number) or number != int(number):
             raise _wrong("a whole number", value, column)
         return int(number)
     if isinstance(dtype, pl.List | pl.Array):

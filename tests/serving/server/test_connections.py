@@ -119,6 +119,7 @@ def test_idle_connections_end() -> None:
         (b"CONNECT localhost:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         (b"GET /%ff%00 HTTP/1.1\r\n\r\n", 404),
         (b"GET /livez HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
+        (HEAD + b"Connection: Upgrade\r\nUPGRADE: h2c\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY, 200),
     ],
 )
 def test_what_is_no_request_gets_a_status(content: bytes, status: int) -> None:

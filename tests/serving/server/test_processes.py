@@ -80,6 +80,14 @@ def test_a_swap_under_load_loses_nothing_and_a_bad_export_changes_nothing(shared
     assert shared.recommend()[1]["version"] == "s4"
 
 
+def test_a_swap_to_what_can_be_no_folder_is_refused(shared: Running, tmp_path: Path) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    for export in ("a\0b", str(tmp_path / "one"), "\ud800"):
+        assert shared.post("/admin/swap", {"export": export})[0] in (400, 409)
+    assert shared.recommend()[0] == 200
+
+
 def test_a_link_that_leads_elsewhere_is_followed_on_sighup_and_by_watching(shared: Running, tmp_path: Path) -> None:
     link = tmp_path / "current"
     link.symlink_to(write_export(tmp_path / "v1", version="v1"))

@@ -333,7 +333,7 @@ def identity_of(path: Path) -> object:
     try:
         real = path.resolve(strict=True)
         return str(real), sorted((each.name, each.stat().st_mtime_ns) for each in real.iterdir() if each.is_file())
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
         return None
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import select
 import socket
 from collections.abc import Iterator
@@ -32,7 +33,17 @@ from ziggurat.serving.server.metrics import Metrics
 _ACCEPTED_AT_ONCE = 16  # connections a worker takes before another one gets a turn
 _LAST_TURNS = 1000  # of the event loop at the end, as long as connections wait
 _SETTLE_S = 0.05  # asyncio accepts a connection some turns before its protocol has it, and drops it if closed between
+_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
 _log = logging.getLogger("ziggurat.server")
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The begin of a request without its wish for another protocol, whose parser would leave out the body.
+
+    RFC 9110, 7.8: a server may ignore Upgrade. Clients offer HTTP/2 so (curl --http2, Java's by default).
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-ignored-upgrade:", head) + end + rest
 
 
 class Connection(HttpToolsProtocol):
@@ -66,7 +77,7 @@ class Connection(HttpToolsProtocol):
             return
         if self._receiving is None and self.idle:
             self._expect_request()  # bytes that begin no message, such as empty lines, take time too
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if self.idle else data)
         if self._in_message and not self._has_headers:
             self._header_bytes += len(data)
             if self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():

@@ -36,6 +36,7 @@ from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.metrics import forget_metrics
 from ziggurat.serving.server.worker import WATCH_S, Load, Loaded, WorkerTask, work
+from ziggurat.typed import quoted
 
 if TYPE_CHECKING:
     from ziggurat.serving.server.shards.process import ShardKeeper
@@ -303,9 +304,20 @@ class Supervisor:
                 asked_by.control.send(refused=error_to_json(error), number=number)
             return
         self._newest += 1
-        self._swap = _Swap(
-            export=export, folder=export.resolve(), generation=self._newest, asked_by=asked_by, number=number
-        )
+        swap = _Swap(export=export, folder=export, generation=self._newest, asked_by=asked_by, number=number)
+        self._swap = swap
+        try:
+            swap.folder = export.resolve()
+        except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a name that no file can have
+            self._refuse_swap(
+                ConfigError(
+                    expected="the folder of an export",
+                    found=f"{quoted(str(export))}: {problem}",
+                    where="swap",
+                    ways_out="name a folder that `ziggurat export` has made",
+                )
+            )
+            return
         _log.info("loading %s", export)
 
     def _tend_swap(self, swap: _Swap) -> None:
