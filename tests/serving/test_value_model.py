@@ -46,7 +46,6 @@ def test_formulas_compute() -> None:
 def test_what_is_no_number_comes_last() -> None:
     model = ValueModel("log(price)", names=NAMES)
     assert model(SCORES).tolist() == pytest.approx([0.0, math.log(10), LOWEST, LOWEST])
-    assert model.undefined(SCORES) == 2
     assert value("log(price) if price > 0 else 0") == pytest.approx([0.0, math.log(10), 0.0, 0.0])
     assert value("exp(10000 * price)")[1] == LOWEST
 

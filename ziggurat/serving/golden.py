@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ziggurat.errors import ExportError, ZigguratError
+from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.files import Format
 from ziggurat.serving.answers import Ranked, RankRequest, Recommendations, RecommendRequest
 from ziggurat.serving.export.export_folder import ExportFolder
+from ziggurat.serving.value_model.formula import LOWEST
 
 GOLDEN_FILE = "golden.json"
 GOLDEN = Format(name="ziggurat.export_golden", what="the golden requests of an export", error=ExportError)
@@ -42,14 +43,22 @@ def write_golden(asked: Asked, requests: Sequence[dict[str, Any]], path: Path) -
         path: the file to write.
 
     Raises:
-        ZigguratError: a request cannot be answered.
+        ZigguratError: a request cannot be answered, or no item of any answer has a finite value.
     """
-    kept = []
+    kept: list[dict[str, Any]] = []
     for request in requests:
         answer = _ask(asked, request)
         if isinstance(answer, ZigguratError):
             raise answer
         kept.append({"request": request, "items": [[item.id, item.score] for item in answer.items]})
+    scores = [score for entry in kept for _, score in entry["items"]]
+    if scores and max(scores) <= LOWEST:
+        raise ConfigError(
+            expected="a value formula that gives some item a finite number",
+            found=f"none for the {len(scores):,} items of {len(kept):,} answers",
+            where="value model, golden requests of the export",
+            ways_out=("look for divisions by zero, and for log of what is not above it", "--value retrieval"),
+        )
     GOLDEN.write(path, {"requests": kept})
 
 

@@ -93,11 +93,6 @@ class ValueModel:
         found = self._tree.compute(given)
         return torch.where(found.isfinite(), found, LOWEST).clamp(LOWEST, -LOWEST)
 
-    def undefined(self, scores: Mapping[str, Tensor]) -> int:
-        """How many candidates have no finite value."""
-        given = {name: scores[name].double() for name in self.names}
-        return int((~self._tree.compute(given).isfinite()).sum()) if given else 0
-
 
 class _FormulaReader:
     """Recursive descent; one method for each line of the grammar, from the loosest binding to the tightest."""
