@@ -109,11 +109,11 @@ class PlannedStep:
         embeddings, times = self._embeddings, []
         self._agreement.gather(0)
         start = time.process_time()
-        token, transfer = embeddings.start(batch)
+        crossing = embeddings.start(batch)
         times.append(time.process_time() - start)
         self._agreement.gather(0)
         start = time.process_time()
-        out = embeddings.hop.finish(token, transfer)
+        out = crossing.arrive()
         times.append(time.process_time() - start)
         self._agreement.gather(0)
         start = time.process_time()
