@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from ziggurat.errors import ExportError, RequestError
 from ziggurat.serving.answering.live_items import ItemChanges
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig
+from ziggurat.serving.server.control import Control
 from ziggurat.serving.server.live import LiveItems
 from ziggurat.serving.server.reading import RefusedRequestError
+from ziggurat.serving.server.worker import wait_for_word
 
 USER = {"user_id": "3"}
 FRESH = {"item": "fresh", "tags": ["new"], "price": 3}
@@ -58,6 +62,86 @@ def test_workers_and_restarts_have_the_same_items(folder: Path) -> None:
     with pytest.raises(RefusedRequestError, match="journal"):
         first.change(ItemChanges(delete=("i5",)))
     assert first.recommender.item("i5")
+
+
+def delete(items: LiveItems, *ids: str) -> None:
+    """A change for each id."""
+    for id in ids:
+        items.change(ItemChanges(delete=(id,)))
+
+
+def undo(error: ExportError | RefusedRequestError) -> None:
+    """Do what an error says that is to be done where there is no copy."""
+    [way] = [way for way in error.ways_out if "`rm " in way]
+    subprocess.run(["bash", "-c", way.split("`")[1]], check=True)
+
+
+@pytest.mark.parametrize("merged", [0, 1])
+def test_a_change_that_is_missing_before_others_is_damage(
+    folder: Path, merged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    items = live(folder)
+    if merged:
+        delete(items, "i0")
+        assert items.merge()
+    delete(items, "i1", "i2", "i3", "i4")
+    late, journal = live(folder), items.journal
+    assert late.follow() == 4 + merged
+    second, copy = journal.path(merged + 2), folder.with_name("copy.json")
+    second.rename(copy)
+    assert items.follow() == 4 + merged, "who has made it goes on"
+    with pytest.raises(ExportError) as refused:
+        live(folder).follow()
+    assert str(second) == refused.value.where
+    assert f"before changes {merged + 3} to {merged + 4}" in refused.value.expected
+    copy.rename(second)
+    assert live(folder).follow() == 4 + merged
+    second.write_text("{")
+    with pytest.raises(ExportError, match=second.name) as refused:
+        live(folder).follow()
+    undo(refused.value)
+    assert [*journal.folder.glob("0*.json")] == [journal.path(merged + 1)]
+    for _ in range(2):
+        late.keep_up()
+    assert caplog.text.count(f"change {merged + 4} of items, which this server has made") == 1, "said once"
+    with pytest.raises(RefusedRequestError, match="which this server has made") as no_change:
+        delete(late, "i5")
+    assert no_change.value.status == 409
+    assert late.recommender.num_changes == 4 + merged
+    again = live(folder)
+    assert again.follow() == 1 + merged
+    delete(again, "i6")
+    assert live(folder).follow() == 2 + merged, "changes that were undone do not come back"
+
+
+def test_a_spare_has_the_items_of_the_moment_when_it_begins_to_serve(folder: Path) -> None:
+    first, spare = live(folder), live(folder)
+    spare.follow()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        supervisor, control = Control(end=ours), Control(end=theirs)
+        delete(first, "i1")
+        supervisor.send(serve=True)
+        assert wait_for_word(control, live=spare)
+        assert spare.recommender.version == first.recommender.version
+        follow, seen = spare.follow, []
+
+        def watched() -> int:
+            seen.append(follow())
+            if len(seen) == 1:
+                delete(first, "i2")
+            elif len(seen) == 2:
+                supervisor.send(serve=True)
+                delete(first, "i3")
+            return seen[-1]
+
+        spare.follow = watched  # type: ignore[method-assign]
+        assert wait_for_word(control, live=spare, pause_s=0)
+        assert seen == [1, 2, 3], "while it waits, and at the end"
+        supervisor.send(drain=True)
+        assert not wait_for_word(control, live=spare)
+        ours.close()
+        assert not wait_for_word(control, live=None)
 
 
 def test_items_are_changed_over_http(folder: Path) -> None:

@@ -10,6 +10,9 @@
 After a crash at any point there are the changes before the one that was being written, or that one, too; and the items
 that were merged last, or those that were being merged, too. What a dead process left behind is deleted with the next
 merge. Locks are the kernel's: they end with the process that holds them.
+
+Changes have numbers without a gap, and each builds on those before it. A change that is missing and not merged, while
+later ones are there or a running server has made it, is damage: no crash leaves that.
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ziggurat.errors import ExportError, MissingFileError
+from ziggurat.errors import ExportError, MissingFileError, ZigguratError
 from ziggurat.files import Format, sync
 from ziggurat.serving.answering.live_items import ItemChanges
 
-_WAYS = ("remove the file, and with it this change and those behind it", "export again")
+_WAYS = ("put the file back from a copy",)
 CHANGE = Format(name="ziggurat.item_change", what="a change of items", error=ExportError, ways_out=_WAYS)
 _CHANGE_NAME = re.compile(r"(\d{8,})\.json")
 _MERGED_NAME = re.compile(r"merged-(\d{8,})")
@@ -44,10 +48,13 @@ class Journal:
         self.folder = folder
 
     def after(self, number: int) -> list[ItemChanges]:
-        """The changes behind a number, up to the first that is not there.
+        """The changes behind a number, up to the last that is there or the first that is merged already.
+
+        Args:
+            number: of the last change that the caller has made.
 
         Raises:
-            ExportError: a file is damaged; names it.
+            ExportError: a file is damaged, or missing before others; names it.
         """
         found: list[ItemChanges] = []
         while (path := self.path(number + 1 + len(found))).exists():
@@ -55,7 +62,49 @@ class Journal:
                 found.append(ItemChanges.from_json(CHANGE.read(path), where=str(path)))
             except MissingFileError:  # merged meanwhile
                 break
+            except ZigguratError as error:
+                ways = (*error.ways_out, *self._ways_back(number + 1 + len(found)))
+                raise ExportError(
+                    expected=error.expected, found=error.found, where=error.where, ways_out=ways
+                ) from None
+        self._check_whole(number, last=number + len(found))
         return found
+
+    def _check_whole(self, number: int, *, last: int) -> None:
+        """Raise ExportError where change `number`, or one before changes that are there, is neither there nor merged.
+
+        Args:
+            number: of a change that was made; 0 for none.
+            last: of the changes behind it, the last that is there.
+        """
+        if number and self._is_lost(number):
+            raise ExportError(
+                expected=f"change {number:,} of items, which this server has made",
+                found="no such file, and no merged items with it",
+                where=str(self.path(number)),
+                ways_out=(*_WAYS, "start the server again: it makes the changes that are there"),
+            )
+        later, missing = [each for each in self._numbers() if each > last + 1], last + 1
+        if later and self._is_lost(missing):
+            behind = f"change {later[0]:,}" if len(later) == 1 else f"changes {later[0]:,} to {later[-1]:,}"
+            raise ExportError(
+                expected=f"change {missing:,} of items before {behind}, or merged items with it",
+                found="no such file: changes that build on it cannot be made",
+                where=str(self.path(missing)),
+                ways_out=(*_WAYS, *self._ways_back(missing)),
+            )
+
+    def _is_lost(self, number: int) -> bool:
+        """Whether a change is neither there nor merged; looked at twice, since a listing may miss what is renamed."""
+        return not self.path(number).exists() and all(self.merged() < number for _ in range(2))
+
+    def _ways_back(self, number: int) -> tuple[str, ...]:
+        """How to go back to the state before a change: with it go all later ones, which build on it."""
+        names = [self.path(each).stem for each in self._numbers() if each >= number]
+        which = names[0] if len(names) == 1 else f"{{{names[0]}..{names[-1]}}}" if names else ""
+        remove = f"rm -f {shlex.quote(str(self.folder))}/{which}.json"
+        back = f"stop the server and, in bash, `{remove}`: the items are then as they were before change {number:,}"
+        return (*([back] if names else []), "export again")
 
     def write(self, changes: ItemChanges, number: int) -> bool:
         """Write a change; whether its number was still free. Under `locked`."""
@@ -88,12 +137,11 @@ class Journal:
     def num_bytes(self) -> int:
         """Bytes of the changes that are not merged."""
         sizes = 0
-        for name in self._names():
-            if _CHANGE_NAME.fullmatch(name):
-                try:
-                    sizes += (self.folder / name).stat().st_size
-                except FileNotFoundError:
-                    continue
+        for number in self._numbers():
+            try:
+                sizes += self.path(number).stat().st_size
+            except FileNotFoundError:
+                continue
         return sizes
 
     @contextmanager
@@ -129,6 +177,10 @@ class Journal:
     def merged_path(self, number: int) -> Path:
         """The folder of merged items."""
         return self.folder / f"merged-{number:08d}"
+
+    def _numbers(self) -> list[int]:
+        """Of the changes that are there, in order."""
+        return sorted(int(found[1]) for name in self._names() if (found := _CHANGE_NAME.fullmatch(name)))
 
     def _names(self) -> list[str]:
         try:

@@ -33,7 +33,7 @@ from ziggurat.serving.answering.chain import Chain
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, folded
 from ziggurat.serving.answering.merged_items import MergedItems
 from ziggurat.serving.server.journal import Journal
-from ziggurat.serving.server.reading import refused
+from ziggurat.serving.server.reading import refused, refused_as
 
 FOLLOW_S = 0.5
 _MOST_CHANGES = 10_000
@@ -85,6 +85,7 @@ class LiveItems:
         self._lock = threading.Lock()
         self._merging: threading.Thread | None = None
         self._not_before = 0.0
+        self._said = ""
 
     @staticmethod
     def of(answerer: Any) -> LiveItems | None:
@@ -98,7 +99,7 @@ class LiveItems:
         """Take what is new in the journal, and begin to merge if it is time; returns the number of changes in all.
 
         Raises:
-            ExportError: a file of the journal is damaged; names it.
+            ExportError: a file of the journal is damaged or missing; names it.
         """
         with self._lock:
             number = self._follow()
@@ -108,12 +109,23 @@ class LiveItems:
             self._merging.start()
         return number
 
+    def keep_up(self) -> None:
+        """Follow the journal; where that cannot be done, keep the items as they are and say so, once."""
+        try:
+            self.follow()
+        except (ZigguratError, OSError) as problem:
+            if self._said != str(problem):
+                _log.error("the journal of items cannot be followed; the items stay as they are\n%s", problem)
+            self._said = str(problem)
+        else:
+            self._said = ""
+
     def change(self, changes: ItemChanges) -> ChangedItems:
         """Write a change into the journal and apply it.
 
         Raises:
             RequestError: it cannot be done; nothing is then.
-            RefusedRequestError: the journal is full, or cannot be written.
+            RefusedRequestError: the journal is full or damaged, or cannot be written.
         """
         with self._lock:
             try:
@@ -121,7 +133,7 @@ class LiveItems:
                     return self._change(changes)
             except OSError as problem:
                 if isinstance(problem, ZigguratError) and not isinstance(problem, FileError):
-                    raise
+                    raise refused_as(409, problem) from problem
                 found = problem.found if isinstance(problem, FileError) else problem.strerror or str(problem)
                 raise _unwritable(self.journal.folder, found, "let the server write there") from problem
 

@@ -4,7 +4,8 @@
                 └► "failed": the export is damaged
 
 The export is loaded after the fork: the thread pools of polars and OpenMP do not survive a fork, and a child that
-inherits used ones hangs. The index is shared all the same, since it is mapped from its file.
+inherits used ones hangs. The index is shared all the same, since it is mapped from its file. A spare follows changes of
+items while it waits, and once more before it accepts anything, so it never answers from a state of long ago.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import gc
 import logging
 import os
+import selectors
 import signal
 import socket
 import sys
@@ -164,16 +166,36 @@ def _work(task: WorkerTask, control: Control) -> int:
     gc.freeze()  # the export's objects are never garbage: collections need not look at them
     if not control.send(ready=asdict(Loaded.of(app.info))):
         return 0
-    while True:  # a spare waits here
-        messages = control.receive()
-        if messages is None or any("drain" in message for message in messages):
-            return 0
-        if any("serve" in message for message in messages):
-            break
+    if not wait_for_word(control, live=worker.live):
+        return 0
     asyncio.run(worker.serve(app))
     if task.config.trace:
         flush_traces()
     return 0
+
+
+def wait_for_word(control: Control, *, live: LiveItems | None, pause_s: float = FOLLOW_S) -> bool:
+    """Wait until the supervisor says "serve", with the items as they are then; False where it says "drain" or is gone.
+
+    Args:
+        control: this worker's end of the pair.
+        live: followed meanwhile; None where items cannot change.
+        pause_s: seconds between two looks at the journal.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(control.socket, selectors.EVENT_READ)
+        while True:
+            if not selector.select(pause_s if live else None):
+                assert live is not None
+                live.keep_up()
+                continue
+            messages = control.receive()
+            if messages is None or any("drain" in message for message in messages):
+                return False
+            if any("serve" in message for message in messages):
+                if live is not None:
+                    live.keep_up()
+                return True
 
 
 def examples(info: Info) -> list[Request]:
@@ -247,10 +269,7 @@ class _Worker:
 
     async def _follow_items(self) -> None:
         while self.live is not None:
-            try:
-                await asyncio.to_thread(self.live.follow)
-            except ZigguratError as error:
-                _log.error("the journal of items cannot be followed\n%s", error)
+            await asyncio.to_thread(self.live.keep_up)
             await asyncio.sleep(FOLLOW_S)
 
     async def swap_by_admin(self, folder: str) -> str:
