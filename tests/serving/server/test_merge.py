@@ -285,9 +285,11 @@ def test_killed_thirty_times_while_changing_and_merging(folder: Path, tmp_path: 
             expected.append(random_change(again))
         later = live(folder)
         number = later.follow()
-        assert number - plain.num_changes in (len(done), len(done) + 1)
-        for change in expected[: number - plain.num_changes]:
-            plain.change_items(change)
+        for change in expected[:-1]:
+            plain.change_items(change)  # one that changes nothing has no number
+        assert number - plain.num_changes in (0, 1)
+        if number > plain.num_changes:
+            plain.change_items(expected[-1])
         total += len(done)
         assert answers(later.recommender) == answers(plain), seed
     print(f"30 kills, {total} changes")
