@@ -123,6 +123,7 @@ def test_the_band_holds_the_truth() -> None:
     assert single.low[0] <= single.high[0]
 
 
+@pytest.mark.slow
 def test_the_command_scales(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def check(tmp_path: Path, sources: dict[str, tuple[int, Case]], targets: dict[st
                 )
 
 
+@pytest.mark.slow
 def test_from_four_ranks_to_any(tmp_path: Path) -> None:
     check(tmp_path, {name: (4, case) for name, case in SOURCES.items()}, TARGETS)
 
