@@ -161,9 +161,10 @@ def schema_from_toml(text: str, where: str) -> Schema:
     features = tuple(_read_feature(entry, place) for entry, place in _entries(data, "feature", where))
     labels = tuple(_read_item(Label, entry, place) for entry, place in _entries(data, "label", where))
     tables = tuple(_read_item(Table, entry, place) for entry, place in _entries(data, "table", where))
-    missing, roles, items = _read_missing(data, where), _read_roles(data, where), _read_items(data, where)
+    missing, roles = _read_missing(data, where), _read_roles(data, where)
+    items = _read_block(Items, data, "items", where=where, example='id = "movie_id", features = ["year"]')
     given = {"labels": labels, "tables": tables, "missing_texts": missing, "items": items, **roles}
-    given["events"] = _read_events(data, where)
+    given["events"] = _read_block(Events, data, "events", where=where, example='actions = ["rating"], max_length = 200')
     return _located(where, lambda: Schema(features=features, **given))
 
 
@@ -251,6 +252,7 @@ def _read_feature(entry: dict[str, object], where: str) -> Feature:
 
 
 _ItemT = typing.TypeVar("_ItemT", bound=Feature | Label | Table)
+_BlockT = typing.TypeVar("_BlockT", Items, Events)
 
 
 def _read_item(cls: type[_ItemT], entry: dict[str, object], where: str) -> _ItemT:
@@ -298,30 +300,20 @@ def _read_roles(data: Mapping[str, object], where: str) -> dict[str, str]:
     }
 
 
-def _read_items(data: Mapping[str, object], where: str) -> Items | None:
-    if "items" not in data:
+def _read_block(
+    kind: type[_BlockT], data: Mapping[str, object], name: str, *, where: str, example: str
+) -> _BlockT | None:
+    """The block [name] of a schema, if it is there; the example is what its error says to write below the name."""
+    if name not in data:
         return None
-    if not isinstance(data["items"], dict):
+    if not isinstance(data[name], dict):
         raise SchemaError(
-            expected="one block that opens with [items]",
-            found=f"items = {quoted(data['items'])}",
+            expected=f"one block that opens with [{name}]",
+            found=f"{name} = {quoted(data[name])}",
             where=where,
-            ways_out='write [items], in single brackets, and below it id = "movie_id", features = ["year"]',
+            ways_out=f"write [{name}], in single brackets, and below it {example}",
         )
-    return Reader(where=f"{where}, [items]", noun="key", error=SchemaError).build(Items, data["items"])
-
-
-def _read_events(data: Mapping[str, object], where: str) -> Events | None:
-    if "events" not in data:
-        return None
-    if not isinstance(data["events"], dict):
-        raise SchemaError(
-            expected="one block that opens with [events]",
-            found=f"events = {quoted(data['events'])}",
-            where=where,
-            ways_out='write [events], in single brackets, and below it actions = ["rating"], max_length = 200',
-        )
-    return Reader(where=f"{where}, [events]", noun="key", error=SchemaError).build(Events, data["events"])
+    return Reader(where=f"{where}, [{name}]", noun="key", error=SchemaError).build(kind, data[name])
 
 
 def _refuse_unknown(data: Iterable[str], known: Iterable[str], *, where: str, what: str) -> None:

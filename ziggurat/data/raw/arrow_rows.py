@@ -15,12 +15,33 @@ from polars.exceptions import PanicException, PolarsError
 
 from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.names import doubled
-from ziggurat.errors import DataError, SchemaError
-from ziggurat.files.stores import DataPath
+from ziggurat.errors import DataError, MissingFileError, SchemaError
+from ziggurat.files.store_reader import StoreReader
+from ziggurat.files.stores import DataPath, StoreFile
 
 # What pyarrow raises for damaged files. MemoryError: a damaged header can ask for any amount of memory.
 READ_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError, TypeError, KeyError, OverflowError)
 POLARS_ERRORS = (*READ_ERRORS, PolarsError, PanicException)
+
+
+def refuse_absent(path: DataPath, *, what: str) -> None:
+    """Refuse a path of this machine where no file is; stores say so themselves when a file is opened.
+
+    Raises:
+        MissingFileError: no such file.
+    """
+    if not isinstance(path, StoreFile) and not path.is_file():
+        raise MissingFileError(expected=what, found="nothing there", where=str(path), ways_out="correct the path")
+
+
+def refuse_changed(opened: object) -> None:
+    """Look whether an object in a store is still the one that was opened; files of this machine pass.
+
+    Raises:
+        DataError: it was written anew meanwhile.
+    """
+    if isinstance(opened, StoreReader):
+        opened.verify()
 
 
 def check_schema(schema: pa.Schema, *, path: DataPath) -> None:

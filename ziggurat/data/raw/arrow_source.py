@@ -17,10 +17,17 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ziggurat.data.raw.arrow_rows import READ_ERRORS, check_schema, frame_of, polars_types, without_broken_texts
+from ziggurat.data.raw.arrow_rows import (
+    READ_ERRORS,
+    check_schema,
+    frame_of,
+    polars_types,
+    refuse_absent,
+    refuse_changed,
+    without_broken_texts,
+)
 from ziggurat.data.raw.bad_rows import BadRows
-from ziggurat.errors import DataError, MissingFileError, ZigguratError
-from ziggurat.files.store_reader import StoreReader
+from ziggurat.errors import DataError, ZigguratError
 from ziggurat.files.stores import DataPath, StoreFile
 
 _FILE_MAGIC = b"ARROW1"
@@ -41,10 +48,7 @@ class ArrowFile:
 
     def __init__(self, path: DataPath) -> None:
         self.path = path
-        if not isinstance(path, StoreFile) and not path.is_file():
-            raise MissingFileError(
-                expected="an Arrow file", found="nothing there", where=str(path), ways_out="correct the path"
-            )
+        refuse_absent(path, what="an Arrow file")
         self._opened: Any = path.open("rb") if isinstance(path, StoreFile) else pa.OSFile(str(path), "rb")
         try:
             start = self._opened.read(8)
@@ -63,7 +67,7 @@ class ArrowFile:
             self._opened.close()
             raise
         except READ_ERRORS as error:
-            self._refuse_changed()
+            refuse_changed(self._opened)
             self._opened.close()
             raise self._damaged(error) from error
         self._num_rows: int | None = None
@@ -134,17 +138,12 @@ class ArrowFile:
             else:
                 for number in range(reader.num_record_batches):
                     yield reader.get_batch(number)
-            self._refuse_changed()
+            refuse_changed(self._opened)
         except ZigguratError:
             raise
         except READ_ERRORS as error:
-            self._refuse_changed()
+            refuse_changed(self._opened)
             raise self._damaged(error, where=f"batch {number}") from error
-
-    def _refuse_changed(self) -> None:
-        """Look whether an object in a store is still the one that was opened."""
-        if isinstance(self._opened, StoreReader):
-            self._opened.verify()
 
     def _check(self, batch: pa.RecordBatch, number: int) -> None:
         """Refuse offsets and lengths that lie; texts of plain columns that are not UTF-8 are bad rows instead."""

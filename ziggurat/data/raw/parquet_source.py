@@ -19,11 +19,18 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ziggurat.data.raw.arrow_rows import READ_ERRORS, check_schema, frame_of, polars_types, without_broken_texts
+from ziggurat.data.raw.arrow_rows import (
+    READ_ERRORS,
+    check_schema,
+    frame_of,
+    polars_types,
+    refuse_absent,
+    refuse_changed,
+    without_broken_texts,
+)
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.parquet_seal import Seal
-from ziggurat.errors import DataError, MissingFileError, ZigguratError
-from ziggurat.files.store_reader import StoreReader
+from ziggurat.errors import DataError, ZigguratError
 from ziggurat.files.stores import DataPath, StoreFile
 
 _MAX_METADATA_BYTES = 256 << 20
@@ -42,10 +49,7 @@ class ParquetFile:
 
     def __init__(self, path: DataPath) -> None:
         self.path = path
-        if not isinstance(path, StoreFile) and not path.is_file():
-            raise MissingFileError(
-                expected="a Parquet file", found="nothing there", where=str(path), ways_out="correct the path"
-            )
+        refuse_absent(path, what="a Parquet file")
         self._opened = path.open("rb") if isinstance(path, StoreFile) else None
         try:
             self._seal = Seal.find(path, file=self._opened)
@@ -62,7 +66,7 @@ class ParquetFile:
         except ZigguratError:
             raise
         except READ_ERRORS as error:
-            self._refuse_changed()
+            refuse_changed(self._opened)
             raise _damaged(path, error, where="footer") from error
 
     @property
@@ -104,7 +108,7 @@ class ParquetFile:
                 seen += batch.num_rows
                 batch, rows = without_broken_texts(batch, rows, path=self.path, bad_rows=bad_rows)
                 yield frame_of(batch, columns, path=self.path), rows
-            self._refuse_changed()
+            refuse_changed(self._opened)
             if seen != expected:
                 raise _damaged(self.path, f"{seen} rows instead of {expected}", where=f"row group {group}")
             first_row += expected
@@ -121,13 +125,8 @@ class ParquetFile:
                 batch, _ = without_broken_texts(batch, rows, path=self.path, bad_rows=BadRows())
                 parts.append(frame_of(batch, columns, path=self.path))
                 break
-        self._refuse_changed()
+        refuse_changed(self._opened)
         return pl.concat(parts).head(num_rows) if parts else pl.DataFrame(schema=self.dtypes())
-
-    def _refuse_changed(self) -> None:
-        """Look whether an object in a store is still the one that was opened."""
-        if isinstance(self._opened, StoreReader):
-            self._opened.verify()
 
     def _check_seal(self, group: int) -> None:
         if self._seal is None:
@@ -150,7 +149,7 @@ class ParquetFile:
         except ZigguratError:
             raise
         except READ_ERRORS as error:
-            self._refuse_changed()
+            refuse_changed(self._opened)
             raise _damaged(self.path, error, where=self._locate(group, columns)) from error
 
     def _locate(self, group: int, columns: Sequence[str]) -> str:
