@@ -176,6 +176,20 @@ class _Clustering:
         buckets = self.spread(source, folder)
         return {"num_rows": self.num_rows, "buckets": [bucket.name for bucket in buckets]}
 
+    def _refuse_other_than_times(self, frame: pl.DataFrame) -> None:
+        """Refuse a column without a time in the first rows; where they are empty, all rows are looked at later."""
+        present = frame[self._time].drop_nulls()
+        if len(present) and np.isnan(readable_times(present, order=DateOrder.AUTO)).all():
+            raise self._no_times(f"{str(present[0])[:100]!r}, and none in the first {frame.height:,} rows")
+
+    def _no_times(self, found: str) -> DataError:
+        return DataError(
+            expected="times: numbers, dates, or text with one of them",
+            found=found,
+            where=f"column {self._time!r}",
+            ways_out=("name another column", "leave the time out: rows stay in the order of the files"),
+        )
+
     def spread(self, source: RawSource, folder: Path) -> list[Path]:
         """Write every row, with its number, to the bucket of its session."""
         total = source.num_rows_hint()
@@ -186,6 +200,8 @@ class _Clustering:
             for chunk in source.frames():
                 frame = chunk.frame
                 if not num_buckets:
+                    if self._time:
+                        self._refuse_other_than_times(frame)
                     size = int(frame.estimated_size()) / max(frame.height, 1) * (total or 1 << 22)
                     num_buckets = min(max(1, round(size / self._bucket_bytes)), 512)
                 numbers = pl.Series(_ROW, chunk.global_rows, dtype=pl.Int64)
@@ -248,12 +264,7 @@ class _Clustering:
                 self.cut += 0 if counts is None else counts.filter(pl.col("count") > 1).height
                 self.num_sessions += sum(map(len, seen)) if counts is None else counts.height
             if self.without_time == self.num_rows:
-                raise DataError(
-                    expected="times: numbers, dates, or text with one of them",
-                    found="none in any row",
-                    where=f"column {self._time!r}",
-                    ways_out=("name another column", "leave the time out: rows stay in the order of the files"),
-                )
+                raise self._no_times("none in any row")
             assert writer is not None
             made = {name: getattr(self, name) for name in _COUNTS}
             writer.add_key_value_metadata({_MADE: json.dumps({"fingerprint": fingerprint, "counts": made})})

@@ -128,8 +128,14 @@ def raw_files(config: RunConfig, *, progress: Progress) -> DataConfig:
     return config.data
 
 
-def prepare_run(config: RunConfig, *, progress: Progress | None = None) -> PreparedData:
-    """Raw files to encoded training, validation and test data; cached, so that a second run starts at once."""
+def prepare_run(config: RunConfig, *, progress: Progress | None = None, num_processes: int = 1) -> PreparedData:
+    """Raw files to encoded training, validation and test data; cached, so that a second run starts at once.
+
+    Args:
+        config: of the run.
+        progress: shows it.
+        num_processes: that make this call at the same time, and share the work.
+    """
     progress = progress or NoProgress()
     data = raw_files(config, progress=progress)
     phase = ""
@@ -142,7 +148,13 @@ def prepare_run(config: RunConfig, *, progress: Progress | None = None) -> Prepa
             phase = what
         progress.update(done)
 
-    prepared = prepare(data, schema=config.table_schema, folder=cache_folder() / "prepared", progress=on_progress)
+    prepared = prepare(
+        data,
+        schema=config.table_schema,
+        folder=cache_folder() / "prepared",
+        progress=on_progress,
+        num_processes=num_processes,
+    )
     progress.end()
     for warning in prepared.summary.warnings:
         progress.say(f"warning: {warning}")
@@ -196,7 +208,10 @@ def train_run(
         ranks.on_first(lambda: _check_folder(run, resume=resume))
         if changes is not None:
             progress.say(sources_text(run, changes))
-        prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
+        ranks.on_first(lambda: bool(raw_files(config, progress=progress)))  # fetched once
+        prepared = ranks.together(
+            lambda shown, number: prepare_run(config, progress=shown, num_processes=number), progress=progress
+        )
         ranks.require_same_data(prepared)
         if changes is not None and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
             progress.say(note)

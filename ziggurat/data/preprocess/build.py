@@ -29,7 +29,7 @@ from ziggurat.data.preprocess.fit.fitted_files import DraftEncoder, FittedFiles
 from ziggurat.data.preprocess.fit.latest_items import LATEST_FILE, LatestItems
 from ziggurat.data.preprocess.fit.leaks import find_leaks
 from ziggurat.data.preprocess.fit.shard_fit import ShardFacts, ShardReader, SharedBadRows
-from ziggurat.data.preprocess.fit.shards import Shard, count_rows, plan_shards
+from ziggurat.data.preprocess.fit.shards import Shard, ShardSizes, count_rows, plan_shards
 from ziggurat.data.preprocess.fit.work import PLAN, PublishedError, Work
 from ziggurat.data.preprocess.prepared import PreparedSummary, SplitSummary, write_prepared
 from ziggurat.data.preprocess.preprocessing import FeatureCounters
@@ -37,6 +37,7 @@ from ziggurat.data.preprocess.splits import SPLITS, SplitBy, Splitter, fit_split
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.features.schema import Schema, column_of
 from ziggurat.files import publish
@@ -89,6 +90,10 @@ class Sources:
             if name and name not in known and name not in map(column_of, schema.features):
                 raise missing_column(first, name, known, separator=separator, asked=role)
 
+    def parts_of(self, path: DataPath, num_parts: int) -> tuple[TextPart, ...]:
+        """A large text file in parts, if it can be cut."""
+        return self._config.source([path]).parts_of(path, num_parts=num_parts)
+
     def open(self, bad_rows: BadRows) -> list[RawSource | None]:
         """The sources in the order of the splits; None for a split without files."""
         return [self._config.source(paths, bad_rows=bad_rows) if paths else None for paths in self.by_split]
@@ -114,7 +119,7 @@ class Build:
         sources: the raw files.
         work: the folder of what is finished; shared with other processes.
         progress: called with (phase, rows done, rows in all or None).
-        shard_bytes: smaller raw files are read together.
+        sizes: of the shards.
     """
 
     def __init__(
@@ -125,10 +130,10 @@ class Build:
         sources: Sources,
         work: Work,
         progress: ProgressCallback,
-        shard_bytes: int,
+        sizes: ShardSizes,
     ) -> None:
         self._config, self._schema, self._sources = config, schema, sources
-        self._work, self._progress, self._shard_bytes = work, progress, shard_bytes
+        self._work, self._progress, self._sizes = work, progress, sizes
         self._aside = work.target.with_name(f"{work.target.name}_bad_rows")
         self._out = work.folder / "out"
         self._fitted = FittedFiles(work.folder, schema=schema, out=self._out / "preprocessing")
@@ -159,7 +164,7 @@ class Build:
 
     def _plan(self) -> dict[str, JSON]:
         shutil.rmtree(self._aside, ignore_errors=True)
-        shards = plan_shards(self._sources.by_split, shard_bytes=self._shard_bytes)
+        shards = plan_shards(self._sources.by_split, sizes=self._sizes, parts_of=self._sources.parts_of)
         return {"shards": [shard.to_json() for shard in shards]}
 
     # ------------------------------------------------------------------------------------------ numbers of rows, split
@@ -191,8 +196,10 @@ class Build:
         return {"splitter": splitter.to_json(), "rows": list(rows)}
 
     def _count(self, shard: Shard) -> dict[str, JSON]:
+        if shard.part is not None and shard.part.num_rows is not None:
+            return {"rows": shard.part.num_rows}
         with self._bad_rows(self._work.folder / f"rows-{shard.index:04}") as bad_rows:  # the second look reports them
-            source = self._config.source(shard.paths, bad_rows=bad_rows)
+            source = self._config.source(shard.paths, bad_rows=bad_rows, part=shard.part)
             column = self._schema.columns[0]
             rows = count_rows(source, column=column, progress=lambda done: self._progress("count rows", done, None))
         return {"rows": rows}

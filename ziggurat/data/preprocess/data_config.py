@@ -10,6 +10,7 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark, TextOptions
+from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.files.stores import DataPath
@@ -70,6 +71,8 @@ class DataConfig:
         """How text files are read."""
         return TextOptions(delimiter=self.separator, decimal=self.decimal)
 
-    def source(self, paths: Sequence[str | DataPath], *, bad_rows: BadRows | None = None) -> RawSource:
-        """Files as these settings read them."""
-        return RawSource(paths, format=self.format, bad_rows=bad_rows, text=self.text, copies=self.copies)
+    def source(
+        self, paths: Sequence[str | DataPath], *, bad_rows: BadRows | None = None, part: TextPart | None = None
+    ) -> RawSource:
+        """Files as these settings read them, or a part of one."""
+        return RawSource(paths, format=self.format, bad_rows=bad_rows, text=self.text, copies=self.copies, part=part)

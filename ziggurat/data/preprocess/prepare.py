@@ -29,7 +29,7 @@ from ziggurat.data.events.sequences import find_sequences, sequences_of
 from ziggurat.data.preprocess.build import Build, ProgressCallback, Sources, fingerprint_of
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.fit.leaks import refuse_label_as_feature
-from ziggurat.data.preprocess.fit.shards import SHARD_BYTES
+from ziggurat.data.preprocess.fit.shards import SHARD_BYTES, ShardSizes
 from ziggurat.data.preprocess.fit.work import Work
 from ziggurat.data.preprocess.negatives import with_negative_rate
 from ziggurat.data.preprocess.prepared import PreparedData, open_prepared
@@ -49,6 +49,7 @@ def prepare(
     folder: str | Path,
     progress: ProgressCallback | None = None,
     shard_bytes: int = SHARD_BYTES,
+    num_processes: int = 1,
 ) -> PreparedData:
     """Prepare raw data, or open what was prepared from the same before.
 
@@ -63,6 +64,8 @@ def prepare(
         progress: called with (phase, rows done, rows in all or None) every chunk.
         shard_bytes: raw files are read in parts of about so many bytes, a file or more each. The result does not
             depend on it.
+        num_processes: that make this call. With several, plain text files of more than `shard_bytes` are cut at line
+            ends, a part for each, unless a quote occurs in them. The result does not depend on it.
 
     Raises:
         MissingFileError: a raw file is absent.
@@ -91,7 +94,8 @@ def prepare(
                     return open_prepared(target, fingerprint=fingerprint, reused=True, auto_split=is_auto)
                 except ZigguratError as error:
                     note = _discard_damaged(work, error, fingerprint=fingerprint)
-            build = Build(config, schema, sources=sources, work=work, progress=told, shard_bytes=shard_bytes)
+            sizes = ShardSizes(least_bytes=shard_bytes, processes=num_processes)
+            build = Build(config, schema, sources=sources, work=work, progress=told, sizes=sizes)
             build.run(fingerprint, made_of=sequences)
             note = note or (_WENT_ON if work.resumed else "")
             return open_prepared(target, fingerprint=fingerprint, reused=False, note=note, auto_split=is_auto)

@@ -32,6 +32,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.names import documents_in, expand_path, guess_separator, missing_column
 from ziggurat.data.raw.parquet_source import ParquetFile
 from ziggurat.data.raw.text_blocks import ByteStream, DecimalMark, TextOptions
+from ziggurat.data.raw.text_parts import TextPart, cut_text
 from ziggurat.data.raw.text_source import TextFile, TextPiece, open_text, read_text
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.files.stores import DataPath, StoreFile
@@ -68,6 +69,7 @@ class RawSource:
         bad_rows: where faulty rows go; by default the first one is an error.
         text: how to read CSV and TSV.
         copies: a folder where whole copies of files in stores are kept and read; "" reads the stores each time.
+        part: of the only file, which is text, to read that alone; from `parts_of`.
 
     Raises:
         MissingFileError: a path that does not exist, or a glob that matches nothing.
@@ -82,6 +84,7 @@ class RawSource:
         bad_rows: BadRows | None = None,
         text: TextOptions | None = None,
         copies: str = "",
+        part: TextPart | None = None,
     ) -> None:
         named = [paths] if isinstance(paths, str | DataPath) else list(paths)
         files = [expand_path(path, suffixes=_SUFFIXES, copies=copies) for path in named]
@@ -91,6 +94,8 @@ class RawSource:
         self.num_read = 0  # rows of the files that `frames` has been through, bad ones included
         self.bad_rows = bad_rows or BadRows()
         self.text = text or TextOptions()
+        self._part = part
+        assert part is None or len(self.paths) == 1
         if not self.paths:
             raise MissingFileError(
                 expected="at least one data file", found="none", where="paths", ways_out="name a file or a glob"
@@ -118,6 +123,16 @@ class RawSource:
     def all_parquet(self) -> bool:
         """Whether all files are Parquet."""
         return all(self._format_of(path) is FileFormat.PARQUET for path in self.paths)
+
+    def parts_of(self, path: DataPath, *, num_parts: int) -> tuple[TextPart, ...]:
+        """About equal parts of a plain text file of this machine; none if it cannot be cut (see `text_parts.py`)."""
+        if isinstance(path, StoreFile) or not self.is_text(path):
+            return ()
+        with ByteStream(path) as stream:
+            if stream.is_gzip:
+                return ()
+        file = self._open_text(path)
+        return cut_text(path, header_bytes=len(file.header), quote=file.layout.quote, num_parts=num_parts)
 
     @contextmanager
     def open_table(self, path: DataPath) -> Iterator[ParquetFile | ArrowFile]:
@@ -214,12 +229,15 @@ class RawSource:
     ) -> Iterator[RawChunk]:
         file = self._open_text(path)
         wanted = _check_columns(path, file.columns, columns, separator=file.layout.delimiter.decode())
+        start -= 0 if self._part is None else self._part.first_row  # of the file
         gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, decimal=self.text.decimal)
         num_rows = 0
         numbers, ids = hints
         if self.text.decimal is DecimalMark.COMMA:
             numbers = frozenset()  # polars would read "1.234" as well, as one or the other
-        for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows):
+        for piece in read_text(
+            file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows, part=self._part
+        ):
             num_rows = piece.next_row
             if piece.spans:
                 yield from gather.rest()

@@ -29,6 +29,7 @@ from ziggurat.data.raw.bad_rows import BadReason, BadRow, BadRows
 from ziggurat.data.raw.names import doubled
 from ziggurat.data.raw.spans import TextSpans
 from ziggurat.data.raw.text_blocks import ByteStream, TextOptions, cut_behind_last_line
+from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.data.raw.text_structure import Fault, Records, TextLayout, find_records
 from ziggurat.errors import DataError
 from ziggurat.files.stores import DataPath
@@ -110,7 +111,13 @@ def open_text(path: DataPath, *, options: TextOptions, delimiter: str, criteo: b
 
 
 def read_text(
-    file: TextFile, *, columns: Sequence[str], numbers: frozenset[str], ids: frozenset[str], bad_rows: BadRows
+    file: TextFile,
+    *,
+    columns: Sequence[str],
+    numbers: frozenset[str],
+    ids: frozenset[str],
+    bad_rows: BadRows,
+    part: TextPart | None = None,
 ) -> Iterator[TextPiece]:
     """The rows of a file, block by block.
 
@@ -120,16 +127,22 @@ def read_text(
         numbers: those parsed as Float64 wherever a whole block of them is made of plain finite numbers.
         ids: those left as spans wherever a whole block of them is made of canonical ids (see cells.py).
         bad_rows: where faulty records go.
+        part: of the file, to read that alone.
 
     Raises:
         DataError: a bad row (policy ERROR), or a damaged file.
     """
-    parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows)
+    first_row = 0 if part is None else part.first_row
+    parser = _Parser(
+        file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows, next_row=first_row
+    )
     with ByteStream(file.path) as stream, ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
         if stream.read(len(file.header)) != file.header:
             raise _bad_file(
                 file.path, "the header that was read before", "another one", "read it when nobody writes it"
             )
+        if part is not None:
+            stream.narrow(part.first_byte, part.last_byte)
         block_bytes = file.options.block_bytes
         upcoming = pool.submit(stream.read, block_bytes)
         buffer, is_last = b"", False
@@ -165,7 +178,7 @@ class _Parser:
     places: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.next_line = self.file.header_lines
+        self.next_line = self.file.header_lines + self.next_row  # parts of files without quotes start behind row 0
         self.kinds = np.full(len(self.file.columns), TextKind.OTHER, dtype=np.uint8)
         self.places = {name: index for index, name in enumerate(self.file.columns)}
         read = set(self.columns) & (self.ids | self.numbers)

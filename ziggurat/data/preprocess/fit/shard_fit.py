@@ -123,7 +123,7 @@ class ShardReader:
         def read() -> Iterator[RawChunk]:
             first = start
             for shard in shards:
-                source = self._config.source(shard.paths, bad_rows=self._bad_rows)
+                source = self._config.source(shard.paths, bad_rows=self._bad_rows, part=shard.part)
                 for chunk in source.frames(columns=columns, numbers=numbers, ids=ids):
                     yield replace(chunk, start=chunk.start + first) if first else chunk
                 rows.append(source.num_read)

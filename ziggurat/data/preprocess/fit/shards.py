@@ -1,6 +1,7 @@
 """Shards: raw files in parts that are read on their own, by whoever comes.
 
-A shard is some files that follow each other, of one split where the files were split before. Every row has a number
+A shard is some files that follow each other, of one split where the files were split before; or, where there are
+several processes, a part of one large text file (`raw/text_parts.py`). Every row has a number
 that counts through all files, and what a row becomes (its split, whether a negative is kept, its place) may depend on
 it; so before a shard is read, the rows of those before it are counted. Parquet files say how many they have; text is
 read for it, one shard at a time, unless a split by time reads everything anyway.
@@ -17,6 +18,7 @@ from typing import Any
 
 from ziggurat.config import JSON
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.files.stores import DataPath
 
 SHARD_BYTES = 256 << 20  # smaller files are read together
@@ -24,18 +26,33 @@ MAX_SHARDS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShardSizes:
+    """How large shards are.
+
+    Args:
+        least_bytes: smaller files are put together; more where there would be too many shards.
+        processes: that share the work; with several, large text files are cut so that each has something to do.
+    """
+
+    least_bytes: int = SHARD_BYTES
+    processes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Some raw files that follow each other.
+    """Some raw files that follow each other, or a part of one.
 
     Args:
         index: its place among all shards.
         source: number of the split that its files are for, where files were split before; else 0.
         paths: the files.
+        part: of the only file; None for all of it.
     """
 
     index: int
     source: int
     paths: tuple[str, ...]
+    part: TextPart | None = None
 
     @property
     def name(self) -> str:
@@ -45,32 +62,49 @@ class Shard:
     @staticmethod
     def from_json(data: Any) -> Shard:
         """Read what `to_json` made."""
-        return Shard(index=data["index"], source=data["source"], paths=tuple(data["paths"]))
+        part = None if data.get("part") is None else TextPart(**data["part"])
+        return Shard(index=data["index"], source=data["source"], paths=tuple(data["paths"]), part=part)
 
     def to_json(self) -> dict[str, JSON]:
         """The shard as plain data."""
         return {**asdict(self), "paths": list(self.paths)}
 
 
-def plan_shards(by_split: Sequence[Sequence[DataPath]], *, shard_bytes: int) -> list[Shard]:
+def plan_shards(
+    by_split: Sequence[Sequence[DataPath]],
+    *,
+    sizes: ShardSizes,
+    parts_of: Callable[[DataPath, int], tuple[TextPart, ...]],
+) -> list[Shard]:
     """Cut files into shards of at least so many bytes, where the files allow it.
 
     Args:
         by_split: files in the order of their rows, for each split (or all of them as the first one's).
-        shard_bytes: smaller files are put together; more where there would be too many shards.
+        sizes: how large shards are.
+        parts_of: cuts a file into at most so many parts, or into none.
     """
     total = sum(path.stat().st_size for paths in by_split for path in paths)
-    least = max(shard_bytes, total // MAX_SHARDS)
+    least = max(sizes.least_bytes, total // MAX_SHARDS)
+    part_bytes = max(least, total // max(sizes.processes, 1))
     shards: list[Shard] = []
     for source, paths in enumerate(by_split):
         waiting: list[str] = []
-        size = 0
+        waiting_bytes = 0
         for path in paths:
-            waiting.append(str(path))
-            size += path.stat().st_size
-            if size >= least or path is paths[-1]:
+            size = path.stat().st_size
+            num_parts = round(size / max(part_bytes, 1)) if sizes.processes > 1 else 1
+            parts = parts_of(path, num_parts) if num_parts > 1 else ()
+            if parts and waiting:
                 shards.append(Shard(index=len(shards), source=source, paths=tuple(waiting)))
-                waiting, size = [], 0
+                waiting, waiting_bytes = [], 0
+            for part in parts:
+                shards.append(Shard(index=len(shards), source=source, paths=(str(path),), part=part))
+            if not parts:
+                waiting.append(str(path))
+                waiting_bytes += size
+            if waiting and (waiting_bytes >= least or path is paths[-1]):
+                shards.append(Shard(index=len(shards), source=source, paths=tuple(waiting)))
+                waiting, waiting_bytes = [], 0
     return shards
 
 
