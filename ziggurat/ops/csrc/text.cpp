@@ -76,10 +76,25 @@ inline uint64_t separators_in(const uint8_t* data, int64_t block, int64_t size, 
   return found;
 }
 
-struct Field {
-  uint64_t word;  // its first eight bytes
-  int32_t start, length;
-};
+// Writes where the 64 bytes from `block` on have a separator, and up to 64 numbers more that mean nothing.
+inline int64_t list_places(uint64_t found, int64_t block, int32_t* places) {
+  const int64_t count = __builtin_popcountll(found);
+#ifdef __AVX512VBMI2__
+  alignas(64) static constexpr uint8_t kPlaces[64] = {
+      0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+      32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+  alignas(64) uint8_t packed[64];
+  _mm512_store_si512(packed, _mm512_maskz_compress_epi8(found, _mm512_load_si512(kPlaces)));
+  const __m512i base = _mm512_set1_epi32(static_cast<int32_t>(block));
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_load_si128(reinterpret_cast<const __m128i*>(packed + i)));
+    _mm512_storeu_si512(places + i, _mm512_add_epi32(wide, base));
+  }
+#else
+  for (int64_t i = 0; i < count; ++i, found &= found - 1) places[i] = static_cast<int32_t>(block + __builtin_ctzll(found));
+#endif
+  return count;
+}
 
 // Not 0 if any of the eight bytes is no digit.
 template <typename T>
@@ -112,9 +127,9 @@ inline uint64_t hash(const uint8_t* data, int64_t size, uint64_t word, int64_t s
   return mix(sum + (length + 1) * kGolden);
 }
 
-inline bool ends_in_point_zero(const uint8_t* data, const Field& field) {
-  const uint8_t* end = data + field.start + field.length;
-  return field.length >= 2 && end[-1] == '0' && end[-2] == '.';
+inline bool ends_in_point_zero(const uint8_t* data, int32_t start, int32_t length) {
+  const uint8_t* end = data + start + length;
+  return length >= 2 && end[-1] == '0' && end[-2] == '.';
 }
 
 // Eight numbers at a time; compilers without such registers take them in parts.
@@ -185,43 +200,60 @@ struct Columns {
   uint8_t* simple;
 };
 
-// Records of a tile, row by row, into columns. Writing columns directly would touch 3 · num_fields pages a record.
-void turn(const Field* tile, int64_t size, int64_t first, const Columns& to) {
+// Records of a tile into columns. Writing columns record by record would touch 3 · num_fields pages a record.
+// ends: where the fields end, row by row, behind the end of the record before. Returns the bytes of the longest record,
+// or -1 if one does not end in a line feed.
+template <bool kIsFull>
+int64_t turn(const int32_t* ends, int64_t num_records, int64_t first, const Columns& to) {
+  const int64_t size = kIsFull ? kTile : num_records;  // known to the compiler, but for the last tile
   const int64_t stride = to.num_fields;
+  int64_t longest_record = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const int32_t begin = ends[i * stride], end = ends[(i + 1) * stride];
+    if (to.data[end] != '\n') return -1;
+    if (end - begin > longest_record) longest_record = end - begin;
+  }
   TileColumn column{};
   uint64_t* words = reinterpret_cast<uint64_t*>(column.words);
   uint64_t* sizes = reinterpret_cast<uint64_t*>(column.lengths);
   uint64_t* values = reinterpret_cast<uint64_t*>(column.values);
   uint64_t* flags = reinterpret_cast<uint64_t*>(column.flags);
-  for (int64_t field = 0; field < stride; ++field, ++tile) {
+  const bool is_inside = ends[size * stride] + 8 < to.size;  // eight bytes can be read from everywhere
+  for (int64_t field = 0; field < stride; ++field, ++ends) {
     const int64_t place = field * to.num_records + first;
     int32_t *__restrict starts = to.starts + place, *__restrict lengths = to.lengths + place;
     uint64_t longest = 0;
     for (int64_t i = 0; i < size; ++i) {
-      const Field& entry = tile[i * stride];
-      starts[i] = entry.start;
-      lengths[i] = entry.length;
-      words[i] = entry.word;
-      sizes[i] = static_cast<uint64_t>(entry.length);
+      const int32_t start = ends[i * stride] + 1;
+      int32_t length = ends[i * stride + 1] - start;
+      if (field == stride - 1 && length > 0 && to.data[start + length - 1] == '\r') --length;
+      starts[i] = start;
+      lengths[i] = length;
+      sizes[i] = static_cast<uint64_t>(length);
       longest |= sizes[i];
+    }
+    if (to.kinds[field] == kOther) continue;
+    if (is_inside) {
+      for (int64_t i = 0; i < size; ++i) std::memcpy(words + i, to.data + starts[i], 8);
+    } else {
+      for (int64_t i = 0; i < size; ++i) words[i] = load_word(to.data, starts[i], to.size);
     }
     if (to.kinds[field] == kId) {
       hash_short(column);
       for (int64_t i = 0; longest > 8 && i < size; ++i) {
         if (lengths[i] <= 8) continue;
         values[i] = hash(to.data, to.size, words[i], starts[i], sizes[i]);
-        flags[i] = ends_in_point_zero(to.data, tile[i * stride]);
+        flags[i] = ends_in_point_zero(to.data, starts[i], lengths[i]);
       }
-    } else if (to.kinds[field] == kNumber) {
-      parse_integers(column);
     } else {
-      continue;
+      parse_integers(column);
     }
     std::memcpy(to.values + place, values, static_cast<size_t>(size) * 8);
     uint64_t odd = 0;
     for (int64_t i = 0; i < size; ++i) odd |= flags[i];
     if (odd) to.simple[field] = 0;
   }
+  return longest_record;
 }
 
 }  // namespace
@@ -240,39 +272,33 @@ int64_t ziggurat_count_byte(const uint8_t* data, int64_t size, uint8_t wanted) {
   return count;
 }
 
-// Splits a block of `num_records` lines into columns.
+// Splits a block of `num_records` lines (as many as it has line feeds) into columns.
 // kinds: (num_fields,). starts, lengths, values: (num_fields, num_records). simple: (num_fields,), all 1.
 // Returns the bytes of the longest record, its line feed included; -1 if a record has not num_fields fields.
 int64_t ziggurat_split(const uint8_t* data, int64_t size, uint8_t delimiter, int64_t num_fields, int64_t num_records,
                        const uint8_t* kinds, int32_t* starts, int32_t* lengths, uint64_t* values, uint8_t* simple) {
   const Columns columns{data, size, num_fields, num_records, kinds, starts, lengths, values, simple};
-  std::vector<Field> tile(static_cast<size_t>(kTile * num_fields));
-  int64_t record = 0, field = 0, start = 0, record_start = 0, longest = 0;
-  Field* next = tile.data();
+  const int64_t full = kTile * num_fields;
+  std::vector<int32_t> ends(static_cast<size_t>(1 + full + 64 + 64));
+  ends[0] = -1;
+  int64_t waiting = 0, record = 0, longest = 0;
+  const auto turn_tile = [&](int64_t num) {  // every line feed ends a record: then no other field holds one
+    const auto turn_it = num == kTile ? turn<true> : turn<false>;
+    const int64_t found = record + num <= num_records ? turn_it(ends.data(), num, record, columns) : -1;
+    record += num;
+    waiting -= num * num_fields;
+    std::memmove(ends.data(), ends.data() + num * num_fields, static_cast<size_t>(waiting + 1) * sizeof(int32_t));
+    if (found > longest) longest = found;
+    return found >= 0;
+  };
   for (int64_t block = 0; block < size; block += 64) {
-    for (uint64_t found = separators_in(data, block, size, delimiter); found; found &= found - 1) {
-      const int64_t end = block + __builtin_ctzll(found);
-      const bool is_last = data[end] == '\n';
-      if (is_last != (field == num_fields - 1) || record >= num_records) return -1;
-      const bool has_return = is_last && end > start && data[end - 1] == '\r';
-      *next++ = {load_word(data, start, size), static_cast<int32_t>(start),
-                 static_cast<int32_t>(end - start - has_return)};
-      start = end + 1;
-      ++field;
-      if (is_last) {
-        if (start - record_start > longest) longest = start - record_start;
-        record_start = start;
-        field = 0;
-        ++record;
-        if (record % kTile == 0 || record == num_records) {
-          const int64_t size_of_tile = (record - 1) % kTile + 1;
-          turn(tile.data(), size_of_tile, record - size_of_tile, columns);
-          next = tile.data();
-        }
-      }
+    waiting += list_places(separators_in(data, block, size, delimiter), block, ends.data() + 1 + waiting);
+    while (waiting >= full) {
+      if (!turn_tile(kTile)) return -1;
     }
   }
-  return record == num_records && field == 0 && start == size ? longest : -1;
+  if (waiting % num_fields || (waiting && !turn_tile(waiting / num_fields))) return -1;
+  return record == num_records && ends[0] + 1 == size ? longest : -1;
 }
 
 // Fields one behind the other.

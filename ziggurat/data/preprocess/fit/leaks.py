@@ -12,7 +12,10 @@ another name, gives an AUC of 1 in training and is missing in service. Three che
   An AUC above 0.99 (for a number to predict: a squared correlation above 0.99) is said, with the way out;
 - a split whose labels are all equal is said, as its AUC is undefined and nothing can be learned from it.
 
-Cost: at most four row groups of training rows and two of validation rows are read, about 10 ms a feature.
+Most features are far from a leak, and a few thousand rows show it: only what is above 0.9 there is asked on all rows.
+
+Cost: at most four row groups of training rows and two of validation rows are read; about 1 ms a feature, 10 ms where a
+few thousand rows do not settle it.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ from ziggurat.features.schema import Schema, Task, column_of
 LEAK = 0.99
 _NUM_BINS = 256
 _MIN_CLASS = 20  # rows of each class, below which an AUC says nothing
+_NEAR_LEAK = 0.9  # in the first look, at so many held-out rows, and of numbers at so many training rows
+_FIRST_LOOK_ROWS, _FIRST_LOOK_NUMBERS = 8192, 16384
 _TRAIN_GROUPS, _HELD_OUT_GROUPS = 4, 2
 
 
@@ -79,6 +84,8 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
             continue
         for feature, is_dense in _features(inputs):
             columns = (seen[feature].combine_chunks(), held_out[feature].combine_chunks())
+            if _is_far(label, columns, y, y_out, is_dense=is_dense):
+                continue
             score = _number_score(columns, y) if is_dense else _id_score(columns, y)
             strength, what = _strength(label, score, y_out)
             if strength > LEAK:
@@ -87,6 +94,22 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
                     f"{name} rows): if it is known only afterwards, take it out of the schema"
                 )
     return warnings
+
+
+def _is_far(label: LabelSpec, columns: tuple[Any, Any], y: np.ndarray, y_out: np.ndarray, *, is_dense: bool) -> bool:
+    """Whether some of the rows show that a feature is no leak; only binary labels are settled so."""
+    some = np.arange(0, len(y_out), -(-len(y_out) // _FIRST_LOOK_ROWS))
+    if label.task is Task.REGRESSION or len(some) == len(y_out) or _too_few(label, y_out[some]):
+        return False
+    seen, held_out = columns[0], columns[1].take(pa.array(some))
+    if is_dense:
+        few = np.arange(0, len(y), -(-len(y) // _FIRST_LOOK_NUMBERS))
+        if _too_few(label, y[few]):
+            return False
+        score = _number_score((seen.take(pa.array(few)), held_out), y[few])
+    else:
+        score = _id_score((seen, held_out), y)
+    return _strength(label, score, y_out[some])[0] < _NEAR_LEAK
 
 
 def _sample(dataset: EncodedDataset, *, num_groups: int) -> pa.Table:
