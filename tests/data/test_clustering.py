@@ -9,6 +9,7 @@ import pytest
 
 from ziggurat.data.clustering import cluster_by_session
 from ziggurat.data.inspect.session_repeats import measure_sessions
+from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import DataError, SchemaError
 
 
@@ -168,6 +169,9 @@ def test_times_that_nobody_can_read_are_counted_and_last(tmp_path: Path) -> None
     assert pl.read_parquet(tmp_path / "out.parquet")["row"].to_list() == [3, 4, 0, 1, 2]
     assert done.without_time == 2
     frame.with_columns(at=pl.lit("soon")).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="'soon', and none in the first 5 rows"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=tmp_path / "no.parquet")
+    frame.with_columns(at=pl.lit(None, dtype=pl.String)).write_parquet(tmp_path / "log.parquet")
     with pytest.raises(DataError, match="none in any row"):
         cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=tmp_path / "no.parquet")
     assert not (tmp_path / "no.parquet").exists()
@@ -210,3 +214,19 @@ def test_the_separator_of_text_is_guessed(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("visit;at\na;1\nb;2\na;3\n")
     cluster_by_session([tmp_path / "log.csv"], session="visit", time="at", out=tmp_path / "out.parquet")
     assert pl.read_parquet(tmp_path / "out.parquet")["at"].to_list() in (["1", "3", "2"], ["2", "1", "3"])
+
+
+def test_what_is_no_time_is_refused_with_the_first_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    frames = RawSource.frames
+
+    def counted(self: RawSource):
+        for chunk in frames(self, chunk_rows=10):
+            read.append(chunk.num_rows)
+            yield chunk
+
+    monkeypatch.setattr(RawSource, "frames", counted)
+    log().with_columns(at=pl.lit("soon")).write_parquet(tmp_path / "log.parquet")
+    with pytest.raises(DataError, match="'soon'"):
+        cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=tmp_path / "no.parquet")
+    assert read == [10]

@@ -10,8 +10,9 @@ from ziggurat.cli.tables import print_line
 
 PREPARE_SUMMARY = "prepare the data of a recipe or config, alone or by many ranks, so that training starts at once"
 PREPARE_EPILOG = """Reads, checks, splits, fits and encodes; the result lies in the cache (ZIGGURAT_CACHE), where
-`ziggurat train` with the same settings of the data finds it. Ranks share the work, file by file, on any machines that
-see the cache. What ends early goes on when the same command is given again; what is finished is not done twice.
+`ziggurat train` with the same settings of the data finds it. Ranks share the work, file by file or by parts of large
+text files, on any machines that see the cache. What ends early goes on when the same command is given again; what is
+finished is not done twice.
 examples:
   ziggurat prepare table_dlrm --data.train ratings.parquet --schema my.toml
   ziggurat prepare criteo_dlrm --data.bad-rows quarantine
@@ -38,7 +39,11 @@ def prepare(options: argparse.Namespace, rest: list[str]) -> int:
     stored, _ = run_to_train(options)
     config = apply_settings(stored, settings_from(options, rest))
     is_first = os.environ.get("RANK", "0") == "0"
-    prepared = prepare_run(config, progress=show_progress() if is_first else None)
+    prepared = prepare_run(
+        config,
+        progress=show_progress() if is_first else None,
+        num_processes=int(os.environ.get("WORLD_SIZE", "1")),
+    )
     if is_first:
         for line in prepared.summary_lines():
             print_line(line)

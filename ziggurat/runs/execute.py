@@ -208,10 +208,7 @@ def train_run(
         ranks.on_first(lambda: _check_folder(run, resume=resume))
         if changes is not None:
             progress.say(sources_text(run, changes))
-        ranks.on_first(lambda: bool(raw_files(config, progress=progress)))  # fetched once
-        prepared = ranks.together(
-            lambda shown, number: prepare_run(config, progress=shown, num_processes=number), progress=progress
-        )
+        prepared = ranks.first_then_all(lambda shown: prepare_run(config, progress=shown), progress=progress)
         ranks.require_same_data(prepared)
         if changes is not None and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
             progress.say(note)

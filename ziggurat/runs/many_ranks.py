@@ -86,11 +86,15 @@ class Ranks:
         """Run `action` on rank 0; its result (plain data), or its error, on every rank."""
         return self._agreement.on_first(action)
 
-    def together(self, action: Callable[[Progress, int], T], *, progress: Progress) -> T:
-        """Run `action` on all ranks, told their number, to share its work; rank 0 shows it. All fail if one does."""
+    def first_then_all(self, action: Callable[[Progress], T], *, progress: Progress) -> T:
+        """Run `action` on rank 0, then on the others, which find its result in the cache; all fail if one does."""
         made: list[T] = []
-        shown = progress if self.is_first else NoProgress()
-        self._agreement.everywhere(lambda: made.append(action(shown, self._hosts.world_size)))
+
+        def run(shown: Progress) -> None:
+            made.append(action(shown))
+
+        self._agreement.on_first(lambda: run(progress))
+        self._agreement.everywhere(lambda: None if self.is_first else run(NoProgress()))
         return made[0]
 
     def require_same_data(self, prepared: PreparedData) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.data.preprocess.test_prepare import SCHEMA, raw_frame
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.fit.shard_fit import ShardReader
+from ziggurat.data.preprocess.fit.shards import Shard
 from ziggurat.data.preprocess.fit.work import Work
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.prepared import PreparedData
@@ -166,3 +167,26 @@ def test_notes_of_before_a_restart_of_the_machine_are_not_believed(tmp_path, mon
         assert work.note("unit") is None
         (work.folder / "torn.json").write_text('{"by"')
         assert work.note("torn") is None
+
+
+@pytest.mark.parametrize("by", [SplitBy.RANDOM, SplitBy.TIME])
+def test_a_large_text_file_is_cut_for_several_processes_and_no_byte_changes(tmp_path, monkeypatch, by):
+    some_files(tmp_path, kind="csv")
+    path = tmp_path / "2.csv"
+    path.write_text(path.read_text().replace("\n", "\n\n", 7))  # blank lines, which are bad rows
+    config = config_of((str(tmp_path / "0.csv"), str(path)), by)
+    whole = prepare(config, schema=FLAT, folder=tmp_path / "whole")
+    seen: list[Shard] = []
+    fit = ShardReader.fit
+
+    def noted(self: ShardReader, shard, **arguments):
+        seen.append(shard)
+        return fit(self, shard, **arguments)
+
+    monkeypatch.setattr(ShardReader, "fit", noted)
+    parts = prepare(config, schema=FLAT, folder=tmp_path / "parts", shard_bytes=1, num_processes=3)
+    assert [each.part is not None for each in seen].count(True) == 2
+    expected = content(whole)
+    assert {name for name, digest in content(parts).items() if expected[name] != digest} <= {"prepared.json"}
+    assert parts.summary.splits == whole.summary.splits
+    assert parts.summary.quarantined == whole.summary.quarantined

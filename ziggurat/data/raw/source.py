@@ -235,9 +235,7 @@ class RawSource:
         numbers, ids = hints
         if self.text.decimal is DecimalMark.COMMA:
             numbers = frozenset()  # polars would read "1.234" as well, as one or the other
-        for piece in read_text(
-            file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows, part=self._part
-        ):
+        for piece in read_text(file, columns=wanted, numbers=numbers, ids=ids, bad_rows=self.bad_rows, part=self._part):
             num_rows = piece.next_row
             if piece.spans:
                 yield from gather.rest()

@@ -133,9 +133,7 @@ def read_text(
         DataError: a bad row (policy ERROR), or a damaged file.
     """
     first_row = 0 if part is None else part.first_row
-    parser = _Parser(
-        file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows, next_row=first_row
-    )
+    parser = _Parser(file=file, columns=tuple(columns), numbers=numbers, ids=ids, bad_rows=bad_rows, next_row=first_row)
     with ByteStream(file.path) as stream, ThreadPoolExecutor(1, thread_name_prefix="read") as pool:
         if stream.read(len(file.header)) != file.header:
             raise _bad_file(

@@ -339,9 +339,11 @@ int64_t ziggurat_add(uint64_t* table, int32_t* table_numbers, int64_t bits, cons
                      int64_t* done) {
   const int64_t shift = 64 - bits;
   const uint64_t mask = (1ull << bits) - 1;
+  *done = 0;
   int64_t num_new = 0;
-  for (int64_t begin = 0; begin < size; begin += kBatch) {
-    const int64_t end = begin + kBatch < size ? begin + kBatch : size;
+  bool is_full = false;
+  for (int64_t begin = 0; begin < size && !is_full; begin += kBatch) {
+    int64_t end = begin + kBatch < size ? begin + kBatch : size;
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t slot = key_of(keys[i]) >> shift;
       __builtin_prefetch(table + slot, 1);
@@ -357,18 +359,22 @@ int64_t ziggurat_add(uint64_t* table, int32_t* table_numbers, int64_t bits, cons
       while (table[slot] != key && table[slot] != 0) slot = (slot + 1) & mask;
       if (table[slot] == 0) {
         if (num_new == most) {
-          *done = i;
-          return num_new;
+          is_full = true;
+          end = i;
+          break;
         }
         table[slot] = key;
         table_numbers[slot] = static_cast<int32_t>(next + num_new);
         places[num_new++] = i;
       }
       numbers[i] = table_numbers[slot];
-      if (counts) ++counts[numbers[i]];
+      if (counts) __builtin_prefetch(counts + numbers[i], 1);
     }
+    for (int64_t i = begin; counts && i < end; ++i) {
+      if (numbers[i] >= 0) ++counts[numbers[i]];
+    }
+    *done = end;
   }
-  *done = size;
   return num_new;
 }
 

@@ -97,7 +97,7 @@ def _filled(values: np.ndarray, missing: float) -> np.ndarray:
     if not absent.any():
         return values
     values = values.copy()
-    values[absent] = missing
+    np.copyto(values, missing, where=absent)
     return values
 
 
