@@ -9,15 +9,16 @@ from ziggurat.ops.dropout import dropout, dropout_reference, random_bits, relu_d
 
 @pytest.mark.parametrize("shape", [(5,), (37, 11), (0, 4), (3, 7, 2)])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_agrees_with_the_reference(shape: tuple[int, ...], p: float) -> None:
-    inputs = torch.randn(shape, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_agrees_with_the_reference(shape: tuple[int, ...], p: float, dtype: torch.dtype) -> None:
+    inputs = torch.randn(shape, dtype=dtype, requires_grad=True)
     twin = inputs.detach().clone().requires_grad_()
     torch.manual_seed(3)
     out = dropout(inputs, p=p, training=True)
     torch.manual_seed(3)
     expected = dropout_reference(twin, bits=random_bits(inputs.numel()).view(shape), p=p)
     torch.testing.assert_close(out, expected)
-    weights = torch.randn(shape)
+    weights = torch.randn(shape, dtype=dtype)
     (out * weights).sum().backward()
     (expected * weights).sum().backward()
     torch.testing.assert_close(inputs.grad, twin.grad)

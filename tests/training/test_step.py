@@ -89,6 +89,25 @@ def test_weight_decay_is_of_the_dense_network_alone(optimizer: DenseOptimizer) -
     assert before[users][unknown].any()
 
 
+def test_betas_are_those_of_adam() -> None:
+    model, plain = model_with(TableOptimizerKind.ADAM_DENSE), model_with(TableOptimizerKind.ADAM_DENSE)
+    config = replace(SGD, optimizer=DenseOptimizer.ADAM, learning_rate=0.01, beta1=0.5, beta2=0.7)
+    step, theirs = TrainStep(model, config), torch.optim.Adam(plain.parameters(), lr=0.01, betas=(0.5, 0.7))
+    for size in (64, 40, 16):
+        batch = one_batch(size)
+        step(batch)
+        theirs.zero_grad()
+        loss_of(plain(batch), batch.labels, batch.weights, inputs=plain.inputs).backward()
+        theirs.step()
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_betas_of_an_optimizer_that_has_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="adam or adamw"):
+        replace(SGD, beta2=0.98)
+
+
 def test_whole_table_l2_needs_dense_gradients() -> None:
     with pytest.raises(ConfigError, match="adam_dense"):
         TrainStep(model_with(TableOptimizerKind.ROWWISE_ADAGRAD), replace(SGD, embedding_l2=0.1))

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _LEVELS = 1 << 16
+_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def dropout_reference(inputs: Float[Tensor, "*shape"], *, bits: Int16[Tensor, "*shape"], p: float) -> Tensor:
@@ -59,7 +60,7 @@ def _level(p: float) -> int:
 
 
 def _applies(inputs: Tensor) -> bool:
-    plain = inputs.device.type == "cpu" and inputs.dtype is torch.float32 and inputs.is_contiguous()
+    plain = inputs.device.type == "cpu" and inputs.dtype in _DTYPES and inputs.is_contiguous()
     return plain and not torch.compiler.is_compiling()
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from ziggurat.data.balance.partition import Balance
 from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.typed import Count, CountOrNone, FloatOrZero, Fraction, PositiveFloat, checked
 
@@ -125,6 +126,8 @@ class TrainingConfig:
         learning_rate: of the dense network (and of dense-gradient tables).
         table_learning_rate: of fused tables (row-wise Adagrad, SGD, sparse Adam).
         optimizer: of the dense network.
+        beta1: β₁ of Adam and AdamW: how long the average of gradients remembers; the other optimizers have none.
+        beta2: β₂ of Adam and AdamW: the same of squared gradients.
         weight_decay: L2 on the weights of the dense network, in the gradient (decoupled for AdamW); never on tables,
             whose penalties are `embedding_l2` and `model.embedding.weight-decay`.
         embedding_l2: λ of (λ/2)·‖W‖² over *whole* tables at every step; needs dense-gradient tables (BARS).
@@ -153,6 +156,8 @@ class TrainingConfig:
     learning_rate: PositiveFloat = 1e-3
     table_learning_rate: FloatOrZero = 0.02
     optimizer: DenseOptimizer = DenseOptimizer.ADAM
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
     weight_decay: FloatOrZero = 0.0
     embedding_l2: FloatOrZero = 0.0
     clip_norm: FloatOrZero = 0.0
@@ -175,3 +180,13 @@ class TrainingConfig:
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def __post_init__(self) -> None:
+        is_adam = self.optimizer in (DenseOptimizer.ADAM, DenseOptimizer.ADAMW)
+        if not is_adam and (self.beta1, self.beta2) != (0.9, 0.999):
+            raise ConfigError(
+                expected="optimizer adam or adamw, which have β₁ and β₂",
+                found=f"beta1 = {self.beta1}, beta2 = {self.beta2} with optimizer {self.optimizer.value}",
+                where="training settings",
+                ways_out=("--training.optimizer adam", "--training.beta1 0.9 --training.beta2 0.999"),
+            )

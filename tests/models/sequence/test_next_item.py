@@ -20,7 +20,7 @@ from ziggurat.models import NextItem, NextItemConfig, build_model
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.next_item import LayerPreset, Positions
-from ziggurat.models.sequence.next_item_loss import NextItemLoss, NextItemNegatives
+from ziggurat.models.sequence.next_item_loss import Candidates, NextItemLoss, NextItemNegatives, next_item_losses
 from ziggurat.testing.batches import small_inputs
 
 NUM_ITEMS, LENGTH = 9, 6
@@ -118,16 +118,21 @@ def test_a_question_knows_when_it_is_asked_and_only_then() -> None:
 @pytest.mark.parametrize("length", list(VectorLength))
 @pytest.mark.parametrize("negatives", list(NextItemNegatives))
 @pytest.mark.parametrize("loss", list(NextItemLoss))
+@pytest.mark.parametrize("questions_per_draw", [0, 2, 4])
 def test_losses_are_those_of_plain_torch(
-    loss: NextItemLoss, negatives: NextItemNegatives, length: VectorLength
+    loss: NextItemLoss, negatives: NextItemNegatives, length: VectorLength, questions_per_draw: int
 ) -> None:
-    model = built(loss=loss, negatives=negatives, length=length, temperature=0.5)
+    settings: dict[str, Any] = {"loss": loss, "negatives": negatives, "length": length}
+    model = built(**settings, temperature=0.5, questions_per_draw=questions_per_draw)
     batch = batch_of([5, 0, 1, 3])
     outputs = model.forward_dense(model.embed(batch))
     sums = model.loss(outputs, batch)
     rows = outputs.named["candidate_rows"].tolist()
     counts = model.item_counts.clamp(min=1).double() / int(model.item_counts.sum())
-    size = len(rows)
+    per_draw = questions_per_draw if questions_per_draw and negatives is not NextItemNegatives.ALL else 9
+    size = NUM_ITEMS if negatives is NextItemNegatives.ALL else 5
+    assert len(rows) == size * -(-9 // per_draw)
+    per_draw = -(-9 // (len(rows) // size))  # shared out evenly
     expected = {
         NextItemNegatives.IN_BATCH: lambda row: size * counts[row],
         NextItemNegatives.MIXED: lambda row: size // 2 * counts[row] + (size - size // 2) / NUM_ITEMS,
@@ -137,10 +142,11 @@ def test_losses_are_those_of_plain_torch(
     for sample in range(batch.batch_size):
         mine = [*history[offsets[sample] : offsets[sample + 1]].tolist(), int(batch.single[0, sample])]
         for answer in mine[1:]:
-            scores = {row: score(model, states[at], row) for row in {answer, *rows}}
+            drawn = rows[at // per_draw * size :][:size]
+            scores = {row: score(model, states[at], row) for row in {answer, *drawn}}
             if loss is NextItemLoss.SOFTMAX and expected is not None:
                 scores = {row: value - math.log(expected(row)) for row, value in scores.items()}
-            wrong = [scores[row] for row in rows if row != answer]
+            wrong = [scores[row] for row in drawn if row != answer]
             if loss is NextItemLoss.SOFTMAX:
                 part = torch.logsumexp(torch.stack([scores[answer], *wrong]), 0) - scores[answer]
             else:
@@ -157,6 +163,22 @@ def test_losses_are_those_of_plain_torch(
     torch.testing.assert_close(sums.total.item(), total, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(sums.weight.item(), weight, rtol=1e-6, atol=1e-6)
     assert torch.equal(sums.weight, model.loss_weight(batch))
+
+
+@pytest.mark.parametrize("log_q", [False, True])
+def test_gradients_of_the_softmax_are_those_of_autograd(log_q: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    states, answers, vectors = (torch.randn(n, 4, generator=generator).double() for n in (7, 7, 10))
+    rows_P, rows = (torch.randint(3, 6, (n,), generator=generator) for n in (7, 10))
+    q = torch.rand(6, generator=generator).double().log() if log_q else None
+    leaves = [each.requires_grad_() for each in (states, answers, vectors)]
+
+    def ours(states: Tensor, answers: Tensor, vectors: Tensor) -> Tensor:
+        candidates = Candidates(vectors=vectors, rows=rows, num_draws=2, log_q=q)
+        scale = torch.full((1,), 3.0, dtype=torch.float64)
+        return next_item_losses(states, answers, rows_P, candidates=candidates, scale=scale, loss=NextItemLoss.SOFTMAX)
+
+    assert torch.autograd.gradcheck(ours, leaves)
 
 
 def score(model: NextItem, state: Tensor, row: int) -> Tensor:

@@ -61,6 +61,7 @@ from ziggurat.models.sequence.next_item_loss import (
     NextItemLoss,
     NextItemNegatives,
     draw_candidates,
+    draws_of,
     gbce_calibration,
     log_expected,
     next_item_losses,
@@ -109,7 +110,8 @@ class NextItemConfig:
         max_attention_length: events before itself that an event sees; 0: all.
         loss: softmax or gbce; see `next_item_loss.py`.
         negatives: which items an answer is told apart from.
-        num_negatives: how many, the same for all questions of a batch; unused with `all`.
+        num_negatives: how many; unused with `all`.
+        questions_per_draw: questions in a row that share one draw of negatives; 0: all of a batch; unused with `all`.
         gbce_t: 0 for plain BCE, 1 for scores that are fully calibrated.
         length: of vectors of questions and answers: unit or free.
         temperature: what scores are divided by. With free vectors 1 is usual.
@@ -130,7 +132,8 @@ class NextItemConfig:
     max_attention_length: CountOrNone = 0
     loss: NextItemLoss = NextItemLoss.SOFTMAX
     negatives: NextItemNegatives = NextItemNegatives.UNIFORM
-    num_negatives: Count = 512
+    num_negatives: Count = 128
+    questions_per_draw: CountOrNone = 128
     gbce_t: Annotated[float, Range(0, 1)] = 0.75
     length: VectorLength = VectorLength.UNIT
     temperature: PositiveFloat = 0.05
@@ -279,13 +282,15 @@ class NextItem(Model):
         batch, named, config = batch.expanded(), outputs.named, self.config
         rows_N, offsets_B1 = self.lists_of(batch, HISTORY)
         answers_N = answers_of(rows_N, batch.single[self._item], offsets_B1)
-        candidates_C = named[_ROWS]
+        num_draws = self._num_draws(len(rows_N))
+        size = len(named[_ROWS]) // num_draws
         candidates = Candidates(
             vectors=named[_CANDIDATES],
-            rows=candidates_C,
-            log_q=log_expected(self.item_counts, num_candidates=len(candidates_C), negatives=config.negatives),
+            rows=named[_ROWS],
+            num_draws=num_draws,
+            log_q=log_expected(self.item_counts, num_candidates=size, negatives=config.negatives),
             calibration=gbce_calibration(
-                num_candidates=len(candidates_C), num_items=len(self.item_counts) - NUM_RESERVED_ROWS, t=config.gbce_t
+                num_candidates=size, num_items=len(self.item_counts) - NUM_RESERVED_ROWS, t=config.gbce_t
             ),
         )
         losses_N = next_item_losses(
@@ -363,9 +368,18 @@ class NextItem(Model):
 
     def _draw(self, batch: Batch) -> Int64[Tensor, "C"]:
         """Rows of the candidates."""
-        answers_N = torch.cat([self.lists_of(batch, HISTORY)[0], batch.single[self._item]])
-        settings = {"negatives": self.config.negatives, "num_negatives": self.config.num_negatives}
-        return draw_candidates(answers_N, num_rows=len(self.item_counts), **settings)
+        history_N = self.lists_of(batch, HISTORY)[0]
+        return draw_candidates(
+            torch.cat([history_N, batch.single[self._item]]),
+            num_rows=len(self.item_counts),
+            negatives=self.config.negatives,
+            num_negatives=self.config.num_negatives,
+            num_draws=self._num_draws(len(history_N)),
+        )
+
+    def _num_draws(self, num_questions: int) -> int:
+        config = self.config
+        return draws_of(num_questions, negatives=config.negatives, questions_per_draw=config.questions_per_draw)
 
     def _weights(self, batch: Batch) -> Float[Tensor, "B 1"]:
         known_B1 = torch.where(batch.labels.isnan(), 0.0, batch.labels)

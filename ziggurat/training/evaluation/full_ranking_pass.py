@@ -152,8 +152,10 @@ class FullRanking:
             parts.append(self._had.pairs_of(batch.groups.cpu().numpy()[samples]))
         if not parts:
             return np.empty((0, 2), dtype=np.int64)
-        pairs = np.stack([np.concatenate(each) for each in zip(*parts, strict=True)], axis=1)
-        return np.unique(pairs[pairs[:, 1] >= 0], axis=0)
+        questions, items = (np.concatenate(each) for each in zip(*parts, strict=True))
+        known, num_items = items >= 0, self.items.num_rows
+        # One number a pair, which sorts ten times as fast as pairs do.
+        return np.stack(np.divmod(np.unique(questions[known] * num_items + items[known]), num_items), axis=1)
 
     def _of_histories(
         self, batch: Batch, samples: NDArray[np.int64]

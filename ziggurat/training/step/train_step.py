@@ -333,7 +333,7 @@ def _dense_optimizer(
 
     `tables` are those of `parameters` that weight decay leaves alone: `embedding_l2` is their penalty.
     """
-    rate, decay = config.learning_rate, config.weight_decay
+    rate, decay, betas = config.learning_rate, config.weight_decay, (config.beta1, config.beta2)
     whole = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
     parts = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
     # Torch's fused SGD and Adagrad do not know parts of weights; its one-kernel-a-step form (`foreach`) does.
@@ -348,9 +348,9 @@ def _dense_optimizer(
         groups.append({"params": parts, "fused": fused_parts, "foreach": not fused_parts})
     match config.optimizer:
         case DenseOptimizer.ADAM:
-            return torch.optim.Adam(groups, lr=rate, weight_decay=decay, fused=True)
+            return torch.optim.Adam(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
         case DenseOptimizer.ADAMW:
-            return torch.optim.AdamW(groups, lr=rate, weight_decay=decay, fused=True)
+            return torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
         case DenseOptimizer.ADAGRAD:
             return torch.optim.Adagrad(groups, lr=rate, weight_decay=decay, fused=True)
         case DenseOptimizer.SGD:
