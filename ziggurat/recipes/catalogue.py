@@ -24,7 +24,6 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.raw.source import FileFormat, RawSource
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, learnable
-from ziggurat.embeddings.config import EmbeddingConfig, TableInit
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
@@ -42,14 +41,12 @@ from ziggurat.models import (
 from ziggurat.models.blocks.dense_inputs import NumericInput
 from ziggurat.models.build import kind_of
 from ziggurat.models.dcn_v2 import CrossKind, Structure
-from ziggurat.models.sequence.next_item import LayerPreset, NextItemConfig
-from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
+from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import bars_tables, bars_training
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
-from ziggurat.training.config import Decay, DenseOptimizer, EarlyStopConfig, ScheduleConfig, TrainingConfig
-
-Recipe = Callable[[], RunConfig]
+from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
 DATA_DLRM = DLRMConfig(bottom=MLPConfig(hidden_dims=(512, 256)), top=MLPConfig(hidden_dims=(512, 256)))
 DATA_DCN_V2 = DCNv2Config(deep=MLPConfig(hidden_dims=(512, 256)))
@@ -57,13 +54,6 @@ DATA_TWO_TOWER = TwoTowerConfig(temperature=0.05)
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
 SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
-SMALL_EVENTS = EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=0.02)
-EVENTS_HSTU = NextItemConfig(embedding_dim=50, layers=LayerPreset.HSTU, embedding=SMALL_EVENTS)
-EVENTS_SASREC = NextItemConfig(embedding_dim=50, layers=LayerPreset.SASREC, embedding=SMALL_EVENTS)
-TABLE_EVENTS = (
-    NextItemConfig(layers=LayerPreset.HSTU, embedding=EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)),
-    NextItemConfig(layers=LayerPreset.SASREC, embedding=EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)),
-)
 _NEEDS_MORE = (DINConfig, TwoTowerConfig, NextItemConfig)  # a sequence, items, events
 _FITTED = {"table_dlrm": (SMALL_DLRM, DATA_DLRM), "table_dcn_v2": (SMALL_DCN_V2, DATA_DCN_V2)}
 
@@ -109,55 +99,6 @@ def _movielens_histories(model: ModelConfig) -> RunConfig:
     return replace(
         _movielens(model), dataset=DatasetConfig(name=name), table_schema=schema_for(name), training=training
     )
-
-
-def _movielens_events(model: ModelConfig) -> RunConfig:
-    name = "movielens-1m-events"
-    training = TrainingConfig(
-        epochs=100,
-        learning_rate=1e-3,
-        optimizer=DenseOptimizer.ADAM,
-        early_stop=EarlyStopConfig(metric="full_recall@10", patience=15),
-        evaluation_batch_size=512,
-        loader=LoaderConfig(batch_size=128),
-    )
-    return RunConfig(
-        dataset=DatasetConfig(name=name),
-        data=DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT)),
-        table_schema=schema_for(name),
-        model=model,
-        training=training,
-    )
-
-
-def _movielens_recipe(model: NextItemConfig) -> Recipe:
-    """The recipe `movielens_LAYERS` of a next-item model."""
-
-    def recipe() -> RunConfig:
-        return replace(_movielens_events(model), recipe=recipe.__name__)
-
-    recipe.__name__ = recipe.__qualname__ = f"movielens_{model.layers.value}"
-    recipe.__doc__ = f"{model.layers.name} on MovieLens-1M: the next film of each user, leave one out, full ranking."
-    return recipe
-
-
-def _table_events(model: NextItemConfig) -> Callable[[Schema], RunConfig]:
-    """The recipe `table_LAYERS` of a next-item model, for an event log."""
-
-    def recipe(schema: Schema) -> RunConfig:
-        training = TrainingConfig(
-            epochs=50,
-            early_stop=EarlyStopConfig(metric="full_recall@10", patience=5),
-            evaluation_batch_size=512,
-            loader=LoaderConfig(batch_size=128),
-        )
-        data = DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT))
-        name = f"table_{model.layers.value}"
-        return RunConfig(recipe=name, data=data, table_schema=schema, model=model, training=training)
-
-    recipe.__name__ = recipe.__qualname__ = f"table_{model.layers.value}"
-    recipe.__doc__ = f"{model.layers.name} on an event log of yours, next item: --data.train FILE --schema events.toml."
-    return recipe
 
 
 def _frappe(model: ModelConfig) -> RunConfig:
@@ -337,7 +278,7 @@ BARS_MODELS = (
 RECIPES: tuple[Callable[..., RunConfig], ...] = (
     *(_recipe("movielens", model, run=_movielens, about=about) for model, about in MOVIELENS_MODELS),
     _recipe("movielens", DATA_TWO_TOWER, run=_movielens_histories, about=_MOVIELENS_HISTORIES),
-    *(_movielens_recipe(model) for model in (EVENTS_SASREC, EVENTS_HSTU)),
+    *NEXT_ITEM_RECIPES,
     *(
         _recipe("frappe_bars", settings_named(kind, among=FRAPPE).model, run=_frappe_bars, about=about)
         for kind, about in BARS_MODELS
@@ -352,7 +293,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     mlperf_dcn_v2,
     *(_recipe("synthetic", model, run=_synthetic, about=_SYNTHETIC) for model in (DATA_DLRM, DATA_DCN_V2)),
     *(_table_recipe(cls) for cls in MODEL_CONFIGS if cls is not NextItemConfig),
-    *(_table_events(model) for model in TABLE_EVENTS),
+    *NEXT_ITEM_TABLE_RECIPES,
 )
 
 

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from ziggurat.data.datasets import fetch, frappe, schema_for
+from ziggurat.data.datasets.fetch import read_plain_or_gzip
 from ziggurat.errors import DataError, MissingFileError
 from ziggurat.features.schema import Categorical
 from ziggurat.testing.data import shared_data
@@ -121,9 +122,9 @@ def test_the_schema_has_the_ten_features(folder: Path):
 
 
 def test_a_gzip_bomb_is_read_no_further_than_the_file_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(frappe, "_MAX_BYTES", 1000)
+    monkeypatch.setitem(read_plain_or_gzip.__globals__, "_MAX_BYTES", 1000)
     (tmp_path / "whole.gz").write_bytes(gzip.compress(bytes(1000)))
-    assert frappe._read_plain_or_gzip(tmp_path, "whole") == bytes(1000)
+    assert read_plain_or_gzip(tmp_path / "whole", ways_out=()) == bytes(1000)
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(1_000_000)))
     with pytest.raises(DataError, match="more than 1,000 bytes when unpacked"):
-        frappe._read_plain_or_gzip(tmp_path, "bomb")
+        read_plain_or_gzip(tmp_path / "bomb", ways_out=())

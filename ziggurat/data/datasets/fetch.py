@@ -17,6 +17,7 @@ cached folder is compared with its manifest each time it is used, so a damaged f
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import shutil
 import subprocess
@@ -35,6 +36,7 @@ from ziggurat.errors import DataError, MissingDependencyError, MissingFileError
 from ziggurat.files import Format, sha256_of
 
 ROWS_PER_GROUP = 131_072
+_MAX_BYTES = 1 << 30  # of an unpacked file
 MANIFEST = Format(name="ziggurat.dataset", what="the manifest of a fetched data set", migrations={0: lambda it: it})
 
 
@@ -163,6 +165,33 @@ def _unreadable(where: str, found: str) -> DataError:
         where=where,
         ways_out=("download the archive again", "name the archive exactly as it was published"),
     )
+
+
+def read_plain_or_gzip(path: Path, *, ways_out: tuple[str, ...]) -> bytes:
+    """The bytes of a file, or those that `path` with .gz behind it unpacks to; also of a path that ends in .gz itself.
+
+    Args:
+        path: as it was published.
+        ways_out: where the file comes from.
+
+    Raises:
+        MissingFileError: neither is there.
+        DataError: the packed file is cut off or damaged, or larger than 1 GiB when unpacked.
+    """
+    if path.suffix != ".gz" and path.is_file():
+        return path.read_bytes()
+    packed = path if path.suffix == ".gz" else path.with_name(f"{path.name}.gz")
+    require_file(packed, expected=f"{path.name} or {packed.name}", ways_out=ways_out)
+    try:
+        with gzip.open(packed) as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise OSError(f"more than {_MAX_BYTES:,} bytes when unpacked")
+        return content
+    except (OSError, EOFError) as error:
+        raise DataError(
+            expected="a whole gzip file", found=str(error), where=str(packed), ways_out="download the file again"
+        ) from error
 
 
 def verify(data: bytes, *, sha256: str, where: str) -> bytes:

@@ -19,7 +19,6 @@ Ids are those of the libfm files: users 0 … 956, items 957 … 5038, then each
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
@@ -33,6 +32,7 @@ from ziggurat.data.datasets.fetch import (
     is_complete,
     open_archive,
     read_member,
+    read_plain_or_gzip,
     require_file,
     verify,
     write_dataset,
@@ -42,7 +42,6 @@ from ziggurat.features.schema import Categorical, Label, Schema
 from ziggurat.files import sha256_of
 
 NAME = "frappe"
-_MAX_BYTES = 1 << 30  # of an unpacked file; the largest has some 10 MB
 SPLITS = ("train", "valid", "test")
 CONTEXT = ("daytime", "weekday", "isweekend", "homework", "cost", "weather", "country", "city")
 COLUMNS = ("label", "user", "item", *CONTEXT)
@@ -136,28 +135,12 @@ def _from_log(folder: Path, *, seed: int) -> tuple[dict[str, pl.DataFrame], dict
     members = {"Mobile_Frappe.zip/frappe.csv": _LOG_SHA256}
     frames = {}
     for split, (name, sha256) in _LIBFM.items():
-        frames[split] = _parse_libfm(verify(_read_plain_or_gzip(folder, name), sha256=sha256, where=f"{folder}/{name}"))
+        data = read_plain_or_gzip(folder / name, ways_out=_WAYS)
+        frames[split] = _parse_libfm(verify(data, sha256=sha256, where=f"{folder}/{name}"))
         members[name] = sha256
         _verify_csv(_as_csv(frames[split]), split, where=f"{folder}/{name}, in the form of {split}.csv")
     frames["train"] = _rebuild_train(_positives(log), pl.concat([frames["valid"], frames["test"]]), seed=seed)
     return frames, members
-
-
-def _read_plain_or_gzip(folder: Path, name: str) -> bytes:
-    packed = folder / f"{name}.gz"
-    if (folder / name).is_file():
-        return (folder / name).read_bytes()
-    require_file(packed, expected=f"{name} or {name}.gz", ways_out=_WAYS)
-    try:
-        with gzip.open(packed) as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise OSError(f"more than {_MAX_BYTES:,} bytes when unpacked")
-        return content
-    except (OSError, EOFError) as error:
-        raise DataError(
-            expected="a whole gzip file", found=str(error), where=str(packed), ways_out="download the file again"
-        ) from error
 
 
 def _parse_libfm(data: bytes) -> pl.DataFrame:

@@ -1,0 +1,109 @@
+"""Recipes of next-item models: public event logs with leave one out, and event logs of one's own.
+
+As RecTools trains (len 200, d 50, 128 uniform negatives, τ 0.05, dropout 0.2, batches of 128 users, Adam with β₂ 0.98,
+the best of validation recall@10), but for two settings that validation data chose here: the learning rate begins at
+4e-3 and falls to 0 over 40 epochs (there: 1e-3, 100 epochs), and 128 questions share a draw of negatives (there: each
+has its own).
+
+Sources: the HSTU tutorial of MobileTeleSystems/RecTools; Beauty: gSASRec and eSASRec, arXiv 2308.07192 and 2508.06450.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ziggurat.data.datasets import schema_for
+from ziggurat.data.encoded.loader import LoaderConfig
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.embeddings.config import EmbeddingConfig, TableInit
+from ziggurat.features.schema import Schema
+from ziggurat.models import ModelConfig
+from ziggurat.models.sequence.next_item import LayerPreset, NextItemConfig
+from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
+
+Recipe = Callable[[], RunConfig]
+
+SMALL_EVENTS = EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=0.02)
+EVENTS_HSTU = NextItemConfig(embedding_dim=50, layers=LayerPreset.HSTU, embedding=SMALL_EVENTS)
+EVENTS_SASREC = NextItemConfig(embedding_dim=50, layers=LayerPreset.SASREC, embedding=SMALL_EVENTS)
+EVENTS_HSTU_LARGE = replace(EVENTS_HSTU, num_layers=8, num_heads=2)
+EVENTS_SASREC_WIDE = replace(EVENTS_SASREC, embedding_dim=64, dropout=0.5)
+TABLE_EVENTS = (
+    NextItemConfig(layers=LayerPreset.HSTU, embedding=EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)),
+    NextItemConfig(layers=LayerPreset.SASREC, embedding=EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)),
+)
+_NEXT_FILM = "{} on MovieLens-1M: the next film of each user, leave one out, full ranking."
+
+
+def _leave_one_out(model: ModelConfig, *, data: str) -> RunConfig:
+    """Next item of a public event log: as RecTools trains, but for rate and length, which validation data chose."""
+    training = TrainingConfig(
+        epochs=40,
+        learning_rate=4e-3,
+        beta2=0.98,
+        schedule=ScheduleConfig(decay=Decay.LINEAR),
+        evaluate_every=192,
+        early_stop=EarlyStopConfig(metric="full_recall@10"),
+        evaluation_batch_size=512,
+        loader=LoaderConfig(batch_size=128),
+    )
+    return RunConfig(
+        dataset=DatasetConfig(name=data),
+        data=DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT)),
+        table_schema=schema_for(data),
+        model=model,
+        training=training,
+    )
+
+
+def _events_recipe(name: str, model: NextItemConfig, *, data: str, about: str) -> Recipe:
+    """A recipe of a next-item model on a public event log."""
+
+    def recipe() -> RunConfig:
+        return replace(_leave_one_out(model, data=data), recipe=name)
+
+    recipe.__name__ = recipe.__qualname__ = name
+    recipe.__doc__ = about
+    return recipe
+
+
+def _table_events(model: NextItemConfig) -> Callable[[Schema], RunConfig]:
+    """The recipe `table_LAYERS` of a next-item model, for an event log."""
+
+    def recipe(schema: Schema) -> RunConfig:
+        training = TrainingConfig(
+            epochs=50,
+            early_stop=EarlyStopConfig(metric="full_recall@10", patience=5),
+            evaluation_batch_size=512,
+            loader=LoaderConfig(batch_size=128),
+        )
+        data = DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT))
+        name = f"table_{model.layers.value}"
+        return RunConfig(recipe=name, data=data, table_schema=schema, model=model, training=training)
+
+    recipe.__name__ = recipe.__qualname__ = f"table_{model.layers.value}"
+    recipe.__doc__ = f"{model.layers.name} on an event log of yours, next item: --data.train FILE --schema events.toml."
+    return recipe
+
+
+NEXT_ITEM_RECIPES: tuple[Recipe, ...] = (
+    _events_recipe("movielens_sasrec", EVENTS_SASREC, data="movielens-1m-events", about=_NEXT_FILM.format("SASRec")),
+    _events_recipe("movielens_hstu", EVENTS_HSTU, data="movielens-1m-events", about=_NEXT_FILM.format("HSTU")),
+    _events_recipe(
+        "movielens_hstu_large",
+        EVENTS_HSTU_LARGE,
+        data="movielens-1m-events",
+        about=_NEXT_FILM.format("HSTU with 8 layers of 2 heads"),
+    ),
+    _events_recipe(
+        "beauty_sasrec",
+        EVENTS_SASREC_WIDE,
+        data="beauty-events",
+        about="SASRec on Amazon Beauty (S3-Rec's file), leave one out, full ranking. Needs --dataset.source FILE.",
+    ),
+)
+NEXT_ITEM_TABLE_RECIPES = tuple(_table_events(model) for model in TABLE_EVENTS)
