@@ -5,6 +5,8 @@ lengths as users have them (log-normal). Torch pads to the longest: scaled_dot_p
 softmax; for SiLU two einsums with the same biases, which is what a layer without a kernel does. Cutting the result
 into jagged rows again is not counted.
 
+`mfalcon_4096_256`: 256 candidates behind a remembered history of 4,096 events, against the plain forward of both.
+
 The second question is the share of the machine's BF16 product rate (`ops/matmul_rate.py`, before each turn) that our
 attention reaches, counting only pairs that see each other. Its cases have `share_of_products` in their names, and
 their `ratio` is that share.
@@ -16,12 +18,16 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.harness import percentiles, say
+from benchmarks.next_item.remembered import remembered_case
 from benchmarks.report import Case, Report
 from ziggurat.features.jagged import offsets_of
 from ziggurat.ops.attention.choose import jagged_attention
@@ -195,19 +201,57 @@ def _seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def cost_by_pairs(*, rounds: int) -> list[str]:
-    """Whether time follows Σ n² of the real lengths: one long history among many short ones."""
-    notes = []
-    for lengths in ([2048], [2048, *[64] * 63], [1024] * 4, [256] * 64):
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Time of one batch of histories.
+
+    Args:
+        lengths: of the histories.
+        seconds: forward and backward.
+        pairs: that see each other.
+        padded: pairs of the same batch, padded to its longest history.
+    """
+
+    lengths: list[int]
+    seconds: float
+    pairs: int
+    padded: int
+
+    def note(self) -> str:
+        """For the report."""
+        return (
+            f"{len(self.lengths)} histories, longest {max(self.lengths)}: {self.seconds * 1e9 / self.pairs:.2f} ns a "
+            f"pair, forward and backward; {self.pairs:,} pairs (padded: {self.padded:,})"
+        )
+
+
+def cost_by_pairs(*, rounds: int) -> list[Cost]:
+    """Whether time follows Σ n² of the real lengths: one long history among many short ones, and equal ones."""
+    costs = []
+    mixes = ([256], [512], [1024], [2048], [4096], [2048, *[64] * 63], [4096, *[128] * 31], [1024] * 4, [256] * 64)
+    for lengths in mixes:
         contest = Contest(Setting(name="", lengths=lengths, heads=1, dim=64, form=AttentionForm.SILU))
         taken = statistics.median(_seconds(contest.run_ours) for _ in range(rounds))
-        pairs = attended_pairs(contest.layout)
         padded = len(lengths) * max(lengths) ** 2 // 2
-        notes.append(
-            f"{len(lengths)} histories, longest {max(lengths)}: {taken * 1e9 / pairs:.2f} ns a pair, "
-            f"forward and backward; {pairs:,} pairs (padded: {padded:,})"
-        )
-    return notes
+        costs.append(Cost(lengths=lengths, seconds=taken, pairs=attended_pairs(contest.layout), padded=padded))
+    return costs
+
+
+def plot_costs(costs: list[Cost], path: Path) -> None:
+    """Time over pairs that see each other, and over those of a padded batch."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for label, marker, pairs in (
+        ("pairs that see each other", "o", [each.pairs for each in costs]),
+        ("pairs of the padded batch", "x", [each.padded for each in costs]),
+    ):
+        axes.scatter(pairs, [1e3 * each.seconds for each in costs], marker=marker, label=label)
+    rate = statistics.median(each.seconds / each.pairs for each in costs)
+    ends = [min(each.pairs for each in costs), max(each.padded for each in costs)]
+    axes.plot(ends, [1e3 * rate * end for end in ends], color="grey", lw=1, label=f"{rate * 1e9:.1f} ns a pair")
+    axes.set(xscale="log", yscale="log", xlabel="pairs", ylabel="ms, forward and backward", title="One head of 64")
+    axes.legend()
+    figure.savefig(path, dpi=120)
 
 
 def run(*, quick: bool = False) -> Report:
@@ -220,5 +264,9 @@ def run(*, quick: bool = False) -> Report:
     )
     for setting in settings(quick=quick):
         report.cases += measure(setting, rounds=3 if quick else 7)
-    report.notes += cost_by_pairs(rounds=3 if quick else 7)
+    size = {"events": 512, "candidates": 64} if quick else {}
+    report.cases.append(remembered_case(rounds=3 if quick else 7, **size))
+    costs = cost_by_pairs(rounds=3 if quick else 7)
+    report.notes += [each.note() for each in costs]
+    report.plots.append(("attention_cost.png", partial(plot_costs, costs)))
     return report

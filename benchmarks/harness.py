@@ -28,7 +28,8 @@ from benchmarks.workload import Workload
 from ziggurat.errors import ConfigError, MissingDependencyError
 
 ROOT = Path(__file__).resolve().parent.parent
-PEER_PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+PEERS, RECTOOLS = ".venv-bench", ".venv-rectools"  # interpreters; the second has the versions that RecTools asks for
+PEER_PYTHON = ROOT / PEERS / "bin" / "python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ class Entry:
         samples_per_step: samples of one step; 0: the workload's batch size.
         env: further environment variables of the process (cache folders).
         group: what it is compared within (a panel of the plot); "": the workload's name.
+        venv: folder of the interpreter that runs it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Entry:
     samples_per_step: float = 0.0
     env: dict[str, str] = field(default_factory=dict)
     group: str = ""
+    venv: str = PEERS
 
     @property
     def group_name(self) -> str:
@@ -143,10 +146,11 @@ class Worker:
     """
 
     def __init__(self, entry: Entry, *, threads: int, first_steps: int = 1) -> None:
-        if not PEER_PYTHON.exists():
+        python = ROOT / entry.venv / "bin" / "python"
+        if not python.exists():
             raise MissingDependencyError(
-                expected="the interpreter of the peers, .venv-bench",
-                found=f"no {PEER_PYTHON}",
+                expected=f"the interpreter of the peers, {entry.venv}",
+                found=f"no {python}",
                 where="benchmarks/harness.py",
                 ways_out=("bash benchmarks/setup.sh (about 2 minutes)", "make bench does that and runs everything"),
             )
@@ -155,7 +159,7 @@ class Worker:
         env = {**os.environ, **entry.env, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
         env["PYTHONWARNINGS"] = "ignore"
         self._process = subprocess.Popen(
-            [str(PEER_PYTHON), "-m", entry.module],
+            [str(python), "-m", entry.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("BENCH_VERBOSE") else None,

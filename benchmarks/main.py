@@ -31,6 +31,7 @@ NAMES = {
     "two_tower": "retrieval on MovieLens-1M: all movies ranked, against factorisation and popularity; its chain",
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
+    "sequences": "next-item models: quality over seeds on MovieLens-1M and Beauty, speed against RecTools",
     "attention": "attention over histories of real lengths, against padded torch and the machine's products",
     "filters": "masks of filters over a million items, against polars on the same columns",
     "retrieval": "filtered vector search on one core: queries a second at recall@100 of 0.95, against faiss and ScaNN",
@@ -54,6 +55,7 @@ WITH_OPTIONS = (
     "serve",
     "shards",
     "two_tower",
+    "sequences",
 )
 
 

@@ -87,6 +87,7 @@ class Report:
         limits: samples/s by group, drawn into the plot.
         plots: further plots: file name and what draws it.
         tables: further Markdown tables.
+        figures: cases that are no comparison of rates, each with its "name"; in JSON they stand behind the others.
     """
 
     benchmark: str
@@ -100,6 +101,7 @@ class Report:
     extra: dict[str, object] = field(default_factory=dict)
     plots: list[tuple[str, Callable[[Path], None]]] = field(default_factory=list)
     tables: list[str] = field(default_factory=list)
+    figures: list[dict[str, object]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, object]:
         """Plain data, with machine, versions, commit and date."""
@@ -108,7 +110,7 @@ class Report:
             "claim": self.claim,
             **describe_run(),
             "command": self.command,
-            "cases": [asdict(case) | {"verdict": case.verdict} for case in self.cases],
+            "cases": [*(asdict(case) | {"verdict": case.verdict} for case in self.cases), *self.figures],
             "limits_samples_per_s": self.limits,
             "contestants": [measured.to_json() for measured in self.contestants],
             "skipped": self.skipped,

@@ -1,9 +1,20 @@
 #!/usr/bin/env bash
 # Makes .venv-bench beside this folder's parent: the interpreter in which the peers (TorchRec, FuxiCTR) and our own
 # contestant run, so that both sides have the same torch. Complete on its own; nothing is done when it is up to date.
+# `setup.sh rectools` makes .venv-rectools instead, with the same torch and the older numpy and pandas that RecTools needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python="${PYTHON:-python3}"
+if [[ ${1:-} == rectools ]]; then
+  stamp=.venv-rectools/.ready
+  [[ -e $stamp && $stamp -nt benchmarks/next_item/requirements.txt ]] && exit 0
+  echo "setting up .venv-rectools (about 2 minutes)"
+  [[ -x .venv-rectools/bin/python ]] || "$python" -m venv .venv-rectools
+  .venv-rectools/bin/pip install -qq --disable-pip-version-check --no-deps -r benchmarks/next_item/requirements.txt
+  .venv-rectools/bin/python -W ignore -c 'import torch, rectools.models; print(f"torch {torch.__version__}")'
+  touch "$stamp"
+  exit 0
+fi
 venv=.venv-bench
 stamp="$venv/.ready"
 

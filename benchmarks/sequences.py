@@ -1,0 +1,76 @@
+"""Next-item models on public event logs: quality over seeds against published figures, and speed against RecTools.
+
+    ml1m_sasrec, ml1m_hstu, ml1m_hstu_large, beauty_sasrec    HR@10 and NDCG@10 of the test, mean ± sd over seeds
+    ml1m_hstu_speed_rectools, ml1m_sasrec_…                   users/s of training epochs, one core, in turns
+    ml1m_hstu_speed_padded                                    the same against padded torch
+
+Leave one out with a stable sort, all items ranked but those a user had, weights chosen by validation; test data is read
+once a run. Finished runs are kept in the folder of `--runs` and read, not trained again: the benchmark can be stopped
+and taken up, and `--minutes` stops it. What is missing is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import RECTOOLS, ROOT, chosen
+from benchmarks.next_item.contest import others, speed
+from benchmarks.next_item.quality import SUBJECTS, beauty_file, collect, table
+from benchmarks.report import Report
+from ziggurat.cache import cache_folder
+from ziggurat.training.report.progress import show_progress
+
+CASES = (*SUBJECTS, "speed")
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """`--cases`, `--seeds`, `--minutes`, `--runs`."""
+    parser = argparse.ArgumentParser(prog="ziggurat bench sequences")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"out of {', '.join(CASES)}")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each case of quality")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no training after so long")
+    parser.add_argument("--runs", type=Path, help="folder of the runs (default: runs/sequences)")
+    return parser.parse_args(list(arguments))
+
+
+def run(*, quick: bool = False, options: argparse.Namespace) -> Report:
+    """Quality of all subjects (one seed of one epoch each if quick), then the contest of speed."""
+    names = chosen(options.cases, known=CASES, option="ziggurat bench sequences --cases")
+    report = Report(
+        benchmark="sequences",
+        claim="Next-item models on public event logs: quality over seeds, and speed against RecTools on one core.",
+        command="ziggurat bench sequences",
+    )
+    subjects = [name for name in names if name != "speed"]
+    if "beauty_sasrec" in subjects and not (beauty_file().exists() or (cache_folder() / "beauty-events").is_dir()):
+        subjects.remove("beauty_sasrec")
+        report.skipped.append(
+            "beauty_sasrec: Beauty.txt of S3-Rec is not here; ziggurat data fetch beauty-events --help"
+        )
+    out = options.runs or ROOT / "runs" / ("sequences_quick" if quick else "sequences")
+    found, left = collect(
+        subjects,
+        seeds=1 if quick else options.seeds,
+        out=out,
+        until=time.time() + 60 * options.minutes,
+        epochs=1 if quick else 0,
+        progress=show_progress(),
+    )
+    if found:
+        report.tables.append(table(found))
+    report.figures += [{"name": name} | each.summary() for name, each in found.items()]
+    report.skipped += [f"not finished: {each}" for each in left]
+    if "speed" not in names:
+        return report
+    if not (ROOT / RECTOOLS / "bin" / "python").exists():
+        report.skipped.append(f"speed: no {RECTOOLS}; bash benchmarks/setup.sh rectools makes it")
+        return report
+    report.notes.append(others())
+    cases, contestants = speed(quick=quick)
+    report.cases += cases
+    report.contestants += contestants
+    return report
