@@ -1,6 +1,6 @@
 """Whether tables fit the memory that there is, before any of it is taken.
 
-    bytes of a table  =  rows · D · 4                  weights
+    bytes of a table  =  rows · D · 4                  weights (FP32; see ops/row_formats for what other formats take)
                        + rows · 4, or rows · D · 8     state of row-wise Adagrad, or of Adam's two moments
                        + rows · D · 4                  gradients, with `adam_dense` alone: the other rules keep those of
                                                        touched rows
@@ -21,6 +21,7 @@ import torch
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.ops.machine_memory import Memory, memory_of, size_text
+from ziggurat.ops.row_formats import RowFormat
 
 _SHOWN = 3
 
@@ -41,26 +42,31 @@ class TableSize:
         num_rows: rows there.
         dim: columns there.
         optimizer: its update rule.
-        element_bytes: of a weight, and of each number of the state.
+        element_bytes: of a weight in FP32 or FP64, and of each number of the state.
+        row_format: what its rows are kept as.
     """
 
     num_rows: int
     dim: int
     optimizer: TableOptimizerKind
     element_bytes: int = 4
+    row_format: RowFormat = RowFormat.FP32
 
     @property
     def weight_bytes(self) -> int:
-        """Of the weights."""
-        return self.num_rows * self.dim * self.element_bytes
+        """Of what lookups read."""
+        if self.row_format is RowFormat.FP32:
+            return self.num_rows * self.dim * self.element_bytes
+        return self.num_rows * self.row_format.row_bytes(self.dim)
 
     @property
     def state_bytes(self) -> int:
-        """Of the optimizer's numbers."""
+        """Of the optimizer's numbers, and of the lower halves of split weights."""
         if self.optimizer is TableOptimizerKind.ADAM_DENSE:  # torch's Adam, over parameters
             return 2 * self.weight_bytes
         shapes = state_shapes(self.optimizer, num_rows=self.num_rows, dim=self.dim).values()
-        return sum(prod(shape) for shape in shapes) * self.element_bytes
+        beside = self.num_rows * self.row_format.beside_bytes(self.dim)
+        return sum(prod(shape) for shape in shapes) * self.element_bytes + beside
 
     @property
     def gradient_bytes(self) -> int:
@@ -78,7 +84,8 @@ class TableSize:
 
     def text(self, use: TableUse) -> str:
         """Rows, columns and bytes, in words."""
-        parts = [] if use is TableUse.STATE else [f"weights {size_text(self.weight_bytes)}"]
+        kind = "" if self.row_format is RowFormat.FP32 else f"{self.row_format.value} "
+        parts = [] if use is TableUse.STATE else [f"{kind}weights {size_text(self.weight_bytes)}"]
         if use is not TableUse.SCORING and self.state_bytes:
             parts.append(f"{self.optimizer.value} state {size_text(self.state_bytes)}")
         if use is TableUse.TRAINING and self.gradient_bytes:
@@ -129,6 +136,7 @@ def no_room(
     first = tables[largest[0]]
     adam = first.optimizer in (TableOptimizerKind.ADAM_DENSE, TableOptimizerKind.SPARSE_ADAM)
     cheaper = ("--model.embedding.optimizer rowwise_adagrad keeps one number for each row",)
+    fewer = ("--tables.weights int8 keeps a row in about a quarter of its bytes, int4 in an eighth",)
     return ConfigError(
         expected=f"tables that fit {memory.text()}",
         found=f"{total} for {use.value}{shared}: {shown}{more}",
@@ -137,6 +145,7 @@ def no_room(
             "fewer rows: num_rows of a hashing table, or min_count and max_rows of a vocabulary, in the schema",
             f"fewer columns: --model.embedding-dim, or embedding_dim of the table in the schema (now {first.dim})",
             *(cheaper if adam and use is not TableUse.SCORING else ()),
+            *(fewer if use is TableUse.TRAINING and first.row_format is RowFormat.FP32 else ()),
             "more ranks, each with a part of the rows: torchrun --nproc-per-node N, on more hosts; "
             "`ziggurat plan` says how many",
         ),

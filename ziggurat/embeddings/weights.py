@@ -11,7 +11,7 @@ so) before the first lookup: nothing is drawn that a checkpoint overwrites.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.row_formats import RowOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class TableWeights(nn.Module):
         for index, dim in enumerate(dict.fromkeys(place.dim for place in self.places.values())):
             num_rows = sum(place.num_rows for place in self.places.values() if place.storage == index)
             self._storages.append(make_storage(num_rows, dim))
+        self.name_rows({name: RowOrigin(table=name, first_row=0, num_rows=0) for name in self.places})
         self.is_open = True
         self._has_room = False
         self._tie_parameters()
@@ -122,18 +124,32 @@ class TableWeights(nn.Module):
             storage=self.storage(place.storage), first_row=place.first_row, num_rows=place.num_rows, key=key
         )
 
+    def name_rows(self, origins: Mapping[str, RowOrigin]) -> None:
+        """Tell storages which rows and columns of whole tables theirs are.
+
+        Args:
+            origins: row and column of each whole table where the table here begins; places in storages are filled in.
+        """
+        named: list[list[RowOrigin]] = [[] for _ in self._storages]
+        for name, place in self.places.items():
+            origin = replace(origins[name], first_row=place.first_row, num_rows=place.num_rows)
+            named[place.storage].append(origin)
+        for storage, mine in zip(self._storages, named, strict=True):
+            storage.name_rows(mine)
+
     @property
     def sizes(self) -> dict[str, TableSize]:
         """Rows and columns of the tables that lie in the memory of their device."""
         found = dict[str, TableSize]()
         for name, place in self.places.items():
             storage = self._storages[place.storage]
-            if isinstance(storage, MemoryStorage):
+            if storage.row_format is not None:
                 found[name] = TableSize(
                     num_rows=place.num_rows,
                     dim=place.dim,
                     optimizer=self.config.optimizer,
                     element_bytes=storage.dtype.itemsize,
+                    row_format=storage.row_format,
                 )
         return found
 
@@ -200,7 +216,10 @@ class TableWeights(nn.Module):
                     expected="tables in memory for dense gradients",
                     found=type(self.storage(self.places[name].storage)).__name__,
                     where="EmbeddingConfig.optimizer = adam_dense",
-                    ways_out="choose an optimizer of touched rows: rowwise_adagrad, sgd or sparse_adam",
+                    ways_out=(
+                        "choose an optimizer of touched rows: rowwise_adagrad, sgd or sparse_adam",
+                        "keep rows in FP32: --tables.weights fp32",
+                    ),
                 )
             if known is None:
                 # Not register_parameter: it refuses names with dots, which column names may have.

@@ -11,6 +11,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import MODEL_CONFIGS, ModelConfig, TowerModelConfig
@@ -98,6 +99,7 @@ class RunConfig:
         table_schema: what the columns mean.
         model: any model config, a built-in one or one of your own; `kind` tells which.
         training: everything else.
+        tables: what the rows of embedding tables are kept as.
         towers: groups of features, each behind a module as `model.tower_module` says; None for a flat model.
         parallel: how the ranks are used, if there are several.
         device: what it computes on; belongs to the machine, so that a run moves between GPUs and CPUs.
@@ -110,6 +112,7 @@ class RunConfig:
     table_schema: Schema
     model: Annotated[ModelConfig, Kinds(MODEL_CONFIGS)]
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    tables: TablesConfig = field(default_factory=TablesConfig)
     towers: Towers | None = None
     parallel: RanksConfig = field(default_factory=RanksConfig)
     device: Device = Device.AUTO
@@ -157,12 +160,14 @@ class RunConfig:
 
         Raises:
             PlanError: the towers do not fit the features of the schema.
-            ConfigError: sessions are to be shuffled and the schema has none; the model's config is none, the model
+            ConfigError: sessions are to be shuffled and the schema has none; tables are not in FP32 and their optimizer
+                has dense gradients; the model's config is none, the model
                 cannot have towers, their compression does not fit its tables, or there are settings of tower modules
                 and no towers; or the evaluation has no such metric as early stop names.
         """
         check_config_class(type(self.model))
         check_towers(self.model, self.towers)
+        self.tables.check(self.model.embedding)
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         schema = self.table_schema
         self._check_sessions()

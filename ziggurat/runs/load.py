@@ -358,7 +358,9 @@ def load_run(
     device = choose_device(config.device).device
     kernel = usable_kernel(config.model.embedding.kernel, device=device)
     settings = replace(config.model, embedding=replace(config.model.embedding, kernel=kernel))
-    model = build_model(settings, inputs, seed=config.training.seed, towers=config.towers, draw_tables=False)
+    made = config.tables.make_storage(seed=config.training.seed, is_trained=False)
+    how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
+    model = build_model(settings, inputs, seed=config.training.seed, **how)
     model.to(device)  # before its tables take memory; the checkpoint fills them
     store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
     if not store.steps():

@@ -258,7 +258,9 @@ def _trainer(request: RunRequest, *, data: PreparedData, progress: Progress) -> 
     config = request.config
     config.check()
     run = RunFolder(request.folder)
-    model = build_model(config.model, data.inputs, seed=config.training.seed)
+    seed = config.training.seed
+    made = config.tables.make_storage(seed=seed)
+    model = build_model(config.model, data.inputs, seed=seed, make_storage=made)
     model.embeddings.choose_kernel(BatchShape(batch_size=config.training.loader.batch_size))
     trainer = Trainer(
         model, config=config.training, train=data.train, valid=data.valid, folder=run.path, progress=progress

@@ -1,5 +1,6 @@
 """Where the rows of embedding tables lie: one door (`TableStorage`), and what stands behind it."""
 
+from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecisionStorage, format_of
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
 from ziggurat.embeddings.storage.quantised import QuantisedStorage, TablePrecision
@@ -7,6 +8,8 @@ from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, Table
 
 __all__ = [
     "WEIGHT",
+    "LowPrecision",
+    "LowPrecisionStorage",
     "MakeStorage",
     "MemoryStorage",
     "QuantisedStorage",
@@ -15,6 +18,7 @@ __all__ = [
     "TablePrecision",
     "TableStorage",
     "advise_huge_pages",
+    "format_of",
     "reader",
     "table_tensor",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
     state_shapes,
 )
+from ziggurat.ops.row_formats import RowFormat
 
 _HUGE_PAGE_BYTES = 2 << 20
 _MADV_HUGEPAGE = 14
@@ -71,6 +72,11 @@ class MemoryStorage(TableStorage):
         return self._device
 
     @property
+    def row_format(self) -> RowFormat:
+        """Numbers as they are."""
+        return RowFormat.FP32
+
+    @property
     def num_bytes(self) -> int:
         """Of weights and state, taken or still to be taken."""
         numbers = self.num_rows * self.dim + sum(tensor.numel() for tensor in self._state.values())
@@ -86,11 +92,9 @@ class MemoryStorage(TableStorage):
 
     def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
         """See `TableStorage.add_state`."""
-        self._state = {}
-        for key, shape in state_shapes(kind, num_rows=self.num_rows, dim=self.dim).items():
-            tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-            advise_huge_pages(tensor)
-            self._state[key] = tensor.fill_(initial_sum if key == "sum" else 0.0)
+        shapes = state_shapes(kind, num_rows=self.num_rows, dim=self.dim)
+        empty = torch.empty(0, dtype=self._dtype, device=self._device)
+        self._state = new_state(shapes, like=empty, initial_sum=initial_sum)
 
     def tensor(self, key: str = WEIGHT) -> Tensor:
         """The whole array, sharing memory."""
@@ -152,6 +156,22 @@ class MemoryStorage(TableStorage):
     def _state_of(self, step: Step) -> dict[str, Tensor]:
         """What the rule of a step needs; a plain gradient step on rows cut by columns needs none."""
         return {key: self._state[key] for key in state_keys(step.rule.kind)}
+
+
+def new_state(shapes: Mapping[str, tuple[int, ...]], *, like: Tensor, initial_sum: float) -> dict[str, Tensor]:
+    """What an optimizer keeps of rows, at its initial values.
+
+    Args:
+        shapes: of its arrays, by name; see `state_shapes`.
+        like: a tensor of the dtype and on the device that they shall have.
+        initial_sum: of row-wise Adagrad's accumulator.
+    """
+    state = {}
+    for key, shape in shapes.items():
+        tensor = like.new_empty(shape)
+        advise_huge_pages(tensor)
+        state[key] = tensor.fill_(initial_sum if key == "sum" else 0.0)
+    return state
 
 
 def advise_huge_pages(tensor: Tensor) -> bool:

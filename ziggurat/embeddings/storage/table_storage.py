@@ -48,6 +48,7 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.layout import check_rows
 from ziggurat.ops.lookup.reference import jagged_rows, single_rows
+from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 WEIGHT = "weight"  # name of the weights among the arrays of a storage
 CHUNK_BYTES = 16 << 20  # of the pieces in which checkpoints read and write
@@ -115,6 +116,23 @@ class TableStorage(ABC):
         del key
         return None
 
+    def name_rows(self, origins: Sequence[RowOrigin]) -> None:
+        """Learn which rows of which tables these are; a storage that rounds at random asks for it.
+
+        Args:
+            origins: of consecutive rows, in the order of the storage.
+        """
+        del origins
+
+    @property
+    def row_format(self) -> RowFormat | None:
+        """What rows are kept as in the memory of `device`; None for a storage that takes other memory than that."""
+        return None
+
+    def looked_up(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        """The weights of some rows as lookups read them: those of `gather`, unless the format keeps more."""
+        return self.gather(rows_N)
+
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """What `nn.Module.to` does to tensors; a storage that stays where it is refuses another device or dtype.
 
@@ -157,7 +175,7 @@ class TableStorage(ABC):
         single_SB = single_rows(layout, lookups) if layout.single else nothing.view(0, size)
         listed, lengths_JB = jagged_rows(layout, lookups) if layout.jagged else (nothing, nothing.view(0, size))
         distinct, inverse = torch.unique(torch.cat([single_SB.reshape(-1), listed]), return_inverse=True)
-        small = self.gather(distinct) if len(distinct) else self.gather(nothing.new_zeros(1))
+        small = self.looked_up(distinct if len(distinct) else nothing.new_zeros(1))
         slots = tuple(
             dataclasses.replace(
                 slot,

@@ -15,7 +15,7 @@ bits everywhere. The sum is made when the gradient is first asked for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -128,14 +128,16 @@ class ShardedTableOptimizer:
         tables = self._tables.local[1]
         cuts = self._cuts(tables)
         totals = self._add_up(cuts)
-        step = Step(rule=self.config.rule, learning_rate=lr)
+        number = self._columns.num_steps + 1
+        step = Step(rule=self.config.rule, learning_rate=lr, number=number)
+        plain = replace(PLAIN_STEP, number=number)
         for cut, total in zip(cuts, totals, strict=True):
             place = tables.tables.places[cut.shard.table]
             storage, rows = tables.tables.storage(place.storage), cut.part.rows + place.first_row
             accumulated = storage.gather(rows, key="sum") + total / cut.shard.table_columns
             storage.scatter(rows, accumulated, key="sum")
             gradient = plain_gradient(cut.part, accumulated=accumulated, step=step)
-            storage.apply(tables.kernel, gradient=SummedGradient(rows=rows, sums=gradient.sums), step=PLAIN_STEP)
+            storage.apply(tables.kernel, gradient=SummedGradient(rows=rows, sums=gradient.sums), step=plain)
         for recorded in tables.recorded:
             recorded.clear()
 

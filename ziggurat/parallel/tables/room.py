@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.room import TableSize, TableUse, bytes_of, no_room
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, format_of
 from ziggurat.ops.machine_memory import Memory, memory_of, size_text
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.tables.shards import RankShare
@@ -25,7 +26,12 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def check_room_of_ranks(
-    shares: Sequence[RankShare], *, config: EmbeddingConfig, topology: Topology, device: torch.device
+    shares: Sequence[RankShare],
+    *,
+    config: EmbeddingConfig,
+    topology: Topology,
+    device: torch.device,
+    make_storage: MakeStorage = MemoryStorage,
 ) -> None:
     """Refuse parts of tables that a machine's memory does not hold; collective.
 
@@ -34,6 +40,7 @@ def check_room_of_ranks(
         config: update rule.
         topology: the ranks.
         device: of this rank.
+        make_storage: makes what holds the rows, and says in how many bytes.
 
     Raises:
         ConfigError: on every rank; names the machine's ranks and the largest parts.
@@ -41,7 +48,8 @@ def check_room_of_ranks(
     if device.type == "meta":
         return
     memory = memory_of(device)
-    need = bytes_of(sizes_of(shares[topology.rank], config).values(), use=TableUse.TRAINING)
+    sizes = [sizes_of(share, config, make_storage=make_storage) for share in shares]
+    need = bytes_of(sizes[topology.rank].values(), use=TableUse.TRAINING)
     told = [_memory_id(device), topology.rank, need, memory.free_bytes, memory.total_bytes]
     rows = _gathered(told)
     for machine in dict.fromkeys(row[0] for row in rows):
@@ -54,7 +62,7 @@ def check_room_of_ranks(
         others = f", and {size_text(all_need - row[2])} on the other ranks of that machine" if len(here) > 1 else ""
         ranks = ", ".join(str(rank) for rank, _ in here[:8]) + (", …" if len(here) > 8 else "")
         raise no_room(
-            sizes_of(shares[row[1]], config),
+            sizes[row[1]],
             use=TableUse.TRAINING,
             memory=Memory(total_bytes=total, free_bytes=free, owner=f"memory of {_plural(here)} {ranks}"),
             where=f"parts of tables on rank {worst}, before memory is taken for them",
@@ -62,14 +70,21 @@ def check_room_of_ranks(
         )
 
 
-def sizes_of(share: RankShare, config: EmbeddingConfig) -> dict[str, TableSize]:
-    """Rows and columns that a rank holds, with the padding row in front of a block."""
+def sizes_of(
+    share: RankShare, config: EmbeddingConfig, *, make_storage: MakeStorage = MemoryStorage
+) -> dict[str, TableSize]:
+    """Rows and columns that a rank holds in memory, with the padding row in front of a block."""
+    shards = [shard for group in share.groups for shard in group.shards]
+    formats = [format_of(make_storage, dim=shard.num_columns) for shard in shards]
     return {
         shard.table: TableSize(
-            num_rows=shard.num_rows + shard.num_padding, dim=shard.num_columns, optimizer=config.optimizer
+            num_rows=shard.num_rows + shard.num_padding,
+            dim=shard.num_columns,
+            optimizer=config.optimizer,
+            row_format=row_format,
         )
-        for group in share.groups
-        for shard in group.shards
+        for shard, row_format in zip(shards, formats, strict=True)
+        if row_format is not None
     }
 
 

@@ -9,7 +9,7 @@ holds and no others (`ziggurat/embeddings/initial_rows.py`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,19 +18,20 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.embeddings.initial_rows import initial_rows
-from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, format_of
 from ziggurat.embeddings.storage.part import reader
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.row_formats import RowOrigin
 from ziggurat.parallel.tables.ids import LocalIds
 from ziggurat.parallel.tables.room import check_room_of_ranks
 from ziggurat.parallel.tables.shards import RankShare, Shard, cut_tables, share_of
 from ziggurat.parallel.tables.table_shard import TableShard, table_shard
 from ziggurat.parallel.topology import Topology
-from ziggurat.plan import Plan
+from ziggurat.plan import Placement, Plan
 
 
 class ShardedTables(nn.Module):
@@ -46,7 +47,7 @@ class ShardedTables(nn.Module):
         device: where the tables are made.
 
     Raises:
-        PlanError: a table has dense gradients, or cannot be cut as the plan says.
+        PlanError: a table has dense gradients, or cannot be cut as the plan says (rows of codes not by columns).
         ConfigError: the parts of a machine's ranks are larger than its memory; on every rank.
 
     Attributes:
@@ -81,8 +82,11 @@ class ShardedTables(nn.Module):
         self.shards = cut_tables(plan, inputs, dim=config.dim)
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
-        if make_storage is MemoryStorage:
-            check_room_of_ranks(self.shares, config=config, topology=topology, device=torch.device(device))
+        _check_cuts(self.shards, make_storage)
+        if format_of(make_storage, dim=config.dim) is not None:
+            check_room_of_ranks(
+                self.shares, config=config, topology=topology, device=torch.device(device), make_storage=make_storage
+            )
         # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
         self.local = tuple(
             EmbeddingTables(group.inputs, config, seed=None, make_storage=make_storage).to(device)
@@ -90,6 +94,7 @@ class ShardedTables(nn.Module):
         )
         self._topology = topology
         for tables, group in zip(self.local, self.mine.groups, strict=True):
+            tables.tables.name_rows({shard.table: _origin(shard) for shard in group.shards})
             for shard in group.shards:
                 rows = tables.tables.rows(shard.table)
                 rows.write(PADDING_ROW, torch.zeros(1, *rows.shape[1:]))
@@ -257,6 +262,29 @@ class ShardedTables(nn.Module):
                 self._load(shard, reader(given))
         if len(missing_keys) + len(error_msgs) == num_wrong:
             self.mark_filled()
+
+
+def _origin(shard: Shard) -> RowOrigin:
+    """Which row and column of the whole table a rank's part begins with, padding in front counted."""
+    row = shard.first_row - shard.num_padding
+    return RowOrigin(table=shard.table, first_row=0, num_rows=0, table_row=row, table_column=shard.first_column)
+
+
+def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage) -> None:
+    """Refuse to cut columns of rows that are codes between two ends of the whole row."""
+    for name, parts in shards.items():
+        shard = parts[0]
+        row_format = format_of(make_storage, dim=shard.table_columns)
+        if shard.placement is Placement.COLUMN_WISE and row_format is not None and row_format.has_codes:
+            raise PlanError(
+                expected=f"a placement that keeps rows whole, for rows in {row_format.value}",
+                found=shard.placement.value,
+                where=f"plan, table {name!r}",
+                ways_out=(
+                    f"place the table {Placement.ROW_WISE.value} or {Placement.TABLE_WISE.value}",
+                    "--tables.weights bf16 or split_bf16, whose numbers stand alone",
+                ),
+            )
 
 
 def tables_of(model: nn.Module) -> Iterator[TableWeights | ShardedTables]:

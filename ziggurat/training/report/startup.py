@@ -10,12 +10,13 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ziggurat.embeddings.room import TableSize
 from ziggurat.models import Model, flops_per_sample, num_parameters
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import FieldMix
@@ -80,6 +81,7 @@ class ModelFacts:
 
     Args:
         parameters: of tables, and of everything else.
+        tables: what their rows take in memory and are kept as, in words.
         flops: of one training step, a sample.
         towers: the section on towers; empty for a flat model.
         has_dots: whether it multiplies vectors pairwise.
@@ -87,6 +89,7 @@ class ModelFacts:
     """
 
     parameters: ParameterCount
+    tables: str
     flops: int
     towers: dict[str, dict[str, str]]
     has_dots: bool
@@ -97,6 +100,7 @@ class ModelFacts:
         """The facts of a model that is not parallel yet."""
         return ModelFacts(
             parameters=num_parameters(model),
+            tables=_tables_text(model.embeddings.tables.sizes.values()),
             flops=flops_per_sample(model).total,
             towers=tower_section(model),
             has_dots=any(isinstance(module, PairwiseDot) for module in model.modules()),
@@ -122,11 +126,10 @@ def startup_report(
     model, config = step.model, step.config
     facts = facts or ModelFacts.of(model)
     tables = model.inputs.tables
-    table_bytes = 4 * facts.parameters.embedding
     training = {
         "dense network": f"{facts.parameters.dense:,} weights, {facts.flops / 1e6:.2f} MFLOP a sample and step, "
         f"{config.optimizer.value}",
-        "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {table_bytes / 2**20:,.1f} MiB",
+        "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {facts.tables}",
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
         "torch.compile": _compile_line(step),
         "memory": step.memory,
@@ -146,6 +149,11 @@ def startup_report(
             "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
         }
     )
+
+
+def _tables_text(sizes: Collection[TableSize]) -> str:
+    formats = ", ".join(dict.fromkeys(size.row_format.value for size in sizes))
+    return f"{sum(size.weight_bytes for size in sizes) / 2**20:,.1f} MiB in {formats or 'a storage of their own'}"
 
 
 def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:

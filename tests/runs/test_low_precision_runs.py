@@ -1,0 +1,57 @@
+"""A run with tables in few bits trains, goes on bit for bit, is loaded in its format, and says what it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.runs.test_initial_tables import TEACHER
+from ziggurat.config import override
+from ziggurat.data.synthetic.teacher import SyntheticTeacher
+from ziggurat.embeddings.storage import LowPrecisionStorage
+from ziggurat.errors import ConfigError
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.recipes.run_config import DatasetConfig, RunConfig
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.load import load_run
+from ziggurat.training.records.run_folder import STARTUP, RunFolder
+
+
+def config_of(row_format: str, *, epochs: int = 2, optimizer: str = "rowwise_adagrad") -> RunConfig:
+    config = dataclasses.replace(
+        recipe_named("synthetic_dlrm"),
+        teacher=TEACHER,
+        table_schema=SyntheticTeacher(TEACHER).schema(),
+        dataset=DatasetConfig(name="synthetic", rows=400),
+    )
+    settings = {"model.embedding.kernel": "torch", "training.precision": "fp32", "training.epochs": str(epochs)}
+    settings |= {"model.bottom.hidden-dims": "8", "model.top.hidden-dims": "8", "tables.weights": row_format}
+    return override(config, settings | {"model.embedding.optimizer": optimizer})
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    row_format = "int4"
+    train_run(config_of(row_format), folder=tmp_path / "whole")
+    train_run(config_of(row_format, epochs=1), folder=tmp_path / "resumed")
+    train_run(config_of(row_format), folder=tmp_path / "resumed", resume=True)
+    whole, resumed = (load_run(tmp_path / name) for name in ("whole", "resumed"))
+    for name in whole.model.embeddings.tables.places:
+        assert torch.equal(whole.model.embeddings.table(name), resumed.model.embeddings.table(name)), name
+    storage = whole.model.embeddings.tables.storage(0)
+    assert isinstance(storage, LowPrecisionStorage)
+    assert storage.num_bytes == storage.num_rows * storage.row_format.row_bytes(storage.dim)
+    report = STARTUP.read(RunFolder(tmp_path / "whole").startup)
+    assert report["Training"]["tables"].endswith(f"in {row_format}")
+    with pytest.raises(ConfigError, match=r"tables\.weights"):
+        train_run(config_of("int8", epochs=3), folder=tmp_path / "resumed", resume=True)
+
+
+def test_dense_gradients_are_refused_before_data_is_read(tmp_path: Path) -> None:
+    wrong = config_of("int8", optimizer="adam_dense")
+    with pytest.raises(ConfigError, match="a gradient for every row"):
+        train_run(wrong, folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,218 @@
+"""LowPrecisionStorage: tables that are trained in BF16, split BF16, INT8 or INT4.
+
+    lookup    distinct rows of the batch ──► FP32, as many as the batch has ──► pooled
+    update    rows of the gradient ──► FP32 ──► the exact rule ──► rounded, and kept
+
+There is no FP32 copy of a table at any time: the rows of a batch alone are ever numbers. The optimizer's state stays
+FP32. An update is rounded at random by default, with noise that is a function of (seed, table, step, row, column)
+(`ops/row_formats/noise.py`): a run repeats bit for bit, goes on bit for bit from a checkpoint, and rows are rounded
+alike wherever a plan puts them.
+
+What is read and written in chunks (initial weights, checkpoints) is FP32, rounded to the nearest when it is written.
+Rows that were read from the same format come back as the same numbers, so a checkpoint holds no codes, and fits tables
+of any format.
+
+The formats are in `ops/row_formats`; arXiv 2010.11305 trains in INT8 and INT4, arXiv 2005.04680 in split BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages, new_state
+from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage, state_keys
+from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind, state_shapes
+from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
+from ziggurat.ops.row_formats.reference import decode, encode, join, row_dtype, row_width, split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowPrecision:
+    """Makes storages of a row format: what `make_storage` wants.
+
+    Args:
+        row_format: what rows are kept as. Tables so narrow that it would save nothing keep FP32 (INT8 of one column
+            takes five bytes).
+        rounding: of updates.
+        seed: of the random numbers of updates.
+        is_trained: False leaves out what only updates need: the lower halves of split BF16.
+    """
+
+    row_format: RowFormat
+    rounding: Rounding = Rounding.STOCHASTIC
+    seed: int = 0
+    is_trained: bool = True
+
+    def __call__(self, num_rows: int, dim: int) -> TableStorage:
+        """An empty storage."""
+        if self.format_of(dim) is RowFormat.FP32:
+            return MemoryStorage(num_rows, dim)
+        return LowPrecisionStorage(num_rows, dim, settings=self)
+
+    def format_of(self, dim: int) -> RowFormat:
+        """What rows of so many columns are kept as."""
+        saves = self.row_format.row_bytes(dim) < RowFormat.FP32.row_bytes(dim)
+        return self.row_format if saves else RowFormat.FP32
+
+
+def format_of(make_storage: MakeStorage, *, dim: int) -> RowFormat | None:
+    """What rows of a width will be kept as in memory; None if the maker does not say."""
+    if make_storage is MemoryStorage:
+        return RowFormat.FP32
+    return make_storage.format_of(dim) if isinstance(make_storage, LowPrecision) else None
+
+
+class LowPrecisionStorage(TableStorage):
+    """Tables of one dim in the memory of one device, in few bits, trained.
+
+    Args:
+        num_rows: R.
+        dim: D.
+        settings: format, rounding and seed.
+    """
+
+    def __init__(self, num_rows: int, dim: int, *, settings: LowPrecision) -> None:
+        super().__init__(num_rows, dim)
+        self.settings = settings
+        self._device = torch.device("cpu")
+        self._arrays: tuple[Tensor, Tensor | None] | None = None
+        self._state: dict[str, Tensor] = {}
+        self._noise = RowNoise((), seed=settings.seed)
+
+    @property
+    def row_format(self) -> RowFormat:
+        """What rows are kept as."""
+        return self.settings.row_format
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What kernels compute with: float32."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows and state are."""
+        return self._device
+
+    @property
+    def num_bytes(self) -> int:
+        """Of rows, lower halves and state, taken or still to be taken."""
+        beside = self.row_format.beside_bytes(self.dim) if self.settings.is_trained else 0
+        rows = self.num_rows * (self.row_format.row_bytes(self.dim) + beside)
+        return rows + sum(tensor.nbytes for tensor in self._state.values())
+
+    def name_rows(self, origins: Sequence[RowOrigin]) -> None:
+        """See `TableStorage.name_rows`."""
+        self._noise = RowNoise(origins, seed=self.settings.seed)
+
+    def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
+        """See `TableStorage.add_state`."""
+        shapes = state_shapes(kind, num_rows=self.num_rows, dim=self.dim)
+        self._state = new_state(shapes, like=torch.empty(0, device=self._device), initial_sum=initial_sum)
+
+    def tensor(self, key: str = WEIGHT) -> Tensor | None:
+        """The optimizer's arrays are tensors; weights in few bits are none that may be changed in place."""
+        return None if key == WEIGHT else self._state[key]
+
+    def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """Some rows, as updates see them: in FP32 where the format is split."""
+        if key != WEIGHT:
+            return self._state[key].index_select(0, rows_N)
+        rows, lower = self._kept()
+        return self._decoded(rows.index_select(0, rows_N), None if lower is None else lower.index_select(0, rows_N))
+
+    def looked_up(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        """Some rows, as lookups read them: upper halves alone where the format is split."""
+        return decode(self._kept()[0].index_select(0, rows_N), self.row_format, dim=self.dim)
+
+    def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """Replace some rows, rounded to the nearest."""
+        if key == WEIGHT:
+            self._keep(rows_N, values, words_N=None)
+        else:
+            self._state[key].index_copy_(0, rows_N, values)
+
+    def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """Consecutive rows: a copy of weights, a view of the optimizer's numbers."""
+        chosen = slice(first_row, first_row + num_rows)
+        if key != WEIGHT:
+            return self._state[key][chosen]
+        rows, lower = self._kept()
+        return self._decoded(rows[chosen], None if lower is None else lower[chosen])
+
+    def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """Replace consecutive rows, rounded to the nearest."""
+        if key != WEIGHT:
+            self._state[key][first_row : first_row + len(values)].copy_(values)
+            return
+        chosen = slice(first_row, first_row + len(values))
+        for kept, new in zip(self._kept(), self._encoded(values.to(self._device), words_N=None), strict=True):
+            if kept is not None and new is not None:
+                kept[chosen] = new
+
+    def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
+        """Apply the rule to the rows of a summed gradient in FP32, and round each once."""
+        rows = gradient.rows
+        if len(rows) == 0:
+            return
+        weight = self.gather(rows)
+        state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
+        renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)
+        kernel.apply(weight, state=state, gradient=renamed, step=step)
+        at_random = self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
+        self._keep(rows, weight, words_N=self._noise.words(rows, step=step.number) if at_random else None)
+        for key, values in state.items():
+            self._state[key].index_copy_(0, rows, values)
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move rows and state to another device; refuse another dtype, as storages elsewhere do."""
+        device = fn(torch.empty(0, device=self._device)).device
+        if fn(torch.empty(0, device=self._device)).dtype != self.dtype:
+            super().move(fn)
+        self._device = device
+        if self._arrays is not None:
+            rows, lower = self._arrays
+            self._arrays = rows.to(device), None if lower is None else lower.to(device)
+        self._state = {key: tensor.to(device) for key, tensor in self._state.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Format, rounding and bytes, for the start-up report."""
+        exact = self.row_format is RowFormat.SPLIT_BF16
+        return {
+            "rows": self.row_format.value,
+            "rounding": "none" if exact else self.settings.rounding.value,
+            "row_bytes": self.row_format.row_bytes(self.dim),
+            "device": str(self._device),
+        }
+
+    def _kept(self) -> tuple[Tensor, Tensor | None]:
+        """The rows, and the lower halves where there are any; takes their memory at the first use."""
+        if self._arrays is None:
+            shape = self.num_rows, row_width(self.row_format, self.dim)
+            rows = torch.empty(shape, dtype=row_dtype(self.row_format), device=self._device)
+            advise_huge_pages(rows)
+            lower = None
+            if self.row_format is RowFormat.SPLIT_BF16 and self.settings.is_trained:
+                lower = torch.empty_like(rows)
+                advise_huge_pages(lower)
+            self._arrays = rows, lower
+        return self._arrays
+
+    def _decoded(self, rows: Tensor, lower: Tensor | None) -> Float[Tensor, "N D"]:
+        return decode(rows, self.row_format, dim=self.dim) if lower is None else join(rows, lower)
+
+    def _encoded(self, values: Tensor, *, words_N: Int64[Tensor, "N"] | None) -> tuple[Tensor, Tensor | None]:
+        if self.row_format is RowFormat.SPLIT_BF16:
+            return split(values)
+        return encode(values, self.row_format, words_N=words_N), None
+
+    def _keep(self, rows_N: Int64[Tensor, "N"], values: Tensor, *, words_N: Int64[Tensor, "N"] | None) -> None:
+        for kept, new in zip(self._kept(), self._encoded(values, words_N=words_N), strict=True):
+            if kept is not None and new is not None:
+                kept.index_copy_(0, rows_N, new)

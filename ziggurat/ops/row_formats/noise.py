@@ -1,0 +1,90 @@
+"""Random numbers for rounding, as a function of (seed, table, step, row, column) and of nothing else.
+
+A generator with a state would give other numbers for another order of rows, another number of threads, or another
+number of ranks. These are counted instead: whoever updates row 17 of a table at step 40 rounds it alike.
+
+    key   = first 64 bits of sha256("rounding/<seed>/<table>")
+    word  = lower 32 bits of mix(mix(key + step·G) + row·G)                 one for each row and step
+    noise = mix32(word + (column + 1)·0x9E3779B9)   modulo 2^32             32 bits; column −1 is the row's own
+
+`mix` and G are those of splitmix64 (`ziggurat.features.hashing`); mix32 is a bijection of the same build:
+
+    mix32(z) : z ⊕= z ≫ 16; z ·= 0x7FEB352D; z ⊕= z ≫ 15; z ·= 0x846CA68B; z ⊕= z ≫ 16
+
+References: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (counters in place of a state);
+Steele, Lea and Flood, OOPSLA 2014 (splitmix64); constants of mix32: Wellons, "Prospecting for hash functions", 2018.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ziggurat.features.hashing import GOLDEN, mix
+
+_WORD = 0xFFFFFFFF
+_STRIDE = 0x9E3779B9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOrigin:
+    """Which rows of which table some rows of a storage are.
+
+    Args:
+        table: its name.
+        first_row: of the storage.
+        num_rows: of the storage.
+        table_row: row of the table that `first_row` is; −1 where a padding row lies in front of a part.
+        table_column: column of the table that the storage's first column is.
+    """
+
+    table: str
+    first_row: int
+    num_rows: int
+    table_row: int = 0
+    table_column: int = 0
+
+
+class RowNoise:
+    """Noise for the rows of a storage.
+
+    Args:
+        origins: what its rows are, in the order of the storage.
+        seed: of the run.
+    """
+
+    def __init__(self, origins: Sequence[RowOrigin], *, seed: int) -> None:
+        self.origins = tuple(origins)
+        self.first_rows = np.array([origin.first_row for origin in self.origins], dtype=np.int64)
+        self._shifts = np.array([origin.table_row - origin.first_row for origin in self.origins], dtype=np.int64)
+        self._columns = np.array([origin.table_column for origin in self.origins], dtype=np.int64)
+        self._keys = np.array([_key(seed, origin.table) for origin in self.origins], dtype=np.uint64)
+
+    def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"]:
+        """The word of each row of the storage at a step; columns are counted from the storage's own first one."""
+        rows = rows_N.cpu().numpy()
+        place = np.searchsorted(self.first_rows, rows, side="right") - 1
+        keys = mix(self._keys + np.array([step], dtype=np.uint64) * GOLDEN)[place]
+        words = mix(keys + (rows + self._shifts[place]).astype(np.uint64) * GOLDEN) & np.uint64(_WORD)
+        shifted = words.astype(np.int64) + self._columns[place] * _STRIDE & _WORD
+        return torch.from_numpy(shifted).to(rows_N.device)
+
+
+def noise(words_N: Int64[Tensor, "N"], columns_C: Int64[Tensor, "C"]) -> Int64[Tensor, "N C"]:
+    """32 random bits for each row and column."""
+    z = (words_N.unsqueeze(1) + (columns_C + 1) * _STRIDE) & _WORD
+    z = z ^ (z >> 16)
+    z = z * 0x7FEB352D & _WORD
+    z = z ^ (z >> 15)
+    z = z * 0x846CA68B & _WORD
+    return z ^ (z >> 16)
+
+
+def _key(seed: int, table: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"rounding/{seed}/{table}".encode()).digest()[:8], "little")
