@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from ziggurat.models import NextItem as NextItem
     from ziggurat.models import NextItemConfig as NextItemConfig
     from ziggurat.models import Outputs as Outputs
+    from ziggurat.models import SequenceRanker as SequenceRanker
+    from ziggurat.models import SequenceRankerConfig as SequenceRankerConfig
     from ziggurat.models import TowerLayer as TowerLayer
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
@@ -139,6 +141,8 @@ _HOMES = {
         "XDeepFMConfig",
         "NextItem",
         "NextItemConfig",
+        "SequenceRanker",
+        "SequenceRankerConfig",
         "TwoTower",
         "TwoTowerConfig",
         "DCNv2Config",

@@ -44,7 +44,7 @@ from ziggurat.testing.ranks import RankFailure, run_ranks
 from ziggurat.training.config import DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.step.train_step import TrainStep
 
-KINDS = tuple(config().kind for config in MODEL_CONFIGS if config().kind != "next_item")  # made of events
+KINDS = tuple(config().kind for config in MODEL_CONFIGS if config().kind not in ("next_item", "sequence_ranker"))
 TOWER_KINDS = ("dlrm", "dcn_v2", "dnn", "wukong", "dhen")
 RATES = (0.05, 0.05)
 LIMIT = 2e-3  # of the length of an update; Adam turns the noise of tiny gradients into steps of full size

@@ -1,9 +1,11 @@
-"""The next-item model on several ranks as on one device: histories, candidates and positions."""
+"""Models of events on several ranks as on one device: histories, candidates and positions, questions that are cut."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from tests.models.sequence import test_ranker
 from tests.models.sequence.test_next_item import INPUTS, batch_of
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
@@ -54,6 +56,20 @@ def check(rank: int, plan_json: Any, model_json: Any) -> None:
                 tolerance=Tolerance(fields=1e-6, others=3e-6),
             )
 
+    tables = (*plan.tables, TablePlacement(table="country", placement=Placement.TABLE_WISE, ranks=(0,)))
+    candidates = test_ranker.batch_of([(4, 3), (0, 1), (6, 4), (1, 2)])  # a rank's share ends inside a question
+    for settings in test_ranker.VARIANTS[:2]:
+        for dense, num_parts in ((DenseParallelism.DDP, 1), (DenseParallelism.FSDP, 2)):
+            ranker = replace(test_ranker.SMALL, num_layers=1, embedding=model.embedding, **settings)
+            assert_same_as_single_device(
+                lambda ranker=ranker: build_model(ranker, test_ranker.INPUTS, seed=3),
+                replace(plan, tables=tables),
+                batch=candidates,
+                config=ParallelConfig(dense=dense),
+                num_parts=num_parts,
+                tolerance=Tolerance(fields=1e-6, others=3e-6),
+            )
 
-def test_next_item_equals_one_device() -> None:
+
+def test_models_of_events_equal_one_device() -> None:
     run_ranks(check, 2, to_json(PLAN), to_json(MODEL))

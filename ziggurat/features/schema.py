@@ -331,9 +331,10 @@ class Schema:
             self.items.check({feature.name: feature.kind for feature in self.features})
         if self.events is not None:
             roles = {"group": self.group, "time": self.time}
-            taken = {"[[label]]": bool(self.labels), "weight": bool(self.weight), "session": bool(self.session)}
+            taken = {"weight": bool(self.weight), "session": bool(self.session)}
             kinds = {feature.name: feature.kind for feature in self.features}
-            self.events.check(kinds, items=self.items, roles=roles, taken=taken)
+            columns, labels = ({each.name: column_of(each) for each in some} for some in (self.features, self.labels))
+            self.events.check(kinds, items=self.items, roles=roles, taken=taken, labels=labels, columns=columns)
         object.__setattr__(self, "_by_name", {feature.name: feature for feature in self.features})
         object.__setattr__(self, "_tables", {table.name: table for table in self.tables})
         used = {table_of(feature) for feature in self.features}
@@ -372,6 +373,8 @@ class Schema:
         for name in ("missing_texts", "items", "events"):
             if not state[name]:
                 del state[name]
+        if self.events is not None:
+            state["events"] = self.events.to_state()
         for label in state["labels"]:
             for name in ("positive", "negative"):
                 if not label[name]:

@@ -74,6 +74,8 @@ from ziggurat.models.retrieval.two_tower_choices import Temperature as Temperatu
 from ziggurat.models.retrieval.two_tower_choices import UserVectors as UserVectors
 from ziggurat.models.sequence.next_item import NextItem as NextItem
 from ziggurat.models.sequence.next_item import NextItemConfig as NextItemConfig
+from ziggurat.models.sequence.ranker import SequenceRanker as SequenceRanker
+from ziggurat.models.sequence.ranker import SequenceRankerConfig as SequenceRankerConfig
 from ziggurat.models.towers.layer import TowerLayer as TowerLayer
 from ziggurat.models.towers.layer import build_tower_module as build_tower_module
 from ziggurat.models.towers.modules import TowerModule as TowerModule

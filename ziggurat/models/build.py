@@ -37,6 +37,7 @@ from ziggurat.models.logistic_regression import LogisticRegressionConfig
 from ziggurat.models.masknet import MaskNetConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
 from ziggurat.models.sequence.next_item import NextItemConfig
+from ziggurat.models.sequence.ranker import SequenceRankerConfig
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
@@ -112,6 +113,7 @@ BuiltInConfig = (
     | DINConfig
     | TwoTowerConfig
     | NextItemConfig
+    | SequenceRankerConfig
 )
 MODEL_CONFIGS: tuple[type[Any], ...] = get_args(BuiltInConfig)
 

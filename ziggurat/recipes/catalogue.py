@@ -19,6 +19,7 @@ from typing import Any, cast
 from ziggurat.arguments import check_arguments
 from ziggurat.data.datasets import schema_for
 from ziggurat.data.datasets.criteo import mlperf_schema
+from ziggurat.data.encoded.epoch_stream import Shuffle
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
@@ -36,6 +37,7 @@ from ziggurat.models import (
     LogisticRegressionConfig,
     MLPConfig,
     ModelConfig,
+    SequenceRankerConfig,
     TwoTowerConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
@@ -45,6 +47,7 @@ from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import bars_tables, bars_training
+from ziggurat.recipes.rankers import movielens_hstu_ranker
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
@@ -54,7 +57,7 @@ DATA_TWO_TOWER = TwoTowerConfig(temperature=0.05)
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
 SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
-_NEEDS_MORE = (DINConfig, TwoTowerConfig, NextItemConfig)  # a sequence, items, events
+_NEEDS_MORE = (DINConfig, TwoTowerConfig, NextItemConfig, SequenceRankerConfig)  # a sequence, items, events
 _FITTED = {"table_dlrm": (SMALL_DLRM, DATA_DLRM), "table_dcn_v2": (SMALL_DCN_V2, DATA_DCN_V2)}
 
 
@@ -195,7 +198,10 @@ def table_run(model: ModelConfig, schema: Schema, *, recipe: str = "") -> RunCon
         recipe: its name in files; "": `table_` and the model's kind.
     """
     split = SplitConfig(by=SplitBy.TIME if schema.time else SplitBy.RANDOM)
-    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1))
+    # Candidates of events are asked together: a batch has whole questions, so that a history is computed once.
+    has_questions = schema.events is not None and bool(schema.labels)
+    loader = LoaderConfig(shuffle=Shuffle.SESSION_LANES, batch_size=1024) if has_questions else LoaderConfig()
+    training = TrainingConfig(epochs=3, early_stop=EarlyStopConfig(patience=1), loader=loader)
     return RunConfig(
         recipe=recipe or f"table_{model.kind}",
         data=DataConfig(split=split),
@@ -248,7 +254,11 @@ def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
         return table_run(table_model(cls), schema)
 
     name = cls.__name__.removesuffix("Config")
-    needs = {DINConfig: " with a sequence", TwoTowerConfig: " whose schema has [items]"}.get(cls, "")
+    needs = {
+        DINConfig: " with a sequence",
+        TwoTowerConfig: " whose schema has [items]",
+        SequenceRankerConfig: " whose schema has [events] and a [[label]]",
+    }.get(cls, "")
     recipe.__name__ = recipe.__qualname__ = f"table_{kind_of(cls)}"
     recipe.__doc__ = f"{name} on any table of yours{needs}: --data.train FILE --schema my.toml."
     return recipe
@@ -279,6 +289,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     *(_recipe("movielens", model, run=_movielens, about=about) for model, about in MOVIELENS_MODELS),
     _recipe("movielens", DATA_TWO_TOWER, run=_movielens_histories, about=_MOVIELENS_HISTORIES),
     *NEXT_ITEM_RECIPES,
+    movielens_hstu_ranker,
     *(
         _recipe("frappe_bars", settings_named(kind, among=FRAPPE).model, run=_frappe_bars, about=about)
         for kind, about in BARS_MODELS

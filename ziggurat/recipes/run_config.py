@@ -138,9 +138,15 @@ class RunConfig:
             f"batch_size={training.loader.batch_size}, learning_rate={training.learning_rate}, seed={training.seed})"
         )
 
+    @property
+    def _has_sessions(self) -> bool:
+        """Candidates of events are asked together: a question is a session."""
+        schema = self.table_schema
+        return bool(schema.session or (schema.events is not None and schema.labels))
+
     def _check_sessions(self) -> None:
         shuffle = self.training.loader.shuffle
-        if shuffle in (Shuffle.SESSIONS, Shuffle.SESSION_LANES) and not self.table_schema.session:
+        if shuffle in (Shuffle.SESSIONS, Shuffle.SESSION_LANES) and not self._has_sessions:
             raise ConfigError(
                 expected=f"a schema with a session, for --training.loader.shuffle {shuffle.value}",
                 found="a schema without one",

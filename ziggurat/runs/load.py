@@ -35,10 +35,11 @@ from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data
 from ziggurat.runs.display import html_of, text_of
 from ziggurat.runs.embeddings import embeddings_of
+from ziggurat.runs.events.candidate_scores import predict_of_events
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.many_ranks import Ranks
-from ziggurat.runs.next_items import next_items_frame, predict_next
+from ziggurat.runs.next_items import next_items_frame
 from ziggurat.runs.scoring import (
     FileReading,
     as_polars,
@@ -202,7 +203,7 @@ class Run:
     ) -> Any:
         """Score raw data: `row` (position in the data), the kept columns, and one column a label; see `scoring.py`.
 
-        Of a run on events: the ten next items of each user of an event log; see `next_items`.
+        Of a run on events: the ten next items of each user of an event log; with labels: a score for each event.
 
         Labels, weights and groups need not be there. Rank 0 has the scores; a file appears only when it is complete.
 
@@ -223,7 +224,7 @@ class Run:
         keep = (keep,) if isinstance(keep, str) else tuple(keep)
         check_data(data)
         if self.config.table_schema.events is not None:
-            return predict_next(self, data, out=out, keep=keep, bad_rows=bad_rows)
+            return predict_of_events(self, data, out=out, keep=keep, bad_rows=bad_rows, progress=progress)
         schema = output_schema(self, data, keep=keep)
         if out is not None:
             check_output(out, schema)

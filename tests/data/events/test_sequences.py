@@ -217,11 +217,11 @@ def test_bad_events_are_refused_with_their_place(
     [
         ({"group": ""}, "no roles: group"),
         ({"items": None}, "no [items]"),
-        ({"labels": (Label(name="action"),)}, "[[label]]"),
+        ({"weight": "action"}, "weight"),
         ({"events": Events()}, "'action'"),
         ({"group": "history"}, "'history'"),
         ({"group": "item"}, "'item'"),
-        ({"events": Events(actions=("action", "kind"))}, "both"),
+        ({"events": Events(actions=("action", "kind"))}, "in more than one place"),
     ],
 )
 def test_a_schema_of_events_has_its_parts(change: dict[str, Any], words: str) -> None:

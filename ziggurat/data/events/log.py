@@ -10,18 +10,21 @@ Times are whole numbers of any unit, or dates, and are kept exactly. Refused, wi
 of 32 bits puts two minutes into one moment), no time, user or item, and times that lie in the future by the clock of
 this machine. The unit of a whole number follows from its size: below 10^11 seconds, below 10^14 milliseconds, …
 
-Memory: 16 bytes an event, 4 more for each feature, and twice that while they are sorted.
+Where events are ranked ([[label]] in the schema) the columns of the labels are carried along as the files have them.
+An event has all of its labels, and is then a candidate, or none of them, and is then history alone.
+
+Memory: 16 bytes an event, 4 more for each feature, what carried columns take, and twice that while they are sorted.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from ziggurat.data.preprocess.values.cells import Faults, canonical_text, with_nulls, wrong_type
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
@@ -43,6 +46,8 @@ class EventLog:
         times: (N,) rising within a user.
         columns: categorical values of each feature, by its name.
         user_ids: the raw id of each user, by number.
+        carried: columns as the files have them, by name.
+        rows: (N,) where each event stands in the files, if rows were asked for.
         num_unsorted: events that stood in the files after a later one of their user.
         num_equal: events at the time of the one before of their user.
     """
@@ -51,6 +56,8 @@ class EventLog:
     times: Int64[np.ndarray, " N"]
     columns: dict[str, pl.Series]
     user_ids: pl.Series
+    carried: dict[str, pl.Series] = field(default_factory=dict)
+    rows: Int64[np.ndarray, " N"] | None = None
     num_unsorted: int = 0
     num_equal: int = 0
 
@@ -59,25 +66,35 @@ class EventLog:
         """How many users there are."""
         return len(self.user_ids)
 
+    def has_all(self, columns: Iterable[str]) -> Bool[np.ndarray, " N"]:
+        """Which events have a value in each of these carried columns; none without columns."""
+        found = [self.carried[name].is_not_null().to_numpy() for name in columns]
+        return np.logical_and.reduce(found) if found else np.zeros(len(self.users), dtype=np.bool_)
+
     def bounds(self) -> Int64[np.ndarray, " U+1"]:
         """Where the events of each user begin, and where those of the last one end."""
         return np.searchsorted(self.users, np.arange(self.num_users + 1))
 
 
-def read_events(chunks: Iterable[RawChunk], schema: Schema, *, bad_rows: BadRows) -> EventLog:
+def read_events(
+    chunks: Iterable[RawChunk], schema: Schema, *, bad_rows: BadRows, carried: Sequence[str] | None = None
+) -> EventLog:
     """Check and sort the events of all files.
 
     Args:
         chunks: all events, with the columns of the schema.
         schema: with events.
         bad_rows: where events with faults go.
+        carried: columns to carry along with the rows' numbers; None: the columns of the labels, without numbers.
 
     Raises:
         SchemaError: a column is absent, or cannot be what it is for; times in floats, for example.
-        DataError: an event without user, item or time, or in the future (policy ERROR); no event at all; events of
-            one user at one time, where that is refused.
+        DataError: an event without user, item or time, or in the future, or with some of its labels (policy ERROR);
+            no event at all; events of one user at one time, where that is refused.
     """
-    parts = [_read_chunk(chunk, schema, bad_rows) for chunk in chunks]
+    of_labels = tuple(dict.fromkeys(column_of(label) for label in schema.labels))
+    names = of_labels if carried is None else tuple(dict.fromkeys(carried))
+    parts = [_read_chunk(chunk, schema, bad_rows, carried=names, is_asked=carried is not None) for chunk in chunks]
     parts = [part for part in parts if part.height]
     if not parts:
         raise DataError(
@@ -86,7 +103,7 @@ def read_events(chunks: Iterable[RawChunk], schema: Schema, *, bad_rows: BadRows
             where="the event log",
             ways_out=("check the files", "look at the quarantine"),
         )
-    frame = pl.concat(parts)
+    frame = pl.concat(parts, how="vertical_relaxed")
     users = frame["user:"].to_physical().to_numpy().astype(np.int64)
     # Users by their first event: the numbers of categories depend on what else the process has read.
     known, first, users = np.unique(users, return_index=True, return_inverse=True)
@@ -101,6 +118,8 @@ def read_events(chunks: Iterable[RawChunk], schema: Schema, *, bad_rows: BadRows
         times=times[order],
         columns={feature.name: frame[feature.name][order] for feature in schema.features},
         user_ids=frame["user:"][np.sort(first)].cast(pl.String),
+        carried={name: frame[f"carried:{name}"][order] for name in names},
+        rows=None if carried is None else frame["row:"].to_numpy()[order],
         num_unsorted=int((same_user & (np.diff(times[by_user]) < 0)).sum()),
         num_equal=int((same_user & (np.diff(times[order]) == 0)).sum()),
     )
@@ -108,8 +127,10 @@ def read_events(chunks: Iterable[RawChunk], schema: Schema, *, bad_rows: BadRows
     return log
 
 
-def _read_chunk(chunk: RawChunk, schema: Schema, bad_rows: BadRows) -> pl.DataFrame:
-    """The usable events of a chunk: `user:`, `time:`, and the features by name."""
+def _read_chunk(
+    chunk: RawChunk, schema: Schema, bad_rows: BadRows, *, carried: Sequence[str], is_asked: bool
+) -> pl.DataFrame:
+    """The usable events of a chunk: `user:`, `time:`, `row:`, `carried:…`, and the features by name."""
     chunk = with_nulls(chunk, schema.missing_texts)
     faults = Faults(chunk=chunk)
     assert schema.events is not None, "asked by who reads events"
@@ -121,7 +142,12 @@ def _read_chunk(chunk: RawChunk, schema: Schema, bad_rows: BadRows) -> pl.DataFr
             chunk, column_of(feature), faults, role=f"feature {name!r}", may_miss=name != schema.items.id
         )
     times = _times(chunk, schema.time, faults, future=schema.events.future_times)
-    frame = pl.DataFrame({"time:": times, **columns})
+    of_labels = {column_of(label) for label in schema.labels}
+    raw = {name: _as_nulls(chunk.column(name)) if name in of_labels else chunk.column(name) for name in carried}
+    if not is_asked:
+        _refuse_some_labels(raw, schema, faults)
+    columns |= {f"carried:{name}": series for name, series in raw.items()}
+    frame = pl.DataFrame({"time:": times, "row:": chunk.global_rows, **columns})
     return frame.filter(pl.Series(faults.report(bad_rows))) if faults.found else frame
 
 
@@ -135,6 +161,33 @@ def _ids(chunk: RawChunk, column: str, faults: Faults, *, role: str, may_miss: b
         for index in texts.is_null().arg_true().to_list():
             _missing(faults, index, column=column, role=role)
     return texts.cast(pl.Categorical)
+
+
+def _as_nulls(series: pl.Series) -> pl.Series:
+    """A carried column, whose NaN and empty texts are no values."""
+    if isinstance(series.dtype, pl.Categorical | pl.Enum):
+        series = series.cast(pl.String)
+    if series.dtype.is_float():
+        return series.fill_nan(None)
+    return series.set((series == "").fill_null(False), None) if series.dtype == pl.String else series
+
+
+def _refuse_some_labels(raw: Mapping[str, pl.Series], schema: Schema, faults: Faults) -> None:
+    """An event has all of its labels, or none."""
+    labels = {column_of(label): label.name for label in schema.labels if column_of(label) in raw}
+    if len(labels) < 2:
+        return
+    missing = pl.DataFrame([raw[column].is_null().alias(column) for column in labels])
+    for index in missing.select(pl.any_horizontal(pl.all()) & ~pl.all_horizontal(pl.all())).to_series().arg_true():
+        without = [column for column in labels if missing[column][index]]
+        faults.add(
+            index,
+            column=without[0],
+            reason=BadReason.MISSING,
+            expected="all labels of an event (a candidate), or none of them (history alone)",
+            found=f"none for {', '.join(labels[column] for column in without)}, of {', '.join(labels.values())}",
+            ways_out=("fill the column", "rank by fewer labels", "put such events aside: --data.bad-rows quarantine"),
+        )
 
 
 def _missing(faults: Faults, index: int, *, column: str, role: str) -> None:

@@ -73,6 +73,29 @@ def by_time(
     Raises:
         ConfigError: too few distinct times.
     """
+    valid_from, test_from = time_cuts(log, fractions=fractions)
+    total = len(log.times)
+    bounds = log.bounds()
+    cut = bounds[:-1] + np.bincount(log.users[log.times < valid_from], minlength=log.num_users)
+    train = _training(bounds[:-1], cut, max_length=max_length, windows=windows)
+    later = np.flatnonzero((log.times >= valid_from) & (np.arange(total) > bounds[:-1][log.users]))
+    is_test = log.times[later] >= test_from
+    parts = [
+        _asked(bounds[:-1][log.users[some]], some, max_length=max_length) for some in (later[~is_test], later[is_test])
+    ]
+    return train, parts[0], parts[1]
+
+
+def time_cuts(log: EventLog, *, fractions: tuple[float, float]) -> tuple[int, int]:
+    """The times from which events are for validation, and for the test: about these shares of them.
+
+    Args:
+        log: the events.
+        fractions: of validation and test.
+
+    Raises:
+        ConfigError: too few distinct times.
+    """
     times = np.sort(log.times)
     total = len(times)
     cuts = [times[min(total - 1, round(total * (1 - share)))] for share in (sum(fractions), fractions[1])]
@@ -85,15 +108,7 @@ def by_time(
             where="split by time",
             ways_out=("other fractions: --data.split.valid-fraction, --data.split.test-fraction", "leave one out"),
         )
-    bounds = log.bounds()
-    cut = bounds[:-1] + np.bincount(log.users[log.times < valid_from], minlength=log.num_users)
-    train = _training(bounds[:-1], cut, max_length=max_length, windows=windows)
-    later = np.flatnonzero((log.times >= valid_from) & (np.arange(total) > bounds[:-1][log.users]))
-    is_test = log.times[later] >= test_from
-    parts = [
-        _asked(bounds[:-1][log.users[some]], some, max_length=max_length) for some in (later[~is_test], later[is_test])
-    ]
-    return train, parts[0], parts[1]
+    return valid_from, test_from
 
 
 def open_questions(log: EventLog, *, max_length: int) -> Questions:

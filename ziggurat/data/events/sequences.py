@@ -10,6 +10,8 @@
 and test samples have `earlier` as well: the items that the user had before the history, each once, so that an answer
 does not repeat them. The label `next_item` is always 1: a sample says what was chosen, and what was not is drawn.
 
+Events with labels become candidates instead, several behind one history: `candidates.py`.
+
 Sequences are made once; they are kept under a fingerprint of the raw files and of every setting that they depend on.
 
 Memory: that of the log (`log.py`), and a few million events of lists at a time, whatever the length of a history.
@@ -25,15 +27,23 @@ from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config import to_json
+from ziggurat.data.events.candidates import (
+    candidate_arrow_schema,
+    candidate_schema,
+    candidate_splits,
+    candidate_tables,
+    candidate_warnings,
+    label_columns,
+)
+from ziggurat.data.events.event_columns import EventColumn, runs
 from ziggurat.data.events.log import EventLog, read_events
 from ziggurat.data.events.questions import Questions, by_time, leave_one_out
 from ziggurat.data.preprocess.data_config import DataConfig
-from ziggurat.data.preprocess.splits import SPLITS, Split, SplitBy, SplitConfig
+from ziggurat.data.preprocess.splits import SPLITS, SplitBy, SplitConfig
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError
@@ -72,6 +82,8 @@ def sequence_schema(schema: Schema) -> Schema:
     Args:
         schema: of the events.
     """
+    if schema.labels:
+        return candidate_schema(schema)
     events, items = schema.events, schema.items
     assert events is not None, "asked by who has events"
     assert items is not None, "checked by the schema"
@@ -113,12 +125,13 @@ def sequences_of(config: DataConfig, schema: Schema, *, folder: Path) -> Sequenc
         ConfigError: a split that events do not have.
     """
     config = config.resolved(schema)
-    if config.split.by not in (SplitBy.LEAVE_ONE_OUT, SplitBy.TIME):
+    ways = (SplitBy.LEAVE_ONE_OUT, SplitBy.TIME, *((SplitBy.WINDOWS,) if schema.labels else ()))
+    if config.split.by not in ways:
         raise ConfigError(
-            expected="split.by = leave_one_out or time for events",
+            expected=f"split.by = {' or '.join(ways)} for events {'with' if schema.labels else 'without'} labels",
             found=f"split.by = {config.split.by.value}",
             where="split settings, schema with [events]",
-            ways_out=("--data.split.by leave_one_out", "--data.split.by time"),
+            ways_out=[f"--data.split.by {way.value}" for way in ways],
         )
     _refuse_no_files(config)
     source = RawSource(config.train, format=config.format, text=config.text)
@@ -176,6 +189,30 @@ def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
 
 
 def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, bad_rows: BadRows) -> None:
+    made = _candidates(log, config, schema) if schema.labels else _next_items(log, config, schema)
+    for name, (arrow, tables) in zip(SPLITS, made.files, strict=True):
+        with pq.ParquetWriter(folder / f"{name.value}.parquet", arrow, compression="zstd") as writer:
+            for table in tables:
+                writer.write_table(table)
+    facts = {
+        "split": made.split,
+        "rows": {name.value: rows for name, rows in zip(SPLITS, made.rows, strict=True)},
+        "warnings": [*_warnings_of_log(log), *made.warnings, *_put_aside(bad_rows)],
+    }
+    _FACTS.write(folder / _FACTS_FILE, facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """What is written of a log: the samples of the three splits, and what is said of them."""
+
+    files: list[tuple[pa.Schema, Iterator[pa.Table]]]
+    rows: list[int]
+    split: str
+    warnings: list[str]
+
+
+def _next_items(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
     assert schema.events is not None
     split, windows = config.split, {"max_length": schema.events.max_length, "windows": schema.events.windows}
     if split.by is SplitBy.LEAVE_ONE_OUT:
@@ -184,36 +221,59 @@ def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, b
         fractions = (split.valid_fraction, split.test_fraction)
         parts, text = by_time(log, fractions=fractions, **windows), f"by time column {schema.time!r}"
     if not len(parts[0].targets):
-        raise DataError(
-            expected="a user with events to train on: four of them, or with a split by time two in the training period",
-            found=f"{len(log.users):,} events of {log.num_users:,} users, none with so many",
-            where=", ".join(config.train),
-            ways_out=("check the column of the user: [roles] group", "name more files", "--data.split.by time"),
+        raise _nothing_to_train(
+            log,
+            config,
+            "a user with events to train on: four of them, or with a split by time two in the training period",
         )
-    for name, questions in zip(SPLITS, parts, strict=True):
-        purpose = Purpose.TRAINING if name is Split.TRAIN else Purpose.EVALUATION
-        with pq.ParquetWriter(folder / f"{name.value}.parquet", _arrow_schema(schema), compression="zstd") as writer:
-            for table in sample_tables(log, questions, schema, purpose=purpose):
-                writer.write_table(table)
-    facts = {
-        "split": text,
-        "rows": {name.value: len(questions.targets) for name, questions in zip(SPLITS, parts, strict=True)},
-        "warnings": list(_warnings(log, parts, schema, bad_rows)),
-    }
-    _FACTS.write(folder / _FACTS_FILE, facts)
+    purposes = (Purpose.TRAINING, Purpose.EVALUATION, Purpose.EVALUATION)
+    files = [
+        (_arrow_schema(schema), sample_tables(log, part, schema, purpose=purpose))
+        for part, purpose in zip(parts, purposes, strict=True)
+    ]
+    rows = [len(part.targets) for part in parts]
+    return _Made(files=files, rows=rows, split=text, warnings=list(_warnings(log, parts, schema)))
 
 
-def _warnings(
-    log: EventLog, parts: tuple[Questions, Questions, Questions], schema: Schema, bad_rows: BadRows
-) -> Iterator[str]:
-    assert schema.events is not None
-    counts = np.diff(log.bounds())
-    if lonely := int((counts == 1).sum()):
-        yield f"{lonely:,} of {log.num_users:,} users have one event: nothing can be asked of them"
+def _candidates(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
+    parts, text = candidate_splits(log, config.split, schema)
+    if not len(parts[0].candidates):
+        raise _nothing_to_train(log, config, "events with labels in the training period")
+    labels = label_columns(schema)
+    arrow = candidate_arrow_schema(schema, log, labels=labels)
+    return _Made(
+        files=[(arrow, candidate_tables(log, part, schema, labels=labels)) for part in parts],
+        rows=[len(part.candidates) for part in parts],
+        split=text,
+        warnings=list(candidate_warnings(log, parts, schema, by=config.split.by)),
+    )
+
+
+def _nothing_to_train(log: EventLog, config: DataConfig, expected: str) -> DataError:
+    return DataError(
+        expected=expected,
+        found=f"{len(log.users):,} events of {log.num_users:,} users, none with so many",
+        where=", ".join(config.train),
+        ways_out=("check the column of the user: [roles] group", "name more files", "--data.split.by time"),
+    )
+
+
+def _warnings_of_log(log: EventLog) -> Iterator[str]:
     if log.num_unsorted:
         yield f"{log.num_unsorted:,} of {len(log.users):,} events stood after a later one of their user: now sorted"
     if log.num_equal:
         yield f"{log.num_equal:,} events have the time of the one before of their user; their order is that of the file"
+
+
+def _put_aside(bad_rows: BadRows) -> list[str]:
+    return [f"{bad_rows.num_rows:,} events were put aside, in {bad_rows.folder}"] if bad_rows.num_rows else []
+
+
+def _warnings(log: EventLog, parts: tuple[Questions, Questions, Questions], schema: Schema) -> Iterator[str]:
+    assert schema.events is not None
+    counts = np.diff(log.bounds())
+    if lonely := int((counts == 1).sum()):
+        yield f"{lonely:,} of {log.num_users:,} users have one event: nothing can be asked of them"
     train = parts[0]
     cut = int((train.begins > train.firsts).sum())
     if cut and schema.events.windows is TrainingWindows.LAST:
@@ -221,8 +281,6 @@ def _warnings(
             f"{cut:,} training sequences hold the latest {schema.events.max_length + 1:,} events of a user alone; for "
             'all of them: [events] windows = "all", or a larger max_length'
         )
-    if bad_rows.num_rows:
-        yield f"{bad_rows.num_rows:,} events were put aside, in {bad_rows.folder}"
 
 
 def _arrow_schema(schema: Schema) -> pa.Schema:
@@ -255,7 +313,7 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
     """
     is_open = purpose is Purpose.PREDICTION
     assert schema.items is not None
-    columns = {name: _Codes(series) for name, series in log.columns.items()}
+    columns = {name: EventColumn(series) for name, series in log.columns.items()}
     users = pa.array(log.user_ids.to_list(), pa.large_string())
     arrow = _arrow_schema(schema)
     lengths = questions.targets - questions.begins
@@ -265,7 +323,7 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
         before = sizes[first - 1] if first else 0
         last = max(first + 1, int(np.searchsorted(sizes, before + _EVENTS_AT_ONCE, side="right")))
         some = questions.rows(first, last)
-        events, offsets = _runs(some.begins, some.targets)
+        events, offsets = runs(some.begins, some.targets)
         answers = some.targets - 1 if is_open else some.targets  # the last event stands in, and is masked
         found: dict[str, pa.Array] = {
             schema.group: pa.DictionaryArray.from_arrays(pa.array(log.users[answers].astype(np.int32)), users),
@@ -284,34 +342,13 @@ def sample_tables(log: EventLog, questions: Questions, schema: Schema, *, purpos
         first = last
 
 
-class _Codes:
-    """A column of categories as numbers and texts, whatever else the process has categories of."""
-
-    def __init__(self, series: pl.Series) -> None:
-        missing = series.is_null().to_numpy()
-        _, firsts, codes = np.unique(
-            series.to_physical().drop_nulls().to_numpy(), return_index=True, return_inverse=True
-        )
-        self.codes = np.zeros(len(series), dtype=np.int32)
-        self.codes[~missing] = codes
-        self._missing = missing if missing.any() else None
-        self.texts = pa.array(series.drop_nulls().gather(firsts).cast(pl.String).to_list(), pa.large_string())
-
-    def at(self, places: np.ndarray, *, hidden: bool = False) -> pa.DictionaryArray:
-        """The values of these events; none where they are hidden."""
-        if hidden:
-            return pa.DictionaryArray.from_arrays(pa.nulls(len(places), pa.int32()), self.texts)
-        mask = None if self._missing is None else self._missing[places]
-        return pa.DictionaryArray.from_arrays(pa.array(self.codes[places], mask=mask), self.texts)
-
-
 def _asked_at(times: np.ndarray, *, is_open: bool) -> pa.Array:
     """One time each, or none."""
     ends = np.zeros(len(times) + 1, np.int64) if is_open else np.arange(len(times) + 1)
     return pa.LargeListArray.from_arrays(ends, pa.array(times[:0] if is_open else times))
 
 
-def _earlier(item: _Codes, questions: Questions, *, is_training: bool) -> pa.Array:
+def _earlier(item: EventColumn, questions: Questions, *, is_training: bool) -> pa.Array:
     """What each user had before the history, each item once; empty lists for training."""
     if is_training:
         lists: list[np.ndarray] = [np.empty(0, np.int32)] * len(questions.targets)
@@ -321,10 +358,3 @@ def _earlier(item: _Codes, questions: Questions, *, is_training: bool) -> pa.Arr
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists], dtype=np.int64)])
     codes = np.concatenate([item.codes[:0], *lists])
     return pa.LargeListArray.from_arrays(offsets, pa.DictionaryArray.from_arrays(pa.array(codes), item.texts))
-
-
-def _runs(begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers from each begin to its end, one run after the other, and where each run begins."""
-    lengths = ends - begins
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths), offsets

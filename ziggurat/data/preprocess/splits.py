@@ -11,6 +11,8 @@
     FILES       the files were split before: DataConfig.train, valid, test
     LEAVE_ONE_OUT   for events ([events] in the schema): the last one of each user is the test, the one before it
                 validates, the others train; AUTO means this where there are events, which TIME splits too
+    WINDOWS     for events with labels: time is cut into windows of one length ([events] window); the last one is the
+                test, the one before it validates, and the others train, window after window
 
 A random split of data with a time in it lets the model see the future; its metrics are better than what it will do in
 service. Use TIME where there is a time.
@@ -64,6 +66,7 @@ class SplitBy(StrEnum):
     COLUMN = "column"
     FILES = "files"
     LEAVE_ONE_OUT = "leave_one_out"
+    WINDOWS = "windows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +236,9 @@ def fit_splitter(
         SchemaError: the column cannot be a time.
     """
     config = config.resolved(schema)
-    if config.by is SplitBy.LEAVE_ONE_OUT:
+    if config.by in (SplitBy.LEAVE_ONE_OUT, SplitBy.WINDOWS):
         raise ConfigError(
-            expected="a schema with [events] for a split that leaves the last event of each user out",
+            expected="a schema with [events] for a split that leaves the last event of each user out, or of windows",
             found="a schema of samples",
             where="split settings",
             ways_out=("add [events] to the schema: see docs/guides/long-histories.md", "set by = time, or by = random"),

@@ -8,21 +8,20 @@ from torch import Tensor
 
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import ASKED_AT, HISTORY, HISTORY_TIMES
+from ziggurat.features.events import ASKED_AT, HISTORY, HISTORY_TIMES, NEXT_ITEM
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
 from ziggurat.features.jagged import MOMENT
 
 
 def check_event_inputs(inputs: InputSpec) -> Items:
-    """The items of inputs that were made of events.
+    """The items of inputs that were made of events without labels: what comes next is asked.
 
     Raises:
         SchemaError: they were not.
     """
-    lists, moments = {spec.name for spec in inputs.jagged}, {spec.name for spec in inputs.moments}
-    missing = [name for name in (HISTORY,) if name not in lists]
-    missing += [name for name in (HISTORY_TIMES, ASKED_AT) if name not in moments]
+    missing = missing_of_events(inputs)
+    missing += [] if NEXT_ITEM in {label.name for label in inputs.labels} else [f"{NEXT_ITEM} among the labels"]
     if inputs.items is not None and not missing:
         return inputs.items
     raise SchemaError(
@@ -30,10 +29,18 @@ def check_event_inputs(inputs: InputSpec) -> Items:
         found=f"no {', no '.join(missing or ['items'])}",
         where="inputs of model next_item",
         ways_out=(
-            "add [events] to the schema of an event log: see docs/guides/long-histories.md",
-            "take a model of samples: two_tower finds items, din reads a history",
+            "add [events] to the schema of an event log, without labels: see docs/guides/long-histories.md",
+            "take a model of samples: two_tower finds items, din reads a history; sequence_ranker ranks candidates",
         ),
     )
+
+
+def missing_of_events(inputs: InputSpec) -> list[str]:
+    """Which lists and times of events the inputs lack."""
+    lists, moments = {spec.name for spec in inputs.jagged}, {spec.name for spec in inputs.moments}
+    missing = [name for name in (HISTORY,) if name not in lists]
+    missing += [name for name in (HISTORY_TIMES, ASKED_AT) if name not in moments]
+    return missing
 
 
 def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]) -> Float[Tensor, "B D"]:

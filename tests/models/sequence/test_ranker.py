@@ -1,0 +1,231 @@
+"""The ranker of candidates against padded plain torch: what a score depends on, and what computing it once changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.models.sequence.test_next_item import INPUTS as NEXT_INPUTS
+from tests.models.sequence.test_next_item import LENGTH, NUM_ITEMS, lists
+from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.inputs import InputSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec
+from ziggurat.features.items import Items
+from ziggurat.features.jagged import FeatureGroup, moments_group, offsets_of
+from ziggurat.features.repeats import deduplicate
+from ziggurat.features.schema import Task
+from ziggurat.models import SequenceRanker, SequenceRankerConfig, build_model
+from ziggurat.models.sequence.layers.hstu import HSTULayer
+from ziggurat.models.sequence.next_item import LayerPreset, Positions
+from ziggurat.models.sequence.ranker import ActionInput
+from ziggurat.ops.lookup import KernelChoice
+
+INPUTS = InputSpec(
+    single=(
+        SingleSpec(name="item", table="item"),
+        SingleSpec(name="kind", table="kind"),
+        SingleSpec(name="country", table="country"),
+    ),
+    jagged=(
+        *lists("history", table="item"),
+        *lists("history_kind", table="kind"),
+        *lists("history_action", table="action"),
+    ),
+    moments=(MomentsSpec(name="history_times", max_length=LENGTH), MomentsSpec(name="asked_at", max_length=1)),
+    tables=(
+        TableSpec(name="item", num_rows=NUM_ITEMS + 3),
+        TableSpec(name="kind", num_rows=6),
+        TableSpec(name="action", num_rows=5),
+        TableSpec(name="country", num_rows=5),
+    ),
+    labels=(LabelSpec(name="like"), LabelSpec(name="share", task=Task.REGRESSION)),
+    has_groups=True,
+    items=Items(id="item", features=("item", "kind")),
+)
+SMALL = SequenceRankerConfig(embedding_dim=8, num_layers=2, dropout=0.0, time_buckets=64)
+
+
+def batch_of(questions: list[tuple[int, int]], *, seed: int = 0) -> Batch:
+    """Questions of (history, candidates) so long."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(low: int, high: int, count: int) -> Tensor:
+        return torch.randint(low, high, (count,), generator=generator)
+
+    lengths, candidates = (torch.tensor(each, dtype=torch.int64) for each in zip(*questions, strict=True))
+    histories = [drawn(3, NUM_ITEMS + 3, length) for length in lengths.tolist()]
+    actions = [drawn(1, 5, length) for length in lengths.tolist()]
+    times = [1_600_000_000 + drawn(1, 900, length).cumsum(0) for length in lengths.tolist()]
+    of_question = torch.arange(len(questions)).repeat_interleave(candidates)
+    size = len(of_question)
+    target = drawn(3, NUM_ITEMS + 3, size)
+    asked = 1_600_010_000 + drawn(1, 900, len(questions))
+
+    def of_samples(values: list[Tensor]) -> Tensor:
+        return torch.cat([values[at] for at in of_question.tolist()] or [lengths[:0]])
+
+    rows = of_samples(histories)
+    sizes = lengths[of_question]
+    return Batch(
+        dense=torch.empty(size, 0),
+        single=torch.stack([target, 3 + target % 3, drawn(1, 5, len(questions))[of_question]]),
+        jagged=JaggedRows(torch.cat([rows, 3 + rows % 3, of_samples(actions)]), offsets_of(sizes.repeat(3))),
+        sequences={
+            "history_times": moments_group(of_samples(times), offsets_of(sizes)),
+            "asked_at": moments_group(asked[of_question], torch.arange(size + 1)),
+        },
+        labels=torch.stack([torch.rand(size, generator=generator).round(), torch.rand(size, generator=generator)], 1),
+        groups=of_question + 1,
+        row_ids=torch.arange(size),
+    )
+
+
+def built(**settings: Any) -> SequenceRanker:
+    model = build_model(dataclasses.replace(SMALL, **settings), INPUTS, seed=0)
+    assert isinstance(model, SequenceRanker)
+    return model
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"layers": LayerPreset.STU, "actions": ActionInput.MAPPED},
+    {"layers": LayerPreset.HSTU, "positions": Positions.FROM_START, "time_buckets": 0},
+    {"layers": LayerPreset.HSTU_NVIDIA, "positions": Positions.NONE, "max_attention_length": 2},
+]
+
+
+def padded_logits(model: SequenceRanker, batch: Batch, sample: int) -> Tensor:
+    """The logits of one sample, alone: one dense matrix of scores a layer, no shared history."""
+    config, tables = model.config, model.embeddings
+    count, dim = len(batch.labels), config.embedding_dim
+
+    def listed(at: int) -> Tensor:
+        first, last = batch.jagged.offsets[at * count + sample : at * count + sample + 2].tolist()
+        return batch.jagged.values[first:last]
+
+    item, kind, country = batch.single[:, sample].tolist()
+    moments = batch.sequences["history_times"]
+    times = moments.values["time"][moments.offsets[sample] : moments.offsets[sample + 1]]
+    asked = int(batch.sequences["asked_at"].values["time"][sample])
+    history = tables.table("item")[listed(0)] + tables.table("kind")[listed(1)]
+    candidate = tables.table("item")[item] + tables.table("kind")[kind]
+    assert model.unknown_action is not None
+    assert model.context_places is not None
+    length = len(history)
+    rows = history * math.sqrt(dim) + model.action_map(tables.table("action")[listed(2)])
+    target = candidate * math.sqrt(dim) + model.action_map(model.unknown_action)
+    if model.positions is not None:
+        places = [length - at if config.positions is Positions.FROM_END else at for at in range(length + 1)]
+        rows, target = rows + model.positions.weight[places[:-1]], target + model.positions.weight[places[-1]]
+    if model.time_vectors is not None:
+        buckets = [min(63, math.isqrt(max(0, (asked - moment) // 60))) for moment in times.tolist()]
+        rows, target = rows + model.time_vectors.weight[buckets], target + model.time_vectors.weight[0]
+    token = tables.table("country")[country] * math.sqrt(dim) + model.context_places[0]
+    events = torch.cat([token.unsqueeze(0), rows, target.unsqueeze(0)])
+    first = int(times[0]) if length else asked
+    own = [first, *times.tolist(), asked]
+    of_query = [*own[1 : length + 1], own[length], asked]  # asked at the next event's time, the last one at its own
+    for layer in model.stack.layers:
+        assert isinstance(layer, HSTULayer)
+        events = dense_layer(layer, events, own=own, asked=of_query, window=config.max_attention_length)
+    state = model.norm(events[-1])
+    return model.head(state * model.item_network(candidate))
+
+
+def dense_layer(layer: HSTULayer, events: Tensor, *, own: list[int], asked: list[int], window: int) -> Tensor:
+    """One HSTU layer over context, history and one candidate: all context stands at position 0."""
+    parts, size = layer.project(events), len(events)
+    bias = torch.zeros(size, size)
+    seen = torch.zeros(size, size, dtype=torch.bool)
+    for i in range(size):
+        for j in range(size):
+            is_context = i == 0 and j < size - 1
+            seen[i, j] = i == j or is_context or (j < i and (not window or i - j <= window or i - window <= 0))
+            if layer.w_pos is not None:
+                bias[i, j] += layer.w_pos[j - i + (len(layer.w_pos) - 1) // 2]
+            if layer.w_time is not None:
+                bucket = int(math.log(max(1, abs(asked[i] - own[j]))) / 0.301)
+                bias[i, j] += layer.w_time[min(bucket, len(layer.w_time) - 1)]
+    scale = 1.0 if layer.config.scale.value == "one" else layer.config.qk_dim**-0.5
+    scores = torch.einsum("ihd,jhd->hij", parts.q, parts.k) * scale + bias
+    weights = torch.where(seen, F.silu(scores), 0.0) / layer.config.max_length
+    return layer.finish(events, torch.einsum("hij,jhd->ihd", weights, parts.v), parts.rest)
+
+
+QUESTIONS = [(6, 3), (0, 2), (1, 1), (4, 4)]
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_logits_are_those_of_each_sample_alone(settings: dict[str, Any]) -> None:
+    model, batch = built(**settings), batch_of(QUESTIONS)
+    once = deduplicate(batch, [FeatureGroup(jagged=(0, 1, 2))])
+    alone = torch.stack([padded_logits(model, batch, sample) for sample in range(batch.batch_size)])
+    for given in (batch, once):
+        embedded = model.embed(given)
+        assert embedded.named["first"].tolist() == [0, 3, 5, 6]
+        torch.testing.assert_close(model.forward_dense(embedded).logits, alone, rtol=1e-4, atol=2e-6)
+    mixed = torch.randperm(batch.batch_size, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(batch.take(mixed)), alone[mixed], rtol=1e-4, atol=2e-6)
+
+
+def test_gradients_do_not_depend_on_what_is_computed_once() -> None:
+    batch, found = batch_of(QUESTIONS), []
+    for given in (batch, deduplicate(batch, [FeatureGroup(jagged=(0, 1, 2))]), batch.take(torch.arange(9, -1, -1))):
+        model = built(actions=ActionInput.MAPPED)
+        sums = model.loss(model.forward_dense(model.embed(given)), given)
+        sums.mean().backward()
+        found.append([weight.grad for weight in model.parameters() if weight.grad is not None])
+    for others in found[1:]:
+        assert len(others) == len(found[0])
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_candidates_do_not_see_each_other_and_share_a_history_only_if_all_of_it_is_equal() -> None:
+    model, batch = built(), batch_of([(4, 3)])
+    before = model(batch)
+    other = dataclasses.replace(batch, single=batch.single.clone())
+    other.single[0, 1] = other.single[0, 1] % NUM_ITEMS + 3
+    changed = model(other)
+    assert not torch.equal(changed[1], before[1])
+    torch.testing.assert_close(changed[[0, 2]], before[[0, 2]], rtol=0, atol=1e-6)
+    for name in ("history_times", "asked_at"):
+        moments = batch.sequences[name]
+        times = moments.values["time"].clone()
+        times[-1] += 10**6
+        apart = dataclasses.replace(batch, sequences=batch.sequences | {name: moments_group(times, moments.offsets)})
+        assert model.embed(apart).named["first"].tolist() == [0, 2]
+        assert not torch.equal(model(apart)[2], before[2])
+        torch.testing.assert_close(model(apart)[:2], before[:2], rtol=0, atol=1e-6)
+
+
+def test_an_empty_batch_has_no_logits_and_its_loss_a_gradient() -> None:
+    model, batch = built(), batch_of(QUESTIONS).rows(0, 0)
+    outputs = model.forward_dense(model.embed(batch))
+    assert outputs.logits.shape == (0, 2)
+    model.loss(outputs, batch).mean().backward()
+
+
+def test_other_data_and_impossible_settings_are_refused() -> None:
+    with pytest.raises(SchemaError, match="labels of candidates"):
+        build_model(SMALL, NEXT_INPUTS, seed=0)
+    with pytest.raises(ConfigError, match="heads share"):
+        dataclasses.replace(SMALL, num_heads=3)
+    shared = dataclasses.replace(INPUTS, jagged=(*INPUTS.jagged[:2], *lists("history_action", table="item")))
+    config = dataclasses.replace(SMALL, actions=ActionInput.MAPPED)
+    with pytest.raises(ConfigError, match="tables of their own"):
+        build_model(config, shared, seed=0)
+
+
+def test_kernels_of_tables_give_the_same_logits() -> None:
+    batch = batch_of(QUESTIONS)
+    found = []
+    for kernel in (KernelChoice.TORCH, KernelChoice.AUTO):
+        model = built(embedding=dataclasses.replace(SMALL.embedding, kernel=kernel), actions=ActionInput.MAPPED)
+        found.append(model(batch))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

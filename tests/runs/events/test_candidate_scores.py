@@ -1,0 +1,143 @@
+"""A ranker of events, from TOML to scores: what it learns, what a planted leak does not teach it, what it scores."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.runs.load import Run, load_run
+
+SCHEMA = """
+[[feature]]
+name = "film"
+kind = "categorical"
+
+[[feature]]
+name = "genre"
+kind = "categorical"
+
+[[feature]]
+name = "verb"
+kind = "categorical"
+
+[[feature]]
+name = "tossed"
+kind = "categorical"
+
+[[feature]]
+name = "country"
+kind = "categorical"
+
+[[label]]
+name = "like"
+column = "verb"
+positive = "liked"
+
+[[label]]
+name = "coin"
+column = "tossed"
+
+[items]
+id = "film"
+features = ["film", "genre"]
+
+[roles]
+group = "user"
+time = "time"
+
+[events]
+actions = ["verb", "tossed"]
+context = ["country"]
+max_length = 12
+candidates = 5
+window = 60
+"""
+
+
+def events(*, users: int, seed: int) -> pl.DataFrame:
+    """Everybody likes one of two genres; and five events of a user in a window share the toss of a coin."""
+    rng = random.Random(seed)
+    rows = []
+    for user in range(users):
+        taste = rng.randrange(2)
+        for window in range(5):
+            coin = rng.randrange(2)
+            for place in range(5):
+                film = rng.randrange(20)
+                verb = "liked" if film % 2 == taste else "seen"
+                moment = 1_600_000_000 + 60 * window + 5 * place
+                rows.append((f"u{user}", f"f{film}", f"g{film % 2}", verb, coin, f"c{user % 3}", moment))
+    return pl.DataFrame(rows, schema=["user", "film", "genre", "verb", "tossed", "country", "time"], orient="row")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("ranker")
+    with pytest.MonkeyPatch.context() as patch:
+        cache_with_kernels(folder / "cache", patch)
+        (folder / "events.toml").write_text(SCHEMA)
+        events(users=80, seed=0).write_parquet(folder / "events.parquet")
+        settings = {
+            "data.train": folder / "events.parquet", "schema": folder / "events.toml", "data.split.by": "windows",
+            "out": folder / "run", "model.embedding-dim": 8, "model.num-layers": 1, "model.dropout": 0.0,
+            "training.threads": 1, "training.precision": "fp32", "model.embedding.kernel": "torch",
+            "training.epochs": 5, "training.early-stop.patience": 0, "training.loader.batch-size": 100,
+            "training.learning-rate": 0.02, "training.table-learning-rate": 0.05,
+        }  # fmt: skip
+        command = [str(part) for name, value in settings.items() for part in (f"--{name}", value)]
+        assert main(["train", "table_sequence_ranker", *command]) == 0
+        yield load_run(folder / "run")
+
+
+def test_tastes_are_learned_and_what_candidates_have_in_common_is_not(run: Run) -> None:
+    """A history that held one candidate of its question would tell the coin of them all."""
+    metrics = run.evaluate_split("test").metrics
+    assert metrics["auc/like"] > 0.9
+    assert 0.4 < metrics["auc/coin"] < 0.6
+
+
+def test_every_event_has_a_score_and_open_ones_are_no_history(run: Run, tmp_path: Path) -> None:
+    log = events(users=4, seed=1)
+    later = log.filter(pl.col("time") >= 1_600_000_240)
+    nobody_knows: dict[str, Any] = {"verb": pl.lit(None, pl.String), "tossed": pl.lit(None, pl.Int64)}
+    opened = pl.concat([log.filter(pl.col("time") < 1_600_000_240), later.with_columns(**nobody_knows)])
+    known, asked = run.predict(log, keep=("film",)), run.predict(opened, keep=("film",))
+    assert known.columns == ["row", "film", "like", "coin"]
+    assert known["row"].to_list() == list(range(len(log)))
+    assert known["film"].to_list() == log["film"].to_list()
+    # Rows of `opened` in the order of `log`: the last window of each user was asked as one question either way.
+    rows = log.with_row_index().filter(pl.col("time") >= 1_600_000_240)["index"]
+    np.testing.assert_allclose(asked["like"][-20:], known["like"].gather(rows), rtol=0, atol=1e-6)
+    shuffled = opened.with_row_index().sample(fraction=1, shuffle=True, seed=0)
+    again = run.predict(shuffled)
+    np.testing.assert_allclose(asked["like"].gather(shuffled["index"]), again["like"], rtol=0, atol=1e-6)
+
+    path, out = tmp_path / "open.csv", tmp_path / "scores.parquet"
+    opened.with_columns(film=pl.when(pl.int_range(pl.len()) == 7).then(pl.lit("unheard")).otherwise("film")).write_csv(
+        path
+    )
+    assert main(["predict", str(run.folder), str(path), "--out", str(out)]) == 0
+    scores = pl.read_parquet(out)
+    assert scores.columns == ["row", "like", "coin"]
+    np.testing.assert_allclose(scores["like"][0:5], asked["like"][0:5], rtol=0, atol=1e-6)  # before the unheard one
+    assert scores["like"].is_between(0, 1).all()
+
+
+def test_a_log_without_events_and_columns_that_are_not_there_are_refused(run: Run) -> None:
+    log = events(users=2, seed=2)
+    with pytest.raises(DataError, match="at least one event"):
+        run.predict(log.clear())
+    with pytest.raises(ConfigError, match="each named once"):
+        run.predict(log, keep=("film", "film"))
+    with torch.no_grad():
+        one = run.predict(log.head(1))  # a user of one event, asked from nothing
+    assert len(one) == 1

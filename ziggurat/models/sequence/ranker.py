@@ -1,0 +1,335 @@
+"""SequenceRanker: how will a user answer to each candidate, from what they did: HSTU and STU as rankers.
+
+    question  [ context | e_1  e_2 … e_L | c_1  c_2 … c_k ]      one sequence for the k candidates of a question
+                 history: item + action      candidate: item + "unknown action"
+                                 layers over events (models/sequence/layers)
+              a candidate sees context, history and itself; never another candidate
+                                                  x_1  x_2 … x_k
+    logits    z = MLP( LN(x_c) ⊙ item(v_c) )      v_c: the candidate's vector, one logit for each label
+
+A sample is a candidate, and neighbours in a batch that have one question share a pass over its history
+(`ranker_inputs.py`): k candidates cost L + k rows in place of k (L + 1). A score depends neither on the number nor the
+order of the candidates, nor on who else is in the batch: HSTU divides by n = context + longest history + 1.
+
+| published               | layers | positions  | time_buckets | actions | context |
+|-------------------------|--------|------------|--------------|---------|---------|
+| HSTU's layers as ranker | hstu   | from_start | 0 (its bias) | added   | none    |
+| DLRMv3, DLRMv4          | stu    | from_end   | 2,048        | mapped  | the request's features |
+
+The paper's ranker has two rows for an event, item and action in turn; that of DLRMv3 one, the sum of both, which halves
+the length (Zhai et al., arXiv 2402.17152, section 2.2; `modules/dlrm_hstu.py` of meta-recsys/generative-recommenders).
+Tasks are the labels: cross-entropy for binary ones, squared error for numbers, each the mean over its samples.
+
+Cost of a question: that of the layers for C + L + k rows, and the two small networks for k.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ziggurat.arguments import check_arguments
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.events import HISTORY, of_history
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import offsets_of
+from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
+from ziggurat.models.sequence.layers.hstu import PositionTimeBias
+from ziggurat.models.sequence.layers.places import AskedAt, join_lists
+from ziggurat.models.sequence.layers.stack import SequenceStack
+from ziggurat.models.sequence.next_item import LayerPreset, NextItemConfig, Positions
+from ziggurat.models.sequence.next_item_inputs import question_times
+from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.ops.attention.problem import AttentionMask
+from ziggurat.ops.dropout import dropout
+from ziggurat.ops.repeat import expand_lists
+from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, checked
+
+_FIRST, _QUESTION, _TIMES, _ASKED = "first", "question", "times", "asked"
+
+
+class ActionInput(StrEnum):
+    """How what was done enters an event."""
+
+    ADDED = "added"  # tables of D columns, added to the item
+    MAPPED = "mapped"  # narrow tables side by side, through a linear map
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class SequenceRankerConfig:
+    """Settings of the model `SequenceRanker`.
+
+    Args:
+        embedding_dim: D, columns of the tables and numbers of an event.
+        layers: which published layer.
+        num_layers: how many of them.
+        num_heads: of each layer.
+        dropout: share that is dropped in training, of events and in layers.
+        positions: what is added to an event for where it stands.
+        bias: what HSTU adds to its scores; unused by other layers.
+        asked: the time that an event of a history is asked at; for HSTU's bias by time.
+        time_buckets: vectors for √minutes between an event and the question; 0: none.
+        per_minute: units of the log's times in a minute, for `time_buckets`.
+        actions: how what was done enters an event.
+        action_dim: columns of the tables of actions; unused with `added`.
+        max_attention_length: events before itself that an event sees; 0: all.
+        head_dim: hidden units of the networks of candidates and of logits; 0: D.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["sequence_ranker"] = "sequence_ranker"
+    embedding_dim: Dim = 64
+    layers: LayerPreset = LayerPreset.STU
+    num_layers: Count = 2
+    num_heads: Count = 2
+    dropout: Fraction = 0.1
+    positions: Positions = Positions.FROM_END
+    bias: PositionTimeBias = PositionTimeBias.POSITION_AND_TIME
+    asked: AskedAt = AskedAt.NEXT
+    time_buckets: CountOrNone = 2048
+    per_minute: Count = 60
+    actions: ActionInput = ActionInput.ADDED
+    action_dim: Dim = 8
+    max_attention_length: CountOrNone = 0
+    head_dim: DimOrDefault = 0
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        self._layer_settings()  # refuses heads that do not share D
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """D columns for every table, `action_dim` for those of mapped actions.
+
+        Raises:
+            ConfigError: a mapped action shares its table with an item or with context.
+        """
+        columns = {table.name: self.embedding_dim for table in inputs.tables}
+        if self.actions is ActionInput.ADDED or inputs.items is None:
+            return columns
+        names = _action_lists(inputs)
+        narrow = {spec.table for spec in inputs.jagged if spec.name in names}
+        wide = {spec.table for spec in (*inputs.single, *inputs.jagged) if spec.name not in names}
+        if both := sorted(narrow & wide):
+            raise ConfigError(
+                expected="tables of their own for actions that are mapped",
+                found=f"{', '.join(both)}, which an item or context shares",
+                where="model.actions = mapped",
+                ways_out=("--model.actions added", "give the action a table of its own in the schema"),
+            )
+        return columns | dict.fromkeys(narrow, self.action_dim)
+
+    def build(
+        self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None
+    ) -> SequenceRanker:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return SequenceRanker(self, inputs=inputs, embeddings=embeddings)
+
+    def make_stack(self, *, num_context: int, max_length: int) -> SequenceStack:
+        """The layers over context, histories of at most so many events, and candidates, which count as one event."""
+        settings = self._layer_settings()
+        layers = [settings.make_layer(max_length=num_context + max_length + 1) for _ in range(self.num_layers)]
+        mask = AttentionMask(context=num_context, max_attention_length=self.max_attention_length)
+        return SequenceStack(layers, mask=mask, asked=self.asked)
+
+    def _layer_settings(self) -> NextItemConfig:
+        """The model of next items with these layers."""
+        return NextItemConfig(
+            embedding_dim=self.embedding_dim,
+            layers=self.layers,
+            num_heads=self.num_heads,
+            dropout=self.dropout,
+            bias=self.bias,
+        )
+
+
+def _action_lists(inputs: InputSpec) -> list[str]:
+    """The lists of what was done: neither items nor what is known of them."""
+    assert inputs.items is not None, "checked with the inputs"
+    of_items = {HISTORY, *(of_history(name) for name in inputs.items.features)}
+    return [spec.name for spec in inputs.sequences if spec.name not in of_items]
+
+
+def _alone(embedded: Embedded) -> dict[str, Tensor]:
+    """What `further` says where each sample is a question of its own, and all happened at one time."""
+    samples_B = torch.arange(len(embedded.fields), device=embedded.fields.device)
+    times_N = samples_B.new_zeros(len(embedded.sequences[HISTORY].values))
+    return {_FIRST: samples_B, _QUESTION: samples_B, _TIMES: times_N, _ASKED: torch.zeros_like(samples_B)}
+
+
+class SwishNorm(nn.Module):
+    """x ⊙ σ(LN(x)).
+
+    Args:
+        dim: numbers of x.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, inputs_BH: Float[Tensor, "B H"]) -> Float[Tensor, "B H"]:
+        """The gated input."""
+        return inputs_BH * self.norm(inputs_BH).sigmoid()
+
+
+class SequenceRanker(Model):
+    """Logits of candidates behind histories, one for each label.
+
+    Attributes:
+        stack: the layers.
+
+    Raises:
+        SchemaError: the data was not made of events with labels.
+    """
+
+    reads_slices = True
+    slice_modules = ("stack (a history once for the candidates of a question)",)
+    exploits_repeats = ("lookups", "layers over events")
+
+    @check_arguments
+    def __init__(self, config: SequenceRankerConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        items = check_candidate_inputs(inputs)
+        self._fields = [spec.name for spec in inputs.fields]
+        self._item_fields = [name for name in self._fields if name in items.features]
+        self._context = [name for name in self._fields if name not in items.features]
+        self._item_lists = [HISTORY, *(of_history(name) for name in self._item_fields if name != items.id)]
+        self._actions = _action_lists(inputs)
+        lists, single = [spec.name for spec in inputs.jagged], [spec.name for spec in inputs.single]
+        self._list_places = [lists.index(name) for name in (*self._item_lists, *self._actions)]
+        self._context_places = [single.index(name) for name in self._context]
+        dim, length = config.embedding_dim, next(spec.max_length for spec in inputs.jagged if spec.name == HISTORY)
+        self.stack = config.make_stack(num_context=len(self._context), max_length=length)
+        width = len(self._actions) * config.action_dim if config.actions is ActionInput.MAPPED else dim
+        self.unknown_action = nn.Parameter(torch.empty(width)) if self._actions else None
+        is_mapped = config.actions is ActionInput.MAPPED and bool(self._actions)
+        self.action_map = nn.Linear(width, dim) if is_mapped else nn.Identity()
+        self.context_places = nn.Parameter(torch.empty(len(self._context), dim)) if self._context else None
+        has_positions = config.positions is not Positions.NONE
+        self.positions = nn.Embedding(length + 1, dim) if has_positions else None
+        self.time_vectors = nn.Embedding(config.time_buckets, dim) if config.time_buckets else None
+        hidden = config.head_dim or dim
+        self.norm = nn.LayerNorm(dim)
+        self.item_network = nn.Sequential(
+            nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, dim), nn.LayerNorm(dim)
+        )
+        self.head = nn.Sequential(nn.Linear(dim, hidden), SwishNorm(hidden), nn.Linear(hidden, len(inputs.labels)))
+        for weight in (self.unknown_action, self.context_places):
+            if weight is not None:
+                nn.init.normal_(weight, std=0.02)
+        for vectors in (self.positions, self.time_vectors):
+            if vectors is not None:
+                nn.init.trunc_normal_(vectors.weight, std=0.02)
+
+    # ------------------------------------------------------------------------------------------------------ contract
+
+    def further(self, batch: Batch) -> dict[str, Tensor]:
+        """Which samples are of one question, when its events happened, and when it is asked."""
+        first_Q, question_B = questions_of(batch, lists=self._list_places, single=self._context_places)
+        asked = batch.take(first_Q)
+        rows, inverse = asked.lists(self._list_places[0])
+        lengths = rows.offsets.diff() if inverse is None else rows.offsets.diff()[inverse]
+        offsets_Q1 = offsets_of(lengths if len(first_Q) else lengths[:0])
+        times_N, asked_Q = question_times(asked, offsets_Q1)
+        return {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q}
+
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        """One pass over each question, then the logits of its candidates."""
+        named, dim = embedded.named or _alone(embedded), self.config.embedding_dim
+        fields = dict(zip(self._fields, embedded.fields.split(dim, dim=1), strict=True))
+        items_BD = torch.stack([fields[name] for name in self._item_fields]).sum(dim=0).float()
+        first_Q, question_B = named[_FIRST], named[_QUESTION]
+        lists = [self._of_questions(embedded.sequences[name], first_Q) for name in self._item_lists]
+        history_ND, offsets_Q1 = torch.stack([values for values, _ in lists]).sum(dim=0).float(), lists[0][1]
+        scale, num_Q = math.sqrt(dim), torch.bincount(question_B, minlength=len(first_Q))
+        history_ND, candidates_BD = history_ND * scale, items_BD * scale
+        if self.unknown_action is not None:
+            done_NA = self._done([self._of_questions(embedded.sequences[name], first_Q)[0] for name in self._actions])
+            history_ND = history_ND + self.action_map(done_NA)
+            candidates_BD = candidates_BD + self.action_map(self.unknown_action)
+        history_ND, candidates_BD = self._placed(history_ND, candidates_BD, named, offsets_Q1)
+        context_MD = history_ND.new_zeros(0, dim)
+        if self.context_places is not None:
+            context_QCD = torch.stack([fields[name][first_Q].float() for name in self._context], dim=1)
+            context_MD = (context_QCD * scale + self.context_places).flatten(0, 1)
+        parts = (context_MD, history_ND, candidates_BD)
+        states_BD = self.norm(self._candidate_states(parts, named, offsets_Q1, num_Q))
+        return Outputs(logits=self.head(states_BD * self.item_network(items_BD)).float())
+
+    # ------------------------------------------------------------------------------------------------------- details
+
+    def _of_questions(self, lists: Unpooled, first_Q: Int64[Tensor, "Q"]) -> tuple[Tensor, Tensor]:
+        """The lists of the questions' first samples."""
+        if lists.inverse is not None:
+            return expand_lists(lists.values, lists.offsets, lists.inverse[first_Q])
+        if len(first_Q) == len(lists.offsets) - 1:
+            return lists.values, lists.offsets
+        return expand_lists(lists.values, lists.offsets, first_Q)
+
+    def _done(self, actions: list[Float[Tensor, "N A"]]) -> Float[Tensor, "N A"]:
+        """What was done, of all actions together."""
+        if self.config.actions is ActionInput.MAPPED:
+            return torch.cat(actions, dim=1).float()
+        return torch.stack(actions).sum(dim=0).float()
+
+    def _placed(
+        self, history_ND: Tensor, candidates_BD: Tensor, named: dict[str, Tensor], offsets_Q1: Int64[Tensor, "Q+1"]
+    ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B D"]]:
+        """Events and candidates with their positions and times; all candidates stand behind the history."""
+        lengths_Q, total = offsets_Q1.diff(), len(history_ND)
+        at_N = torch.arange(total, device=history_ND.device)
+        if self.positions is not None:
+            from_end = self.config.positions is Positions.FROM_END
+            edges_Q = offsets_Q1[1:] if from_end else offsets_Q1[:-1]
+            places_N = (at_N - edges_Q.repeat_interleave(lengths_Q, output_size=total)).abs()
+            behind_Q = torch.zeros_like(lengths_Q) if from_end else lengths_Q
+            history_ND = history_ND + self.positions(places_N)
+            candidates_BD = candidates_BD + self.positions(behind_Q)[named[_QUESTION]]
+        if self.time_vectors is not None:
+            asked_N = named[_ASKED].repeat_interleave(lengths_Q, output_size=total)
+            sizes = {"per_minute": self.config.per_minute, "num_buckets": self.config.time_buckets}
+            history_ND = history_ND + self.time_vectors(minute_buckets(named[_TIMES], asked_N, **sizes))
+            candidates_BD = candidates_BD + self.time_vectors.weight[0]
+        p, training = self.config.dropout, self.training
+        return dropout(history_ND, p=p, training=training), dropout(candidates_BD, p=p, training=training)
+
+    def _candidate_states(
+        self,
+        parts: tuple[Tensor, Tensor, Tensor],
+        named: dict[str, Tensor],
+        offsets_Q1: Int64[Tensor, "Q+1"],
+        num_Q: Int64[Tensor, "Q"],
+    ) -> Float[Tensor, "B D"]:
+        """What the layers make of the candidates: context, history and candidates of each question as one sequence."""
+        context_MD, history_ND, candidates_BD = parts
+        count, of_candidates = len(self._context), offsets_of(num_Q)
+        of_context = torch.arange(len(num_Q) + 1, device=num_Q.device) * count
+        known_ND, known_Q1 = join_lists(context_MD, history_ND, offsets=(of_context, offsets_Q1))
+        events_ND, joined_Q1 = join_lists(known_ND, candidates_BD, offsets=(known_Q1, of_candidates))
+        began_Q = named[_ASKED].clone()  # context stands at the first event's time
+        filled_Q = offsets_Q1.diff() > 0
+        began_Q[filled_Q] = named[_TIMES][offsets_Q1[:-1][filled_Q]]
+        times_N, _ = join_lists(began_Q.repeat_interleave(count), named[_TIMES], offsets=(of_context, offsets_Q1))
+        asked_B = named[_ASKED].repeat_interleave(num_Q, output_size=len(candidates_BD))
+        times_N, _ = join_lists(times_N, asked_B, offsets=(known_Q1, of_candidates))
+        places = self.stack.places_of(joined_Q1, times=times_N, num_targets=num_Q)
+        states_ND = self.stack(events_ND, places=places)
+        behind_N = torch.ones(len(states_ND), dtype=torch.bool, device=states_ND.device)
+        starts_Q = joined_Q1[:-1].repeat_interleave(known_Q1.diff(), output_size=len(known_ND))
+        inside_N = torch.arange(len(known_ND), device=num_Q.device) - known_Q1[:-1].repeat_interleave(
+            known_Q1.diff(), output_size=len(known_ND)
+        )
+        behind_N[starts_Q + inside_N] = False
+        return states_ND[behind_N]

@@ -1,0 +1,1 @@
+"""What runs on event logs do with logs of other events."""

@@ -1,0 +1,162 @@
+"""Scores for an event log: every event in, for each the scores that a ranker gives it from what its user did before.
+
+    run.predict(["events.parquet"], out="scores.parquet")    row │ like
+    user  item  rating  time                                 ────┼──────
+    a     x     5       1                                      0 │ 0.81    from what was before, `candidates` at a time,
+    a     y     2       2                                      1 │ 0.40    as in training
+    a     z     –       9     nobody knows what becomes of     2 │ 0.77    open: both from x and y,
+    a     w     –       9     these two                        3 │ 0.12    and not from each other
+
+An event is open if none of its labels and none of its actions has a value. Open events that no other one of the user
+lies between are candidates of one question, however many they are; they stand in no history. Without labels in the data
+and without actions in the schema nothing is open.
+
+Ids that the run does not know are counted, as for any prediction. Memory: that of the log, and about 2^18 events of
+lists at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from ziggurat.data.events.candidates import Asked, asked_together, candidate_tables, label_columns
+from ziggurat.data.events.log import EventLog, read_events
+from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
+from ziggurat.data.raw.chunk import RawChunk
+from ziggurat.data.raw.source import RawSource
+from ziggurat.features.batch import Batch
+from ziggurat.features.jagged import FeatureGroup
+from ziggurat.features.repeats import deduplicate
+from ziggurat.features.schema import column_of
+from ziggurat.runs.next_items import predict_next
+from ziggurat.runs.scoring import (
+    ROW,
+    as_polars,
+    check_output,
+    chunks_of_frame,
+    is_frame,
+    like,
+    output_schema,
+    own_rows,
+    refuse_own_input,
+    write_frames,
+)
+from ziggurat.training.evaluation.evaluate import gathered_scores_of
+from ziggurat.training.report.progress import Progress
+
+if TYPE_CHECKING:
+    from ziggurat.runs.load import Run
+
+_EVENTS_AT_ONCE = 1 << 18
+
+
+def predict_of_events(
+    run: Run,
+    data: Any,
+    *,
+    out: str | Path | None,
+    keep: Sequence[str],
+    bad_rows: BadRowPolicy,
+    progress: Progress | None,
+) -> Any:
+    """What `Run.predict` does for a run on events: next items of users, or with labels a score for each event.
+
+    Raises:
+        ConfigError: a suffix that is not known, or columns that cannot be kept.
+        SchemaError, DataError: as reading events.
+    """
+    if not run.config.table_schema.labels:
+        return predict_next(run, data, out=out, keep=keep, bad_rows=bad_rows)
+    schema = output_schema(run, data, keep=keep)
+    if out is not None:
+        check_output(out, schema)
+        refuse_own_input(out, data, trained=[Path(path) for path in run.config.data.train])
+    log = _log_of(run, data, keep=keep, bad_rows=bad_rows)
+    scores = _scores(run, log, progress=progress)
+    found = _frame(log, scores, schema=schema, keep=keep) if run.team.is_first else pl.DataFrame(schema=schema)
+    if out is None:
+        return like(found, data) if is_frame(data) else found
+    return write_frames(iter([found]), out, schema=schema) if run.team.is_first else len(log.users)
+
+
+def _log_of(run: Run, data: Any, *, keep: Sequence[str], bad_rows: BadRowPolicy) -> EventLog:
+    schema = run.config.table_schema
+    with contextlib.ExitStack() as stack:
+        elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
+        collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
+        labels = label_columns(schema)
+        needed = (*(column_of(feature) for feature in schema.features), schema.group, schema.time)
+        if is_frame(data):
+            frame = as_polars(data)
+            known, chunks = list(frame.columns), chunks_of_frame(frame)
+        else:
+            source = RawSource(data, format=run.reading.format, bad_rows=collector, text=run.reading.text)
+            known = list(source.columns())
+            columns = dict.fromkeys([*needed, *(name for name in labels if name in known), *keep])
+            chunks = source.frames(columns=tuple(columns))
+        carried = [name for name in (*labels, *keep) if name in known]
+        return read_events(chunks, schema, bad_rows=collector, carried=carried)
+
+
+def _happened(run: Run, log: EventLog) -> np.ndarray:
+    """(N,) events that have a label or an action; all of them where nothing could tell."""
+    schema = run.config.table_schema
+    assert schema.events is not None, "asked by who has events"
+    tells = [log.carried[name] for name in label_columns(schema) if name in log.carried]
+    tells += [log.columns[name] for name in schema.events.actions]
+    if not tells:
+        return np.ones(len(log.users), dtype=np.bool_)
+    return np.logical_or.reduce([series.is_not_null().to_numpy() for series in tells])
+
+
+def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray:
+    """(N, labels) of the log's events; zeros on ranks but the first."""
+    schema = run.config.table_schema
+    assert schema.events is not None, "asked by who has events"
+    happened = _happened(run, log)
+    places, parts = np.flatnonzero(happened), np.cumsum(happened)
+    open_places = np.flatnonzero(~happened)
+    asked = [
+        asked_together(log, places, parts=np.zeros_like(places), most=schema.events.candidates),
+        asked_together(log, open_places, parts=parts[open_places], most=0),
+    ]
+    scores = np.zeros((len(log.users), len(schema.labels)), dtype=np.float32)
+    for each in asked:
+        begins: list[int] = []
+        batches = _batches(run, log, each, happened=happened, begins=begins)
+        gathered = gathered_scores_of(run.model, batches, progress=progress, process_group=run.team.process_group)
+        for number, (rows, found) in enumerate(gathered):
+            if run.team.is_first:
+                scores[each.candidates[begins[number] + rows]] = found
+    return scores
+
+
+def _batches(run: Run, log: EventLog, asked: Asked, *, happened: np.ndarray, begins: list[int]) -> Iterator[Batch]:
+    """Candidates with their histories, each history once; `begins` hears where each batch begins."""
+    first, inputs = 0, run.preprocessing.inputs
+    lists = FeatureGroup(jagged=tuple(range(len(inputs.jagged))))
+    tables = candidate_tables(
+        log, asked, run.config.table_schema, labels=(), happened=happened, at_once=_EVENTS_AT_ONCE
+    )
+    for table in tables:
+        begins.append(first)
+        first += table.num_rows
+        encoded = run.preprocessing.encode(RawChunk.of(pl.DataFrame(table), name="candidates"), with_labels=False)
+        yield deduplicate(own_rows(run, encoded), [lists])
+
+
+def _frame(log: EventLog, scores: np.ndarray, *, schema: pl.Schema, keep: Sequence[str]) -> pl.DataFrame:
+    assert log.rows is not None, "asked for"
+    order = np.argsort(log.rows, kind="stable")
+    columns: dict[str, pl.Series] = {ROW: pl.Series(log.rows[order], dtype=pl.Int64)}
+    columns |= {name: log.carried[name].gather(order).cast(schema[name]) for name in keep}
+    names = [name for name in schema if name != ROW and name not in keep]
+    columns |= {name: pl.Series(scores[order, at], dtype=pl.Float32) for at, name in enumerate(names)}
+    return pl.DataFrame(columns, schema=schema)
