@@ -168,7 +168,7 @@ def _alone(embedded: Embedded) -> dict[str, Tensor]:
 
 
 class SwishNorm(nn.Module):
-    """x ⊙ σ(LN(x)).
+    """The gated activation x ⊙ σ(LN(x)) of DLRMv3.
 
     Args:
         dim: numbers of x.
