@@ -147,6 +147,9 @@ def build_parser() -> VerbParser:
     ranks.add_argument(
         "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
     )
+    ranks.add_argument(
+        "--exchange", metavar="WHEN", help="short for --parallel.exchange: plain, prioritised or prioritised_always"
+    )
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     train.add_argument(
         "--baseline", action="store_true", help="afterwards also logistic regression on the same rows, for the report"

@@ -35,7 +35,12 @@ SHORT: dict[str, tuple[tuple[str, ...], str]] = {
     "threads": (("training.threads",), "CPU threads; 0: torch's own choice"),
     "patience": (("training.early-stop.patience",), "evaluations without improvement before it stops; 0: never"),
 }
-FLAGS = {"parallel.dense": "--dense", "parallel.wire.between-towers": "--wire", "parallel.tower-size": "--tower-size"}
+FLAGS = {
+    "parallel.dense": "--dense",
+    "parallel.wire.between-towers": "--wire",
+    "parallel.tower-size": "--tower-size",
+    "parallel.exchange": "--exchange",
+}
 RENAMED = {"parallel.ranks-a-host": "parallel.ranks-per-host"}
 _LISTED = "ziggurat train RECIPE --settings"
 _HIDDEN = "table-schema"  # the schema's own file describes it

@@ -121,7 +121,21 @@ class TableOptimizer:
             lr: learning rate η.
         """
         self._num_steps += 1
-        step = Step(rule=self.config.rule, learning_rate=float(lr), scale=self._scale, number=self._num_steps)
+        self._apply(float(lr))
+
+    @torch.no_grad()
+    def step_again(self, lr: float, *, scale: float = 1.0) -> None:
+        """Update rows that were recorded since `step`, as part of that step: with its number.
+
+        Args:
+            lr: learning rate η of that step.
+            scale: factor on the gradient, of that step.
+        """
+        self._scale = scale
+        self._apply(float(lr))
+
+    def _apply(self, lr: float) -> None:
+        step = Step(rule=self.config.rule, learning_rate=lr, scale=self._scale, number=self._num_steps)
         kernel = self._tables.kernel
         for index, parts in enumerate(self._tables.recorded):
             if not parts:

@@ -199,6 +199,11 @@ class EmbeddingTables(nn.Module):
         return self.tables.view(name).detach()
 
     @property
+    def layouts(self) -> Sequence[LookupLayout]:
+        """Where every field reads and writes, one layout a storage."""
+        return self._layouts
+
+    @property
     def has_dense_gradients(self) -> bool:
         """True if tables are ordinary parameters, to be given to a torch optimizer."""
         return self.config.optimizer is TableOptimizerKind.ADAM_DENSE
@@ -287,11 +292,11 @@ class EmbeddingTables(nn.Module):
 
     def record(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> None:
         """Keep the gradient of what `look_up` gave, for the optimizer."""
-        for recorded, part in zip(self.recorded, self._parts(grad, lookups, layouts), strict=True):
+        for recorded, part in zip(self.recorded, self.parts_of(grad, lookups, layouts), strict=True):
             if part is not None:
                 recorded.append(part)
 
-    def _parts(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> list[GradientPart | None]:
+    def parts_of(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> list[GradientPart | None]:
         """The gradient of each storage; None for those that the lookup did not read."""
         used = [layout for layout in layouts if layout.slots]
         if not used:
@@ -345,7 +350,7 @@ class _DenseLookup(torch.autograd.Function):
         weights: TableWeights = tables.tables
         whole = [weights.storage(index).tensor() for index in range(weights.num_storages)]
         dense = [torch.zeros_like(tensor) for tensor in whole if tensor is not None]  # all are in memory
-        for index, part in enumerate(tables._parts(grad, lookups, layouts)):
+        for index, part in enumerate(tables.parts_of(grad, lookups, layouts)):
             if part is not None:
                 summed = tables.kernel.sum_gradients([part])
                 dense[index].index_copy_(0, summed.rows, summed.sums)

@@ -26,6 +26,8 @@ from ziggurat.models.length_cost import length_cost
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
+from ziggurat.parallel.prioritised.choice import Exchange
+from ziggurat.parallel.prioritised.making import prioritise
 from ziggurat.parallel.same_model import require_same_model
 from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
@@ -49,12 +51,14 @@ class ParallelConfig:
         reduction: what gradients of the dense network travel as.
         num_parts: parts of a batch in a training step, so that the last hop overlaps with computation
             (`pipeline.py`); 1 does not cut.
+        exchange: when rows of the next batch travel; see `Exchange`.
     """
 
     dense: DenseParallelism = DenseParallelism.DDP
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
     num_parts: int = 1
+    exchange: Exchange = Exchange.PLAIN
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,8 @@ def parallelize(
         tables.load_from(whole.tables)
     field_dims = {spec.name: dim for spec, dim in zip(model.inputs.fields, whole.field_dims, strict=True)}
     embeddings = ShardedEmbeddings(tables, plan=plan, topology=topology, wire=config.wire, traffic=traffic, flow=flow)
+    if config.exchange is not Exchange.PLAIN and topology.world_size > 1:
+        prioritise(embeddings, topology=topology, wire=config.wire, traffic=traffic, num_parts=config.num_parts)
     layer = model.towers
     model.embeddings = embeddings  # type: ignore[assignment]  # it has every method that models call
     if plan.towers is not None:

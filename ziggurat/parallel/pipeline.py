@@ -70,10 +70,19 @@ class Pipeline:
             lines.append("last hop of embeddings: with nothing (means of row-wise tables are finished after it)")
         else:
             lines.append("last hop of embeddings: with nothing (one part)")
+        if self._embeddings.prioritised is not None:
+            lines[-1] = f"{lines[-1].split(':')[0]}: {self._prioritised_line()}"
         in_memory = self._parallel.topology.world.memory is not None
         when = "with nothing (one sum in shared memory, at the end)" if in_memory else "with the backward pass"
         lines.append(f"gradients of the dense network: {when}")
         return lines
+
+    def _prioritised_line(self) -> str:
+        hop = "last hop of embeddings" if self._towers is None else "hop inside a tower group"
+        return (
+            f"{hop} in two rounds, where both exchanges are measured and this one is faster: rows that the step before "
+            "does not touch with its backward pass, their gradients with the next forward pass"
+        )
 
     def step(
         self,
@@ -102,7 +111,10 @@ class Pipeline:
             with autocast():
                 outputs = self._model.forward_dense(self._model.embed(parts[0]))
             loss = loss_of(outputs, parts[0])
-            self._embeddings.send_ids()
+            if self._embeddings.prioritised is None:
+                self._embeddings.send_ids()
+            else:
+                self._embeddings.prioritised.look_ahead(None if self._ahead is None else self._ahead[1][0])
             loss.backward()
             return loss.detach()
         with autocast():

@@ -275,6 +275,35 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
     return replace(mine, memory=memory, why_no_memory=reason)
 
 
+def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -> RankGroup:
+    """This rank's group along an axis once more, joined by a process group that nothing else uses; collective.
+
+    Exchanges of two process groups never get into each other's order, so one may run behind the other.
+
+    Args:
+        topology: the ranks.
+        axis: WORLD or TOWER.
+        what: what the ranks meet for, for errors.
+        backend: of the process group; "": that of the job.
+    """
+    size = {Axis.WORLD: topology.world_size, Axis.TOWER: topology.tower_size}[axis]
+    mine = topology.axes[axis]
+    if mine.process_group is None:
+        return mine
+    made: dist.ProcessGroup | None = None
+    with communicating(f"meeting of ranks, to {what}"):
+        for first in range(0, topology.world_size, size):
+            members = list(topology.order[first : first + size])
+            group = dist.new_group(members, backend=backend or None, sort_ranks=False)
+            made = group if first <= topology.rank < first + size else made  # type: ignore[assignment]
+        assert isinstance(made, dist.ProcessGroup)
+        mine = RankGroup(mine.ranks, mine.position, made)
+        if len({topology.host_of(rank) for rank in mine.ranks}) > 1 or communication_device(made).type != "cpu":
+            return mine
+        memory, reason = open_host_memory(made)
+    return replace(mine, memory=memory, why_no_memory=reason)
+
+
 def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> list[int]:
     """The host of every rank, as all ranks report it, in any numbers; each rank raises the same error."""
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -21,6 +21,7 @@ from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.device import Device
 from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
+from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
@@ -58,6 +59,9 @@ class RanksConfig:
         wire: what embeddings and their gradients travel as.
         reduction: what gradients of the dense network travel as.
         num_parts: parts of a batch in a step, so that the exchange between hosts overlaps with computation.
+        exchange: when rows of the next batch travel: plain, when it has its turn; prioritised, those that the present
+            step does not touch while it computes, where that is measured to be faster; prioritised_always, without
+            measuring. The result has the same bits.
         tower_size: S, ranks that hold the same towers together; 0: the fastest on `cluster` where that is given,
             else the ranks of a host, if the towers allow it.
         cluster: these machines, as `ziggurat plan --cluster` names them (a name, or a file): predicts the step of every
@@ -74,6 +78,7 @@ class RanksConfig:
     wire: WireConfig = field(default_factory=WireConfig)
     reduction: Reduction = Reduction.FP32
     num_parts: Count = 1
+    exchange: Exchange = Exchange.PLAIN
     tower_size: CountOrNone = 0
     cluster: str = ""
     ranks_per_host: CountOrNone = 0
@@ -83,7 +88,13 @@ class RanksConfig:
     @property
     def parallel(self) -> ParallelConfig:
         """What `parallelize` needs of it."""
-        return ParallelConfig(dense=self.dense, wire=self.wire, reduction=self.reduction, num_parts=self.num_parts)
+        return ParallelConfig(
+            dense=self.dense,
+            wire=self.wire,
+            reduction=self.reduction,
+            num_parts=self.num_parts,
+            exchange=self.exchange,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.repeats import MIN_FACTOR, Repeats, find_groups, measure_repeats
 from ziggurat.models import Model
 from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.towers import TowerTransform
 
 _TOGETHER = (Shuffle.SESSIONS, Shuffle.SESSION_LANES)  # orders that keep the rows of a session together
@@ -33,6 +34,9 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
         inputs = loader.dataset.inputs
         told = "kept: a shuffle of rows takes sessions apart (shuffle = session_lanes keeps their rows together)"
         return {"repeats": told} if inputs.has_sessions and inputs.jagged else {}
+    if parallel is not None and parallel.topology.world_size > 1 and parallel.config.exchange is not Exchange.PLAIN:
+        told = f"kept: exchange = {parallel.config.exchange.value} sends rows of samples, not of slices"
+        return {"repeats": told} if loader.dataset.inputs.has_sessions else {}
     if not model.exploits_repeats:
         return {"repeats": f"kept: {type(model).__name__} computes nothing once for equal samples"}
     if model.draws is not None:

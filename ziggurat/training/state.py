@@ -29,7 +29,8 @@ RNG = "rng."
 
 
 def state_tensors(step: TrainStep) -> dict[str, Tensor]:
-    """All tensors of a run by name. They share memory with the run: loading into them restores it."""
+    """All tensors of a run by name. They share memory with the run: loading into them restores it. Collective."""
+    step.settle()
     if step.average is not None:
         tensors = step.average.state()
     else:

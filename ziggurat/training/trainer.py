@@ -261,7 +261,7 @@ class Trainer:
         loss = position.loss_sum / position.loss_rows
         record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
         record["lr"] = self.config.learning_rate * self._factor()
-        self.records.append(record, timing=self._pace.since_last() | self.feed.timing())
+        self.records.append(record, timing=self._pace.since_last(self.step.exchange_facts()) | self.feed.timing())
         position.loss_sum, position.loss_rows = 0.0, 0
 
     # ---------------------------------------------------------------------------------- evaluation and checkpoint

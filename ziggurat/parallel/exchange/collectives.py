@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ class Pending:
         receive: waits; returns them, flat, sender after sender.
         where: names the exchange in errors.
         pieces: waits; what came from each sender, where it lies, until the context is left. None: cut from `receive`.
+        traffic: counts the time of waiting.
     """
 
     def __init__(
@@ -45,11 +47,21 @@ class Pending:
         *,
         where: str,
         pieces: Callable[[], contextlib.AbstractContextManager[list[Tensor]]] | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self._receive: Callable[[], Tensor] | None = receive
         self._pieces = pieces
         self._received: Tensor | None = None
-        self._where = where
+        self._where, self._traffic = where, traffic
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Name the exchange in errors, and count the time."""
+        begin_s = time.perf_counter()
+        with communicating(self._where):
+            yield
+        if self._traffic is not None:
+            self._traffic.count_wait(time.perf_counter() - begin_s)
 
     def wait(self) -> Tensor:
         """The received numbers.
@@ -58,7 +70,7 @@ class Pending:
             TopologyError: another rank ended or did not answer in time.
         """
         if self._receive is not None:
-            with communicating(self._where):
+            with self._waiting():
                 self._received = self._receive()
             self._receive = None
         assert self._received is not None
@@ -74,8 +86,11 @@ class Pending:
         if self._pieces is None:
             yield self.wait().split(list(sizes))
             return
-        with communicating(self._where), self._pieces() as found:
-            yield found
+        with contextlib.ExitStack() as lying:
+            with self._waiting():
+                found = lying.enter_context(self._pieces())
+            with communicating(self._where):
+                yield found
         self._receive = None
 
 
@@ -116,14 +131,17 @@ def all_to_all(
             ticket = memory.send(send, sizes=sent, purpose=purpose)
             come: dict[str, Any] = {"sizes": received, "dtype": send.dtype}
             return Pending(
-                lambda: memory.receive(ticket, **come), where=purpose, pieces=lambda: memory.pieces(ticket, **come)
+                lambda: memory.receive(ticket, **come),
+                where=purpose,
+                pieces=lambda: memory.pieces(ticket, **come),
+                traffic=traffic,
             )
         buffer = torch.empty(sum(received), dtype=send.dtype, device=send.device)
         work = dist.all_to_all_single(
             buffer, send, list(received), list(sent), group=group.process_group, async_op=True
         )
 
-    return Pending(lambda: _after(work, buffer), where=purpose)
+    return Pending(lambda: _after(work, buffer), where=purpose, traffic=traffic)
 
 
 def start_sum(values: Tensor, *, group: RankGroup, purpose: str) -> Pending:

@@ -19,11 +19,10 @@ All of it lies on the host, in a process group of its own, so that it may run in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -33,10 +32,8 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
 from ziggurat.parallel.exchange.collectives import all_to_all
-from ziggurat.parallel.exchange.host_memory import open_host_memory
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.lost_ranks import communicating
-from ziggurat.parallel.topology import RankGroup, Topology
+from ziggurat.parallel.topology import Axis, Topology, own_group
 
 _PURPOSE = "balance: {}"
 
@@ -81,7 +78,7 @@ class SampleExchange:
         self._inputs, self._balance, self._cost = inputs, balance, cost
         self._shares = tuple(shares) or None
         self._traffic = traffic
-        self._group = _own_group(topology)
+        self._group = own_group(topology, Axis.WORLD, what="balance", backend="gloo")
 
     @property
     def medium(self) -> str:
@@ -163,15 +160,3 @@ def _letter(part: Batch) -> Tensor:
     """A batch as bytes."""
     named = {name: value.contiguous() for name, value in named_parts(part).items()}
     return torch.frombuffer(bytearray(save(named)), dtype=torch.uint8)
-
-
-def _own_group(topology: Topology) -> RankGroup:
-    """All ranks in a gloo group that nothing else uses, in memory that they share where they lie on one host."""
-    with communicating("meeting of all ranks, to balance"):
-        group = dist.new_group(list(topology.order), backend="gloo", sort_ranks=False)
-        assert isinstance(group, dist.ProcessGroup)
-        mine = RankGroup(tuple(range(topology.world_size)), topology.rank, group)
-        if topology.num_hosts > 1:
-            return mine
-        memory, reason = open_host_memory(group)
-    return replace(mine, memory=memory, why_no_memory=reason)

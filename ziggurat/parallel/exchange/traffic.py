@@ -8,6 +8,7 @@ are counted by their payload, since the backend decides how often it crosses whi
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -37,12 +38,18 @@ class Traffic:
 
     Args:
         topology: tells which ranks share a host.
+
+    Attributes:
+        num_steps: training steps that were counted.
+        waited_s: seconds that this rank waited for messages of embeddings.
     """
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._volumes: dict[tuple[str, LinkKind], Volume] = defaultdict(Volume)
         self.num_steps = 0
+        self.waited_s = 0.0
+        self._thread = threading.get_ident()
         self._is_paused = False
 
     @contextlib.contextmanager
@@ -67,9 +74,15 @@ class Traffic:
         """Count the payload of a reduction or gather."""
         self._add(purpose, LinkKind.REDUCED, num_bytes)
 
+    def count_wait(self, seconds: float) -> None:
+        """Count time in which the thread that trains waited for a message of embeddings and did nothing else."""
+        if not self._is_paused and threading.get_ident() == self._thread:
+            self.waited_s += seconds
+
     def reset(self) -> None:
         """Forget everything that was counted."""
         self._volumes.clear()
+        self.waited_s = 0.0
         self.num_steps = 0
 
     def total(self, link: LinkKind) -> Volume:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -42,6 +42,9 @@ from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import FieldShare, RankShare
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Placement, Plan
+
+if TYPE_CHECKING:
+    from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
 
 
 @dataclass
@@ -80,6 +83,9 @@ class ShardedEmbeddings(nn.Module):
         wire: formats of the hops.
         traffic: counts messages.
         flow: tells the towers how large the batches are.
+
+    Attributes:
+        prioritised: what takes the place of the hop where the next batch is known; None: nothing does.
     """
 
     def __init__(
@@ -132,6 +138,7 @@ class ShardedEmbeddings(nn.Module):
         self.field_blocks = [_blocks(name, sent, copies=copies) for name in names]
         self.field_dims = tuple(sum(block.width for block in blocks) for blocks in self.field_blocks)
         self.output_dim = sum(self.field_dims)
+        self.prioritised: PrioritisedExchange | None = None
         self.hop = BlockExchange(
             group,
             widths=[[part.width for part in each] for each in sent],
@@ -177,6 +184,8 @@ class ShardedEmbeddings(nn.Module):
 
     def drain(self) -> None:
         """Receive and forget ids that were sent ahead for batches that will not come; collective."""
+        if self.prioritised is not None:
+            self.prioritised.drop()
         while self._ready:
             self._ids.drop(self._ready.popleft()[1])
         self._announced.clear()
@@ -191,7 +200,8 @@ class ShardedEmbeddings(nn.Module):
             samples of all peers, in the order of the tower groups; of a batch with slices part by part.
         """
         if not batch.repeated:
-            return self.complete(self.begin(batch))
+            return self.complete(self.begin(batch)) if self.prioritised is None else self.prioritised.forward(batch)
+        self._settle()
         exchange, parts = self._take_parts(batch)
         return exchange.forward(batch, parts) if self._is_flat else exchange.for_towers(batch, parts)
 
@@ -202,13 +212,17 @@ class ShardedEmbeddings(nn.Module):
 
     def complete(self, begun: Begun) -> Float[Tensor, "B T"]:
         """The second half: wait, put columns in order, and finish the means of spread rows; collective."""
-        ids, transfer = begun.ids, begun.transfer
+        transfer = begun.transfer
         pooled_BT = self.hop.finish(begun.token, transfer)
+        return self.with_means(pooled_BT, begun.ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
+
+    def with_means(
+        self, pooled_BT: Float[Tensor, "B T"], ids: LocalIds, *, rows_sent: list[int], num_rows: int
+    ) -> Float[Tensor, "B T"]:
+        """Sums of spread rows become means; collective if there are any. `rows_sent`, `num_rows` as in `hop.start`."""
         if self._count_hop is None:
             return pooled_BT
-        lengths_BJ = self._count_hop(
-            self.tables.list_lengths(ids), rows_sent=transfer.rows_sent, num_rows=transfer.num_rows
-        )
+        lengths_BJ = self._count_hop(self.tables.list_lengths(ids), rows_sent=rows_sent, num_rows=num_rows)
         factors_BT = torch.ones_like(pooled_BT)
         for column, columns in enumerate(self._count_columns):
             factors_BT[:, columns] = lengths_BJ[:, column : column + 1].clamp(min=1.0).reciprocal()
@@ -225,6 +239,7 @@ class ShardedEmbeddings(nn.Module):
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
         """As `EmbeddingTables.unpooled_slices`: rows of slices go out, their vectors come back; collective."""
+        self._settle()
         return self._sequences(batch, name, dtype=dtype)
 
     def sequence(
@@ -237,12 +252,14 @@ class ShardedEmbeddings(nn.Module):
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
     ) -> Float[Tensor, "N D"]:
         """As `EmbeddingTables.vectors`; collective, each rank asks for rows of its own. See `sequences.py`."""
+        self._settle()
         return self._sequences.vectors(table, rows_N, dtype=dtype)
 
     def start(self, batch: Batch) -> Crossing:
         """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
         assert self._is_flat
         assert self.can_start
+        self._settle()
         if batch.repeated:
             exchange, parts = self._take_parts(batch)
             return exchange.start(batch, parts)
@@ -305,17 +322,33 @@ class ShardedEmbeddings(nn.Module):
     def _take_ids(self, batch: Batch) -> LocalIds:
         pending = self._ready.popleft()[1] if self._ready and self._ready[0][0] is batch else self._ids.start(batch)
         ids = self._ids.finish(pending)
-        self._flow.sizes = ids.sizes
+        self.tell_sizes(ids)
         return ids
+
+    def take_ahead(self, batch: Batch) -> LocalIds:
+        """The rows of an announced batch, before its turn; collective. `tell_sizes` is to be called at its turn."""
+        assert self._ready
+        assert self._ready[0][0] is batch
+        return self._ids.finish(self._ready.popleft()[1])
+
+    def tell_sizes(self, ids: LocalIds) -> None:
+        """Let the towers know how many samples each rank has of the batch under way."""
+        self._flow.sizes = ids.sizes
+
+    def rows_by_member(self, ids: LocalIds) -> list[int]:
+        """How many of the samples that this rank looks up belong to each member of its tower group and its peers."""
+        size, groups = self._topology.tower_size, self._topology.num_groups
+        return [sum(ids.sizes[group * size + place] for group in range(groups)) for place in range(size)]
+
+    def _settle(self) -> None:
+        """Complete the last update, where some of it is still on its way; collective."""
+        if self.prioritised is not None:
+            self.prioritised.settle()
 
     def _send(self, ids: LocalIds) -> tuple[Tensor, Transfer]:
         """Look up, and send each member of the tower group what it wants: columns for the samples of all its peers."""
-        topology = self._topology
-        per_place = [
-            sum(ids.sizes[group * topology.tower_size + place] for group in range(topology.num_groups))
-            for place in range(topology.tower_size)
-        ]
-        num_rows = per_place[topology.tower.position]
+        per_place = self.rows_by_member(ids)
+        num_rows = per_place[self._topology.tower.position]
         pooled = self.tables.lookup(ids)
         if self._host_sums is not None:
             pooled = self._host_sums(pooled)

@@ -15,6 +15,7 @@ bits everywhere. The sum is made when the gradient is first asked for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,7 +51,7 @@ class ShardedTableOptimizer:
 
     def __init__(self, embeddings: ShardedEmbeddings, *, topology: Topology, traffic: Traffic) -> None:
         self.config = embeddings.config
-        self._tables = embeddings.tables
+        self._tables, self._ahead = embeddings.tables, embeddings.prioritised
         self._topology, self._traffic = topology, traffic
         self._rows, self._columns, self._copies = (TableOptimizer(tables) for tables in self._tables.local)
         self._all = (self._rows, self._columns, self._copies)
@@ -60,17 +61,36 @@ class ShardedTableOptimizer:
 
     def zero_grad(self) -> None:
         """Forget what was recorded."""
+        if self._ahead is not None:
+            self._ahead.forget_gradient()
         for optimizer in self._all:
             optimizer.zero_grad()
         self._scale = 1.0
 
+    def bound(self) -> tuple[float, int] | None:
+        """Where gradients are still to come: the largest magnitude of this rank's share, and how many are added up.
+
+        If the product of both, added up over ranks, is finite, so is every sum of gradients: `all_finite` need not be
+        asked, which would wait for all of them.
+        """
+        if self._ahead is None or not self._ahead.is_deferring:
+            return None
+        largest, count = self._ahead.bound()
+        for part in (part for tables in self._tables.local for parts in tables.recorded for part in parts):
+            bound = float(part.grad.abs().amax()) if part.grad.numel() else 0.0
+            largest = max(largest, bound if math.isfinite(bound) else math.inf)
+            count += part.lookups.single.numel() + part.lookups.values.numel()
+        return largest, count
+
     def all_finite(self) -> bool:
         """True if nothing on this rank is NaN or infinite; the step asks all ranks (`training/step/world_sums.py`)."""
+        self._complete()
         self._sum_copies()
         return all(optimizer.all_finite() for optimizer in self._all)
 
     def grad_norm_squared(self) -> float:
         """Of this rank's parts; parts of all ranks add up, copies being counted on the first rank that has them."""
+        self._complete()
         self._sum_copies()
         counted = self._all if self._topology.tower.position == 0 else self._all[:2]
         return sum(optimizer.grad_norm_squared() for optimizer in counted)
@@ -88,15 +108,33 @@ class ShardedTableOptimizer:
         Args:
             lr: learning rate η.
         """
+        if self._ahead is not None:
+            scale = self._scale
+            self._ahead.split(lambda: self._step_again(lr, scale=scale))
         if self._any_cut:
-            self._step_cut(lr)
+            self._step_cut(lr, scale=self._scale, number=self._columns.num_steps + 1)
         self._sum_copies()
         for optimizer in self._all:
             optimizer.step(lr)
         self._scale = 1.0
 
+    @torch.no_grad()
+    def _step_again(self, lr: float, *, scale: float) -> None:
+        """Update further rows as part of the step that was made last: what `PrioritisedExchange.split` left."""
+        if self._any_cut:
+            self._step_cut(lr, scale=scale, number=self._columns.num_steps)
+        for optimizer in (self._rows, self._columns):
+            optimizer.step_again(lr, scale=scale)
+
+    def _complete(self) -> None:
+        """Wait for gradients that are still to come."""
+        if self._ahead is not None:
+            self._ahead.complete()
+
     def state_dict(self) -> dict[str, Tensor]:
         """State by table, as parts of whole tables, and `step`."""
+        if self._tables.check_settled is not None:
+            self._tables.check_settled()
         entries: dict[str, Tensor] = {"step": torch.tensor(self._rows.num_steps)}
         alone = self._topology.world_size == 1
         for optimizer, group in zip(self._all, self._tables.mine.groups, strict=True):
@@ -123,12 +161,11 @@ class ShardedTableOptimizer:
 
     # ------------------------------------------------------------------------------- tables that are cut by columns
 
-    def _step_cut(self, lr: float) -> None:
-        """Update column-wise tables, and leave nothing of them to the ordinary optimizer."""
+    def _step_cut(self, lr: float, *, scale: float, number: int) -> None:
+        """Update column-wise tables as part of step `number`, and leave nothing of them to the ordinary optimizer."""
         tables = self._tables.local[1]
-        cuts = self._cuts(tables)
+        cuts = self._cuts(tables, scale=scale)
         totals = self._add_up(cuts)
-        number = self._columns.num_steps + 1
         step = Step(rule=self.config.rule, learning_rate=lr, number=number)
         plain = replace(PLAIN_STEP, number=number)
         for cut, total in zip(cuts, totals, strict=True):
@@ -141,7 +178,7 @@ class ShardedTableOptimizer:
         for recorded in tables.recorded:
             recorded.clear()
 
-    def _cuts(self, tables: EmbeddingTables) -> list[_Cut]:
+    def _cuts(self, tables: EmbeddingTables, *, scale: float) -> list[_Cut]:
         """Every column-wise table of this rank, in the order of the model's tables, rows in increasing order."""
         kernel = tables.kernel
         summed = [in_order(kernel.sum_gradients(parts)) if parts else None for parts in tables.recorded]
@@ -154,7 +191,7 @@ class ShardedTableOptimizer:
                     gradient,
                     first_row=place.first_row,
                     num_rows=place.num_rows,
-                    scale=self._scale,
+                    scale=scale,
                     weight_decay=self.config.weight_decay,
                     gather=tables.tables.storage(place.storage).gather,
                 )

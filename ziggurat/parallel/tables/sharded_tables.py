@@ -54,7 +54,12 @@ class ShardedTables(nn.Module):
         shares: what every rank looks up, by rank.
         mine: what this rank looks up.
         local: this rank's tables, one for each of `RankShare.groups`: those with all columns, those with some, copies.
+        note_rows: hears of rows that `vectors` reads: table group, storage, rows of the storage.
+        check_settled: raises while an update is not complete, before weights or state are read as a whole.
     """
+
+    note_rows: Callable[[int, int, Tensor], None] | None = None
+    check_settled: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -157,7 +162,11 @@ class ShardedTables(nn.Module):
         """Vectors of rows of this rank's part of a table (rows of the part, padding in front counted)."""
         shard = self._shard(table)
         assert shard is not None, f"this rank has no part of table {table!r}"
-        return self._group(shard).vectors(table, rows_N, dtype=dtype)
+        tables = self._group(shard)
+        if self.note_rows is not None:
+            place = tables.tables.places[table]
+            self.note_rows(self.local.index(tables), place.storage, rows_N + place.first_row)
+        return tables.vectors(table, rows_N, dtype=dtype)
 
     def list_lengths(self, ids: LocalIds) -> Float[Tensor, "R counts"]:
         """How many rows of each list of `RankShare.counts` this rank has summed."""
@@ -230,6 +239,8 @@ class ShardedTables(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         del keep_vars
+        if self.check_settled is not None:
+            self.check_settled()
         for shard in self._all_shards():
             rows = self._rows(shard)
             whole = rows.tensor() if shard.is_whole and self._topology.world_size == 1 else None

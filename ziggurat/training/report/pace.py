@@ -12,7 +12,7 @@ ranks wait for beside that (the wire, the data) is not in it. A device has anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,16 +53,30 @@ class Pace:
         """Rate, and what is lost to stragglers as of the last log line, in words."""
         return f"{self.samples_per_s:,.0f} samples/s{self._shown}"
 
-    def since_last(self) -> dict[str, Any]:
-        """Since this was last called: samples_per_s; on ranks straggler_share, and busy_s a step by rank."""
+    def since_last(self, exchange: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Since this was last called: samples_per_s; on ranks straggler_share, and busy_s a step by rank.
+
+        Args:
+            exchange: what a step that looks ahead says of it (`StepExchange.since_last`); passed on, and shown.
+        """
         rate, self._last = _rate(self._last), (0.0, 0)
         busy, self._busy = self._busy, []
-        if not busy:
-            return {"samples_per_s": rate}
-        share = straggler_share(np.array(busy))
-        self._shown = f" · {100 * share:.0f} % lost to stragglers"
-        mean_s = [round(value, 6) for value in np.mean(busy, axis=0).tolist()]
-        return {"samples_per_s": rate, "straggler_share": round(share, 6), "busy_s": mean_s}
+        found = {"samples_per_s": rate, **(exchange or {})}
+        if busy:
+            share = straggler_share(np.array(busy))
+            mean_s = [round(value, 6) for value in np.mean(busy, axis=0).tolist()]
+            found |= {"straggler_share": round(share, 6), "busy_s": mean_s}
+            self._shown = f" · {100 * share:.0f} % lost to stragglers"
+            self._shown += _exchange_text(exchange) if exchange else ""
+        return found
+
+
+def _exchange_text(exchange: Mapping[str, Any]) -> str:
+    """Exposed time and collisions, for the live line."""
+    text = f" · {exchange['exposed_ms']:.1f} ms exposed"
+    if "collisions" in exchange:
+        text += f", {100 * exchange['collisions']:.0f} % collisions"
+    return text if exchange["prioritised_share"] else f"{text}, plain exchange"
 
 
 def _rate(counted: tuple[float, int]) -> float:

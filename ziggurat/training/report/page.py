@@ -30,6 +30,7 @@ from ziggurat.training.early_stop import improves_upwards
 from ziggurat.training.evaluation.evaluate import versus_baseline
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import CONFIG, EVALUATION, STARTUP, TRAFFIC, RunFolder
+from ziggurat.training.report.exchange import exchange_section
 from ziggurat.training.report.plots import calibration_figure, training_figures
 from ziggurat.training.report.stragglers import straggler_section
 
@@ -72,6 +73,7 @@ def write_report(folder: str | Path) -> Path:
         "</div>",
         _calibration_section(evaluations),
         straggler_section(records),
+        exchange_section(records),
         _traffic_section(traffic),
         _startup_section(startup),
         _config_section(config),

@@ -160,7 +160,9 @@ def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:
     if step.parallel is None:
         return {}
     compute = torch.bfloat16 if step.precision is Precision.BF16 else torch.float32
-    return rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=compute)
+    sections = rank_sections(step.model, step.parallel, overlaps=step.overlaps(), compute=compute)
+    sections["Ranks"] |= {} if step.exchange is None else step.exchange.lines()
+    return sections
 
 
 def tower_section(model: Model) -> dict[str, dict[str, str]]:

@@ -39,6 +39,7 @@ from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
+from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.precision_choice import resolve_precision
 from ziggurat.training.step.weight_average import WeightAverage
@@ -105,6 +106,7 @@ class TrainStep:
             self.table_optimizer = TableOptimizer(model.embeddings)
         self._world = WorldSums(parallel, self.dense_named)
         self._pipeline = None if parallel is None else Pipeline(model, parallel, num_parts=parallel.config.num_parts)
+        self.exchange = StepExchange.of(model, parallel, clips=bool(config.clip_norm))
         if config.embedding_l2 and not self._whole_tables:
             raise ConfigError(
                 expected="dense-gradient tables, because embedding_l2 acts on whole tables at every step",
@@ -141,6 +143,7 @@ class TrainStep:
     def _step(self, batch: Batch, *, factor: float, upcoming: Batch | None) -> StepResult:
         if self._buffers:
             torch._foreach_copy_(self._saved_buffers, self._buffers)
+        start_s = time.perf_counter()
         begin_s = time.thread_time()  # of this thread: it stands still while the thread waits for other ranks
         loss = float(self._forward_backward(batch, upcoming).detach())
         busy_s = time.thread_time() - begin_s if self.device.type == "cpu" else 0.0
@@ -155,7 +158,18 @@ class TrainStep:
             self.zero_grad()
             return result
         self._update(factor=factor, scale=scale)
+        if self.exchange is not None:
+            self.exchange.count(time.perf_counter() - start_s)
         return StepResult(loss=value, finite=True, busy_s=busy)
+
+    def settle(self) -> None:
+        """Complete the last update, before anything reads tables as a whole; collective, and free where it is."""
+        if self.exchange is not None:
+            self.exchange.settle()
+
+    def exchange_facts(self) -> dict[str, Any]:
+        """What the prioritised exchange did since this was last called; {} where it is plain."""
+        return self.exchange.since_last() if self.exchange is not None else {}
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -227,9 +241,15 @@ class TrainStep:
         tables, finite = self.table_optimizer, True
         if tables is not None and self.config.clip_norm:
             squared += float(tables.grad_norm_squared())  # not finite if any gradient is not
-        elif tables is not None:
+        bound = None
+        if isinstance(tables, ShardedTableOptimizer) and not self.config.clip_norm:
+            bound = tables.bound()
+        if tables is not None and not self.config.clip_norm and bound is None:
             finite = tables.all_finite()
-        totals = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s)
+        mine = {"loss": loss, "squared": squared, "busy_s": busy_s}
+        totals = self._world.totals(**mine, finite=finite, bound=bound)
+        if tables is not None and bound is not None and not totals.is_bounded:  # the sums themselves have to tell
+            totals = self._world.totals(**mine, finite=tables.all_finite())
         if totals.finite and self.config.clip_norm:
             return totals, min(1.0, self.config.clip_norm / (totals.squared**0.5 + 1e-6))
         return totals, 1.0

@@ -1,7 +1,7 @@
 """WorldSums: the few numbers that a step adds up over all ranks, in two small all-reduces.
 
     before the forward pass, waited for when the loss needs it     Σ labelled weight of each label       (L numbers)
-    after the backward pass                            loss · Σ g² · anything not finite · busy seconds  (3 + R numbers)
+    after the backward pass                            loss · Σ g² · anything not finite · busy seconds  (5 + R numbers)
 
 Each rank divides its loss by the *global* weight, so gradients add up to those of the global batch, with uneven and
 empty batches too. The second sum makes all ranks report one loss, clip by one norm, and skip or stop together: a NaN
@@ -42,12 +42,14 @@ class Totals:
         squared: Σ g² over all weights.
         finite: neither these, nor any gradient, is NaN or infinite.
         busy_s: seconds that each rank computed for, by rank.
+        is_bounded: what ranks said of gradients that are still to come proves that all their sums are finite.
     """
 
     loss: float
     squared: float
     finite: bool
     busy_s: tuple[float, ...]
+    is_bounded: bool = True
 
 
 class WorldSums:
@@ -77,17 +79,29 @@ class WorldSums:
         gradients = [local(value.grad) for value in self._counted if value.grad is not None]
         return torch.stack(torch._foreach_norm(gradients)).square().sum() if gradients else torch.zeros(())
 
-    def totals(self, *, loss: float, squared: float, finite: bool, busy_s: float) -> Totals:
-        """Loss, Σ g², verdict and busy seconds of all ranks, the same on each."""
-        busy = [busy_s]
+    def totals(
+        self, *, loss: float, squared: float, finite: bool, busy_s: float, bound: tuple[float, int] | None = None
+    ) -> Totals:
+        """Loss, Σ g², verdict and busy seconds of all ranks, the same on each.
+
+        Args:
+            loss: of this rank.
+            squared: of this rank.
+            finite: on this rank.
+            busy_s: of this rank.
+            bound: the largest magnitude among gradients that are still to come, and how many are added up in all.
+        """
+        busy, largest, count = [busy_s], *(bound or (0.0, 0))
         if self._world is not None and self._world.process_group is not None:
             device = communication_device(self._world.process_group)
             busy = [busy_s if rank == self._world.position else 0.0 for rank in range(self._world.size)]
-            sums = torch.tensor([loss, squared, 0.0 if finite else 1.0, *busy], dtype=torch.float64, device=device)
-            loss, squared, bad, *busy = self._start(sums, purpose="loss and guard").wait().tolist()
+            numbers = [loss, squared, 0.0 if finite else 1.0, largest, float(count), *busy]
+            sums = torch.tensor(numbers, dtype=torch.float64, device=device)
+            loss, squared, bad, largest, count, *busy = self._start(sums, purpose="loss and guard").wait().tolist()
             finite = bad == 0.0
         finite = finite and math.isfinite(loss) and math.isfinite(squared)
-        return Totals(loss=loss, squared=squared, finite=finite, busy_s=tuple(busy))
+        bounded = largest * count < torch.finfo(torch.float32).max
+        return Totals(loss=loss, squared=squared, finite=finite, busy_s=tuple(busy), is_bounded=bounded)
 
     def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
         """Start to add up a few numbers over all ranks, in place."""

@@ -1,0 +1,1 @@
+"""The prioritised exchange: what the present step does not touch travels while it computes."""

@@ -1,0 +1,295 @@
+"""PrioritisedExchange: rows that the present step does not touch are looked up and sent while it computes.
+
+    compute   ── forward of t ─────────── │ look ahead │ ── backward of t ──── │ update │ ── forward of t+1 ──
+    behind    gradients of t−1, the rest    codes of t+1   cells of t+1 that     of rows    gradients of t, the rest
+                                                           wait for nothing      that t+1
+    in front                                                                     reads: gradients of t, then cells
+
+Only the last line is waited for with nothing else to do. It carries *collisions*: rows that both batches read. Those of
+the next batch cannot be looked up before the update, and their gradients are wanted first; all others have a step's
+time. Feng et al., "FreeScale", arXiv 2604.24073 (MLSys 2026), section 4.2 and algorithm 2; theirs serves un-pooled
+lists of tables that are cut by rows, this one whatever is looked up, cell by cell (`cells.py`).
+
+Nothing changes but time: each row is updated once a step with the same sum in the same order, and read after the same
+updates as in the plain step. So weights and optimizer state are those of the plain exchange, bit for bit:
+
+    look ahead of t+1     after the rest of t−1 is applied; reads rows that t does not touch
+    first update of t     rows that t+1 reads: all gradients that they have came in the first round
+    second update of t    the other rows, with the same rate and step number; before anything else reads them
+
+A batch that was not announced, with slices, or looked up without gradients takes the plain hop; whatever is still on
+its way is applied before it (`settle`). Lists that are not pooled are looked up as ever, after `settle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int64, UInt8
+from torch import Tensor
+
+from ziggurat.features.batch import Batch
+from ziggurat.parallel.prioritised.cells import NOTHING, WAITS
+from ziggurat.parallel.prioritised.collisions import RowMarks, codes_of, only_cells
+from ziggurat.parallel.prioritised.hop import CellExchange, CellTransfer
+from ziggurat.parallel.prioritised.updates import Due, Later, land, split
+from ziggurat.parallel.tables.ids import LocalIds
+
+if TYPE_CHECKING:
+    from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+
+
+@dataclass
+class _Present:
+    """The batch that the step computes.
+
+    Args:
+        ids: rows that this rank looked up for it.
+        transfer: its cells; None where it took the plain hop.
+        vectors: rows of un-pooled lists that were looked up beside: table group, storage, rows.
+    """
+
+    ids: LocalIds
+    transfer: CellTransfer | None
+    vectors: list[tuple[int, int, Int64[Tensor, "N"]]] = field(default_factory=list)
+
+
+@dataclass
+class CellCounts:
+    """How many cells of next batches waited, on this rank."""
+
+    cells: int = 0
+    waited: int = 0
+
+
+class PrioritisedExchange:
+    """Takes the place of the plain hop in steps whose next batch is known. Methods are collective.
+
+    Args:
+        embeddings: whose hop it is.
+        hop: the hop in two rounds.
+        local_columns: where columns of copied tables are in what a rank wants, in the order of their lookup.
+
+    Attributes:
+        is_on: whether the next step looks ahead; the same on all ranks.
+        defers: whether gradients may come in two rounds; not where all are needed at once (their norm).
+        counts: cells since they were last read.
+    """
+
+    def __init__(self, embeddings: ShardedEmbeddings, *, hop: CellExchange, local_columns: Int64[Tensor, "L"]) -> None:
+        self._of = [embeddings]  # in a list: not a second set of names
+        self.hop, self._local_columns = hop, local_columns
+        self.is_on, self.defers = True, True
+        self.counts = CellCounts()
+        tables = embeddings.tables
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._marks = [[RowMarks(each) for each in tables.local[:2]] for _ in range(2)]
+        self._marked: LocalIds | None = None  # whose rows the first marks are
+        self._present: _Present | None = None
+        self._ahead: tuple[Batch, LocalIds, CellTransfer] | None = None
+        self._due: Due | None = None
+        self._later: Later | None = None
+        self._column_fields = _column_fields(embeddings)
+
+    @property
+    def _embeddings(self) -> ShardedEmbeddings:
+        return self._of[0]
+
+    # --------------------------------------------------------------------------------------------- a step's parts
+
+    def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
+        """Pooled embeddings of a batch without slices; see `ShardedEmbeddings.forward`."""
+        embeddings, is_training = self._embeddings, torch.is_grad_enabled()
+        if is_training and self._ahead is not None and self._ahead[0] is batch:
+            return self._arrive()
+        self.settle()
+        begun = embeddings.begin(batch)
+        if is_training:
+            self._present = _Present(begun.ids, None)
+        return embeddings.complete(begun)
+
+    def look_ahead(self, upcoming: Batch | None) -> None:
+        """Send what can be sent of the next batch, before the backward pass of the present one.
+
+        Args:
+            upcoming: announced; None: not known, or there is none.
+        """
+        self.settle()
+        embeddings, present = self._embeddings, self._present
+        self._present = None
+        if not self.is_on or upcoming is None or upcoming.repeated or present is None:
+            embeddings.send_ids()
+            return
+        ids = embeddings.take_ahead(upcoming)
+        codes_RF = self._mark(present, ids)
+        per_place = embeddings.rows_by_member(ids)
+        transfer = CellTransfer(per_place, per_place[self.hop.group.position], codes_RF)
+        self.counts.cells += int((codes_RF != NOTHING).sum())
+        self.counts.waited += int((codes_RF == WAITS).sum())
+        self.hop.tell(transfer, present=present.transfer)
+        with torch.no_grad():
+            values = embeddings.tables.lookup(ids)
+        self.hop.hear(transfer, present=present.transfer)
+        self.hop.send_now(transfer, values)
+        self._ahead = (upcoming, ids, transfer)
+
+    def settle(self) -> None:
+        """Apply what the last update left for later: after this all tables are as after a plain step."""
+        later, self._later = self._later, None
+        if later is not None:
+            later.finish(self.hop, self._embeddings.tables)
+
+    @property
+    def is_settled(self) -> bool:
+        """False while an update is not complete."""
+        return self._later is None
+
+    def drop(self) -> None:
+        """Receive and forget what was sent ahead for a batch that will not come."""
+        self.settle()
+        if self._ahead is not None:
+            self.hop.forget(self._ahead[2])
+        self._ahead = self._present = None
+
+    def note(self, group: int, storage: int, rows_N: Int64[Tensor, "N"]) -> None:
+        """Hear of rows that an un-pooled lookup of the present batch reads; not collective."""
+        if self._present is not None and torch.is_grad_enabled() and group < len(self._marks[0]):
+            self._present.vectors.append((group, storage, rows_N))
+
+    # ---------------------------------------------------------------------------------------------- the optimizer
+
+    def take_gradient(self, transfer: CellTransfer, ids: LocalIds, gradient_BT: Float[Tensor, "B T"]) -> None:
+        """Send the gradient of the present batch's cells, the first round at once."""
+        tables = self._embeddings.tables
+        rounds = self.hop.send_gradient(transfer, gradient_BT)
+        before = [[len(parts) for parts in each.recorded] for each in tables.local[:2]]
+        self._due = Due(rounds, ids, before)
+
+    @property
+    def is_deferring(self) -> bool:
+        """True between a backward pass and the update, if some gradients are to come after it."""
+        return self._due is not None and not self._due.rounds.is_whole
+
+    def bound(self) -> tuple[float, int]:
+        """The largest magnitude of this rank's share of the gradients to come, and how many lookups they belong to."""
+        assert self._due is not None
+        batches = self._due.ids.batches[:2]
+        return self._due.rounds.largest, sum(b.single.numel() + b.jagged.values.numel() for b in batches)
+
+    def complete(self) -> None:
+        """Wait for all gradients, and record them as the plain hop does."""
+        due, self._due = self._due, None
+        if due is not None:
+            land(due, hop=self.hop, tables=self._embeddings.tables)
+
+    def split(self, then: Callable[[], None]) -> None:
+        """Record the gradients of rows that the next batch reads; keep the others, to be applied by `then`."""
+        if not self.is_deferring:
+            self.complete()
+            return
+        due, self._due = self._due, None
+        assert due is not None
+        marks = self._marks[0]  # of the next batch, since `_mark`
+        self._later = split(due, hop=self.hop, tables=self._embeddings.tables, marks=marks, then=then)
+
+    def forget_gradient(self) -> None:
+        """Receive and forget the gradient of a step that is skipped."""
+        due, self._due = self._due, None
+        if due is not None:
+            due.rounds.first.wait()
+
+    # -------------------------------------------------------------------------------------------------- details
+
+    def _arrive(self) -> Float[Tensor, "B T"]:
+        """Look up what had to wait, and put the batch together; then let go what the update left for later."""
+        assert self._ahead is not None
+        (_, ids, transfer), self._ahead = self._ahead, None
+        embeddings = self._embeddings
+        embeddings.tell_sizes(ids)
+        with torch.no_grad():
+            values = embeddings.tables.lookup(self._waiting(ids, transfer.codes))
+        self.hop.send_waiting(transfer, values)
+        local = embeddings.tables.lookup_copies(ids)
+        arrived = self.hop.receive(transfer)
+        if self._later is not None:
+            self.hop.send_rest(self._later.due.rounds)
+        embeddings.send_ids()
+        self._present = _Present(ids, transfer)
+        landing = (self, transfer, ids, self._local_columns, arrived)
+        pooled = _Land.apply(self._anchor, local, landing)
+        return embeddings.with_means(pooled, ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
+
+    def _mark(self, present: _Present, ids: LocalIds) -> UInt8[Tensor, "R F"]:
+        """Codes of the next batch's cells, and which gradients of the present batch come first."""
+        marks, others = self._marks
+        if self._marked is not present.ids:
+            _set(marks, present.ids)
+        for group, storage, rows_N in present.vectors:
+            marks[group].add(storage, rows_N)
+        codes_RF = self._codes(ids, marks)
+        _set(others, ids)
+        if present.transfer is not None and self.defers:
+            present.transfer.firsts = self._codes(present.ids, others)
+        self._marks, self._marked = [others, marks], ids
+        return codes_RF
+
+    def _codes(self, ids: LocalIds, marks: list[RowMarks]) -> UInt8[Tensor, "R F"]:
+        tables, batches = self._embeddings.tables, ids.batches
+        codes_RF = torch.zeros(
+            batches[0].batch_size, self.hop.mine.num_fields, dtype=torch.uint8, device=batches[0].single.device
+        )
+        for index, fields in enumerate(self._column_fields):
+            if tables.mine.groups[index].shards:
+                codes_of(tables.local[index], batches[index], marks=marks[index], column_fields=fields, out=codes_RF)
+        codes_RF[:, self.hop.mine.unwanted] = NOTHING
+        return codes_RF
+
+    def _waiting(self, ids: LocalIds, codes_RF: UInt8[Tensor, "R F"]) -> LocalIds:
+        """The same rows without those of cells that have gone already."""
+        wanted_FR: Bool[Tensor, "F R"] = (codes_RF == WAITS).t()
+        batches, first = list(ids.batches), 0
+        for index, group in enumerate(self._embeddings.tables.mine.exchanged.groups):
+            count = len(group.single) + len(group.lists)
+            batches[index] = only_cells(batches[index], wanted_FR[first : first + count])
+            first += count
+        return replace(ids, batches=tuple(batches))
+
+
+class _Land(torch.autograd.Function):
+    """What has arrived, as part of the graph: the backward pass sends its gradient, and waits for nothing."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, anchor: Tensor, local_BL: Tensor | None, landing: tuple[Any, ...]
+    ) -> Tensor:
+        del anchor  # requires a gradient, so that every rank takes part in the backward pass
+        *ctx.landing, arrived_BT = landing
+        if local_BL is not None:
+            arrived_BT[:, ctx.landing[3]] = local_BL
+        return arrived_BT
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BT: Tensor) -> tuple[None, Tensor | None, None]:  # type: ignore[override]
+        exchange, transfer, ids, columns = ctx.landing
+        exchange.take_gradient(transfer, ids, gradient_BT)
+        return None, gradient_BT[:, columns] if ctx.needs_input_grad[1] else None, None
+
+
+def _set(marks: list[RowMarks], ids: LocalIds) -> None:
+    """Mark the rows of a batch, and no others."""
+    for each, batch in zip(marks, ids.batches[:2], strict=True):
+        each.clear()
+        each.add_batch(batch)
+
+
+def _column_fields(embeddings: ShardedEmbeddings) -> list[dict[int, int]]:
+    """For each table group: the number of the field that begins at a column of its lookup output."""
+    found, number, first = [], 0, 0
+    for group in embeddings.tables.mine.exchanged.groups:
+        fields = (*group.single, *group.lists)
+        found.append({share.column - first: number + index for index, share in enumerate(fields)})
+        number, first = number + len(fields), first + group.num_columns
+    return found

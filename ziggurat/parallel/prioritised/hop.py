@@ -1,0 +1,304 @@
+"""CellExchange: one hop of embeddings, forward and backward, in two rounds each.
+
+    owner of tables                                  owner of samples
+    codes of the next batch's cells      ─────────►  knows what comes when               during the present step
+    cells that wait for nothing          ─────────►  kept                                during its backward pass
+    cells of updated rows                ─────────►  put together                        begin of the next step
+    gradients, first round               ◄─────────  of cells that the next step reads   end of the backward pass
+    gradients, second round              ◄─────────  of all others                       behind the next step's begin
+
+The plain hop (`exchange/blocks.py`) sends a matrix, zeros for lists that are empty on the sending rank included; of a
+table whose rows are spread over R ranks that is all but 1/R of it. Here only cells travel that have rows, so both
+rounds together carry less than the plain hop wherever rows are spread.
+
+Values that several ranks have parts of are added up in the order of the ranks, as the plain hop does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int64, UInt8
+from torch import Tensor
+
+from ziggurat.parallel.exchange.collectives import Pending, all_to_all
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.exchange.wire import Wire
+from ziggurat.parallel.prioritised.cells import (
+    NOTHING,
+    NOW,
+    WAITS,
+    MemberCells,
+    num_packed,
+    pack_codes,
+    pick,
+    put,
+    unpack_codes,
+)
+from ziggurat.parallel.topology import RankGroup
+
+
+@dataclass
+class CellTransfer:
+    """The cells of one batch on their way, there and back.
+
+    Args:
+        rows_sent: samples of each member, in what this rank looks up.
+        num_rows: samples of this rank.
+        codes: of the cells that this rank looks up.
+        came: codes of the cells that come from each member.
+        firsts: of the cells that this rank looked up, `WAITS` where their gradient comes first; None: all do.
+        firsts_came: the same of the cells that came from each member.
+        targets: where each unit that came belongs in the output, by member.
+    """
+
+    rows_sent: list[int]
+    num_rows: int
+    codes: UInt8[Tensor, "R F"]
+    came: list[UInt8[Tensor, "B F"]] = field(default_factory=list)
+    firsts: UInt8[Tensor, "R F"] | None = None
+    firsts_came: list[UInt8[Tensor, "B F"]] | None = None
+    targets: list[Int64[Tensor, "n"]] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
+    told: Pending | None = field(default=None, repr=False)
+    now: Pending | None = field(default=None, repr=False)
+    waited: Pending | None = field(default=None, repr=False)
+
+
+@dataclass
+class GradientRounds:
+    """Gradients of one batch's cells on their way back, in two rounds.
+
+    Args:
+        transfer: of the batch.
+        first: under way.
+        largest: the largest magnitude of what this rank sends, as it travels; infinite if any of it is not finite.
+        second: what the second round will send.
+        second_sizes: items of it for each member.
+        rest: the second round, once it is under way.
+    """
+
+    transfer: CellTransfer
+    first: Pending
+    largest: float
+    second: Tensor
+    second_sizes: list[int]
+    rest: Pending | None = field(default=None, repr=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the first round has everything, on all ranks."""
+        return self.transfer.firsts is None
+
+
+class CellExchange:
+    """One hop of embeddings in two rounds each way. All methods are collective but where they say otherwise.
+
+    Args:
+        group: who takes part.
+        behind: the same ranks in a process group of their own, for what travels while the step computes.
+        members: the cells of each.
+        output_dim: numbers of a sample that a rank wants.
+        wire: format of values, and of their gradients.
+        traffic: counts messages.
+        purpose: name of the hop.
+    """
+
+    def __init__(
+        self,
+        group: RankGroup,
+        *,
+        behind: RankGroup,
+        members: Sequence[MemberCells],
+        output_dim: int,
+        wire: Wire,
+        traffic: Traffic,
+        purpose: str,
+    ) -> None:
+        self.group, self._behind = group, behind
+        self.members, self.mine = list(members), members[group.position]
+        self._output_dim, self._wire, self._traffic, self._purpose = output_dim, wire, traffic, purpose
+        self.unit = self.mine.unit
+        self._output_units = output_dim // self.unit
+
+    # ------------------------------------------------------------------------------------------------- there
+
+    def tell(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
+        """Send the codes of a batch's cells, and which gradients of the present batch are wanted first.
+
+        Args:
+            transfer: of the next batch.
+            present: whose `firsts` are set; None where they are not in use.
+        """
+        pieces, sent, received = [], [], []
+        parts = [(each.codes, each) for each in (transfer,)]
+        if present is not None and present.firsts is not None:
+            parts.append((present.firsts, present))
+        split = [(codes.split(each.rows_sent), each) for codes, each in parts]
+        for number, member in enumerate(self.members):
+            letters = [pack_codes(rows[number]) for rows, _ in split]
+            pieces += letters
+            sent.append(sum(letter.numel() for letter in letters))
+            received.append(sum(num_packed(each.num_rows, member.num_fields) for _, each in split))
+        transfer.told = self._send(torch.cat(pieces), sent, received, "codes", behind=True)
+
+    def hear(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
+        """Wait for what `tell` sent."""
+        assert transfer.told is not None
+        both = [transfer, *([present] if present is not None and present.firsts is not None else [])]
+        lengths = [num_packed(each.num_rows, member.num_fields) for member in self.members for each in both]
+        pieces = iter(transfer.told.wait().split(lengths))
+        heard: list[list[Tensor]] = [[] for _ in both]
+        for member in self.members:
+            for each, found in zip(both, heard, strict=True):
+                found.append(unpack_codes(next(pieces), num_rows=each.num_rows, num_fields=member.num_fields))
+        transfer.came, transfer.told = heard[0], None
+        if present is not None and len(both) == 2:
+            present.firsts_came = heard[1]
+
+    def send_now(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> None:
+        """Send the cells that wait for nothing."""
+        transfer.now = self._send_cells(transfer, values_RC, code=NOW, purpose="ahead", behind=True)
+
+    def send_waiting(self, transfer: CellTransfer, values_RC: Float[Tensor, "R C"]) -> None:
+        """Send the other cells, after the update."""
+        transfer.waited = self._send_cells(transfer, values_RC, code=WAITS, purpose="forward", behind=False)
+
+    def receive(self, transfer: CellTransfer) -> Float[Tensor, "B T"]:
+        """Wait for both rounds, and put the cells of all members together."""
+        assert transfer.now is not None
+        assert transfer.waited is not None
+        now = self._received(transfer.now.wait(), transfer, code=NOW)
+        waited = self._received(transfer.waited.wait(), transfer, code=WAITS)
+        transfer.now = transfer.waited = None
+        like = now[0]
+        out = like.new_zeros(transfer.num_rows * self._output_units, self.unit)
+        transfer.targets = []
+        for member, codes, early, late in zip(self.members, transfer.came, now, waited, strict=True):
+            chosen_BU = member.units(codes != NOTHING)
+            samples, units = chosen_BU.nonzero(as_tuple=True)
+            targets = samples * self._output_units + member.target_of_unit[units]
+            transfer.targets.append(targets)
+            if not len(late):
+                values = early
+            elif not len(early):
+                values = late
+            else:
+                values = like.new_empty(len(targets), self.unit)
+                is_late = member.units(codes == WAITS)[chosen_BU]
+                values[is_late], values[~is_late] = late, early
+            out.index_add_(0, targets, values)
+        return out.view(transfer.num_rows, self._output_dim)
+
+    def forget(self, transfer: CellTransfer) -> None:
+        """Receive what is under way, for a step that will not come."""
+        for pending in (transfer.told, transfer.now):
+            if pending is not None:
+                pending.wait()
+
+    # -------------------------------------------------------------------------------------------------- back
+
+    def send_gradient(self, transfer: CellTransfer, gradient_BT: Float[Tensor, "B T"]) -> GradientRounds:
+        """Send the first round, and keep the second."""
+        units_Nu = gradient_BT.reshape(-1, self.unit)
+        rounds: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for number, (member, targets) in enumerate(zip(self.members, transfer.targets, strict=True)):
+            values = units_Nu[targets]
+            is_first = None
+            if transfer.firsts_came is not None:
+                firsts = transfer.firsts_came[number]
+                is_first = member.units(firsts == WAITS)[member.units(firsts != NOTHING)]
+            rounds[0].append(values if is_first is None else values[is_first])
+            rounds[1].append(values[:0] if is_first is None else values[~is_first])
+        messages = [self._wire.encode(torch.cat(pieces)) for pieces in rounds]
+        first = self._send(
+            messages[0],
+            [piece.numel() for piece in rounds[0]],
+            self._sizes(transfer, first=True),
+            "backward",
+            behind=False,
+        )
+        largest = max((_largest(message) for message in messages), default=0.0)
+        return GradientRounds(transfer, first, largest, messages[1], [piece.numel() for piece in rounds[1]])
+
+    def send_rest(self, rounds: GradientRounds) -> None:
+        """Send the second round; nothing where there is none, or it is sent."""
+        if rounds.is_whole or rounds.rest is not None:
+            return
+        received = self._sizes(rounds.transfer, first=False)
+        rounds.rest = self._send(rounds.second, rounds.second_sizes, received, "behind", behind=True)
+
+    def receive_first(self, rounds: GradientRounds) -> Float[Tensor, "R C"]:
+        """Wait for the first round; the gradient of what was looked up, zeros where nothing came yet."""
+        transfer = rounds.transfer
+        gradient_RC = torch.zeros(
+            sum(transfer.rows_sent), self.mine.num_columns, dtype=transfer.dtype, device=transfer.codes.device
+        )
+        self._fill(gradient_RC, rounds.first, self._chosen(transfer, first=True))
+        return gradient_RC
+
+    def receive_rest(self, rounds: GradientRounds, gradient_RC: Float[Tensor, "R C"]) -> None:
+        """Wait for the second round, and complete what `receive_first` gave, in place."""
+        self.send_rest(rounds)
+        assert rounds.rest is not None
+        self._fill(gradient_RC, rounds.rest, self._chosen(rounds.transfer, first=False))
+
+    # ----------------------------------------------------------------------------------------------- details
+
+    def _fill(self, gradient_RC: Tensor, pending: Pending, chosen_RU: Bool[Tensor, "R U"]) -> None:
+        flat = self._wire.decode(pending.wait(), dtype=gradient_RC.dtype)
+        put(gradient_RC, chosen_RU, flat.view(-1, self.unit))
+
+    def _chosen(self, transfer: CellTransfer, *, first: bool) -> Bool[Tensor, "R U"]:
+        """The units whose gradients come in one of the rounds."""
+        if transfer.firsts is None:
+            return self.mine.units(transfer.codes != NOTHING)
+        return self.mine.units(transfer.firsts == (WAITS if first else NOW))
+
+    def _sizes(self, transfer: CellTransfer, *, first: bool) -> list[int]:
+        """Numbers that come back from each member in one of the rounds."""
+        return _counts(self._chosen(transfer, first=first), transfer.rows_sent, unit=self.unit)
+
+    def _send_cells(
+        self, transfer: CellTransfer, values_RC: Tensor, *, code: int, purpose: str, behind: bool
+    ) -> Pending:
+        transfer.dtype = values_RC.dtype
+        chosen_RU = self.mine.units(transfer.codes == code)
+        message = self._wire.encode(pick(values_RC, chosen_RU, unit=self.unit))
+        sent = _counts(chosen_RU, transfer.rows_sent, unit=self.unit)
+        return self._send(message, sent, self._coming(transfer, code), purpose, behind=behind)
+
+    def _coming(self, transfer: CellTransfer, code: int) -> list[int]:
+        """Numbers that come from each member."""
+        pairs = zip(self.members, transfer.came, strict=True)
+        return [int(member.units(codes == code).sum()) * self.unit for member, codes in pairs]
+
+    def _received(self, buffer: Tensor, transfer: CellTransfer, *, code: int) -> list[Float[Tensor, "n u"]]:
+        flat = self._wire.decode(buffer, dtype=transfer.dtype)
+        return [piece.view(-1, self.unit) for piece in flat.split(self._coming(transfer, code))]
+
+    def _send(self, message: Tensor, sent: list[int], received: list[int], purpose: str, *, behind: bool) -> Pending:
+        return all_to_all(
+            message,
+            sent=sent,
+            received=received,
+            group=self._behind if behind else self.group,
+            traffic=self._traffic,
+            purpose=f"{self._purpose} {purpose}",
+        )
+
+
+def _counts(chosen_RU: Bool[Tensor, "R U"], rows_sent: list[int], *, unit: int) -> list[int]:
+    """Numbers in the chosen units of each member's samples."""
+    return [int(piece.sum()) * unit for piece in chosen_RU.split(rows_sent)]
+
+
+def _largest(message: Tensor) -> float:
+    """The largest magnitude; NaN or infinity if there is one."""
+    if not message.numel():
+        return 0.0
+    low, high = (float(each) for each in torch.aminmax(message.float()))
+    return max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf

@@ -1,0 +1,87 @@
+"""StepExchange: the prioritised exchange as a training step sees it: chosen, measured, and told about.
+
+What is *exposed* is the time that this rank waits for messages of embeddings with nothing else to do: sizes, ids,
+values and gradients, in either exchange. Waiting for a rank that computes longer counts too; it looks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ziggurat.models import Model
+from ziggurat.parallel.exchange.collectives import start_sum
+from ziggurat.parallel.parallelize import Parallel
+from ziggurat.parallel.prioritised.choice import ExchangeChoice
+from ziggurat.parallel.prioritised.exchange import CellCounts, PrioritisedExchange
+from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.topology import communication_device
+
+
+class StepExchange:
+    """Turns the prioritised exchange on and off from step to step, and keeps count.
+
+    Args:
+        exchange: of the model.
+        parallel: the ranks.
+        clips: whether the step needs the norm of all gradients before it updates anything.
+    """
+
+    def __init__(self, exchange: PrioritisedExchange, parallel: Parallel, *, clips: bool) -> None:
+        self._exchange, self._parallel = exchange, parallel
+        self._choice = ExchangeChoice(parallel.config.exchange, add_up=self._add_up)
+        exchange.is_on, exchange.defers = self._choice.is_on, not clips
+        self._clips, self._last, self._steps, self._steps_ahead = clips, (0, 0.0), 0, 0
+
+    @staticmethod
+    def of(model: Model, parallel: Parallel | None, *, clips: bool) -> StepExchange | None:
+        """The exchange of a model that is spread over ranks and looks ahead; None for others."""
+        embeddings = model.embeddings
+        if parallel is None or not isinstance(embeddings, ShardedEmbeddings) or embeddings.prioritised is None:
+            return None
+        return StepExchange(embeddings.prioritised, parallel, clips=clips)
+
+    def count(self, seconds: float) -> None:
+        """Hear how long a step took; chooses for the next one. Collective."""
+        self._steps += 1
+        self._steps_ahead += self._exchange.is_on
+        self._choice.count(seconds)
+        self._exchange.is_on = self._choice.is_on
+
+    def settle(self) -> None:
+        """Complete the last update; collective."""
+        self._exchange.settle()
+
+    def lines(self) -> dict[str, str]:
+        """What the start-up report says."""
+        found = {"exchange": self._parallel.config.exchange.value}
+        if self._clips:
+            found["exchange, gradients"] = "in one round: clip_norm needs all of them before the update"
+        if torch.device("cpu") == communication_device():
+            found["exchange, copy engines"] = "not available: messages of a CPU are copied by its cores"
+        return found
+
+    def since_last(self) -> dict[str, Any]:
+        """Milliseconds a step that this rank waited for embeddings, and the share of cells that collided."""
+        traffic = self._parallel.traffic
+        steps, waited = traffic.num_steps, traffic.waited_s
+        before, self._last = self._last, (steps, waited)
+        counts, self._exchange.counts = self._exchange.counts, CellCounts()
+        ahead, self._steps_ahead, made, self._steps = self._steps_ahead, 0, self._steps, 0
+        if steps <= before[0]:
+            return {}
+        found = {
+            "exposed_ms": round(1e3 * (waited - before[1]) / (steps - before[0]), 3),
+            "prioritised_share": round(ahead / max(made, 1), 4),
+            "exchange": self._choice.line or "measuring both",
+        }
+        if counts.cells:
+            found["collisions"] = round(counts.waited / counts.cells, 6)
+        return found
+
+    def _add_up(self, numbers: Sequence[float]) -> list[float]:
+        world = self._parallel.topology.world
+        sums = torch.tensor(numbers, dtype=torch.float64, device=communication_device(world.process_group))
+        return start_sum(sums, group=world, purpose="choice of the exchange").wait().tolist()
