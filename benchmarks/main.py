@@ -23,6 +23,7 @@ NAMES = {
     "compile_cost": "start-up time of torch.compile, cold and cached",
     "wukong": "training Wukong and DHEN, against FuxiCTR's Wukong",
     "towers": "steps on an emulated data centre: towers against flat models, ours and TorchRec's",
+    "exchange": "steps on an emulated data centre: rows of the next batch ahead, against the plain exchange",
     "ranks": "four ranks against one process on the same cores, and small steps against TorchRec",
     "simulator": "predicted steps against measured and published ones, error by error",
     "planning_measured": "plans by measured costs against additive plans, run on four ranks",
@@ -43,6 +44,7 @@ NAMES = {
 # These have `parse_options`.
 WITH_OPTIONS = (
     "towers",
+    "exchange",
     "data",
     "tower_quality",
     "simulator",

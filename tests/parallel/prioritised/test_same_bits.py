@@ -73,7 +73,11 @@ class OwnModel(Model):
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration; with `disjoint` no two batches in a row read the same row."""
+    """One configuration.
+
+    With `disjoint` no two batches in a row read the same row. At `bad_step` a loss is NaN, and the step is skipped.
+    With `doubts` bounds never prove that gradients are finite, so that all of them are waited for.
+    """
 
     seed: int
     placements: dict[str, Placement]
@@ -86,6 +90,8 @@ class Case:
     disjoint: bool = False
     clip_norm: float = 0.0
     weight_decay: float = 0.0
+    bad_step: int = -1
+    doubts: bool = False
     steps: int = 7
 
 
@@ -133,6 +139,8 @@ def batches(case: Case, inputs: InputSpec, *, rank: int) -> Iterator[Batch]:
         if case.disjoint:
             single, values = (rows % 15 * 2 + 1 + step % 2 for rows in (batch.single, batch.jagged.values))
             batch = dataclasses.replace(batch, single=single, jagged=JaggedRows(values, batch.jagged.offsets))
+        if step == case.bad_step:
+            batch = dataclasses.replace(batch, dense=batch.dense * float("nan"))
         yield batch
 
 
@@ -153,12 +161,15 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
         TrainingConfig(precision=Precision.FP32, table_learning_rate=0.1, clip_norm=case.clip_norm),
         parallel=parallel,
     )
+    ahead = model.embeddings.prioritised  # type: ignore[union-attr]
+    if case.doubts and ahead is not None:
+        ahead.bound = lambda: (float("inf"), 1)
     todo = [*batches(case, inputs, rank=topology.rank), None]
     found: dict[str, torch.Tensor] = {}
     for number, batch in enumerate(todo[:-1]):
         assert batch is not None
         result = step(batch, factor=1.0 / (1 + number), upcoming=todo[number + 1])
-        found[f"loss {number}"] = torch.tensor(result.loss)
+        found[f"loss {number}"] = torch.tensor(result.loss if result.finite else -1.0)
         if number % 3 == 1:
             with torch.no_grad():
                 found[f"logits {number}"] = model(random_batch(inputs, 4, seed=topology.rank)).detach().clone()
@@ -173,7 +184,6 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
         for name, rows in optimizer.state_rows().items():
             found[f"state {number} {name}"] = rows.read(0, rows.num_rows).clone()
     found |= {f"dense {name}": value.detach().clone() for name, value in model.named_parameters()}
-    ahead = embeddings.prioritised
     return found, None if ahead is None else (ahead.counts.cells, ahead.counts.waited)
 
 
@@ -208,12 +218,14 @@ def drawn(seed: int) -> Case:
         disjoint=draw.random() < 0.3,
         clip_norm=draw.choice((0.0, 0.0, 0.0, 0.05)),
         weight_decay=draw.choice((0.0, 0.0, 0.01)),
+        bad_step=draw.choice((-1, -1, 3)),
+        doubts=draw.random() < 0.2,
     )
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_random_configurations_train_to_the_same_bits(world_size: int):
-    cases = [drawn(seed + world_size) for seed in range(6 if world_size == 2 else 3)]
+    cases = [drawn(seed + world_size) for seed in range(5 if world_size == 2 else 2)]
     run_ranks(compare, world_size, cases)
 
 
