@@ -51,7 +51,10 @@ def refused(rank: int, cases: list[tuple[Any, Any]]) -> list[str]:
 
 def test_settings_that_would_not_be_exact_are_refused_on_every_rank():
     row_wise = to_json(placed(4, Placement.ROW_WISE))
-    wires = (WireConfig(between_towers=HALF, backward_rounding=Rounding.STOCHASTIC), WireConfig(between_towers="int8"))
+    wires = (
+        WireConfig(between_towers=HALF, backward_rounding=Rounding.STOCHASTIC),
+        WireConfig(between_towers=WireFormat.INT8),
+    )
     cases = [
         (row_wise, to_json(ParallelConfig(exchange=AHEAD))),
         (row_wise, to_json(ParallelConfig(exchange=AHEAD, num_parts=2))),

@@ -161,7 +161,9 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
         TrainingConfig(precision=Precision.FP32, table_learning_rate=0.1, clip_norm=case.clip_norm),
         parallel=parallel,
     )
-    ahead = model.embeddings.prioritised  # type: ignore[union-attr]
+    embeddings: Any = model.embeddings
+    assert isinstance(embeddings, ShardedEmbeddings)
+    ahead: Any = embeddings.prioritised
     if case.doubts and ahead is not None:
         ahead.bound = lambda: (float("inf"), 1)
     todo = [*batches(case, inputs, rank=topology.rank), None]
@@ -174,8 +176,6 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
             with torch.no_grad():
                 found[f"logits {number}"] = model(random_batch(inputs, 4, seed=topology.rank)).detach().clone()
     step.settle()
-    embeddings = model.embeddings
-    assert isinstance(embeddings, ShardedEmbeddings)
     embeddings.drain()
     for group in embeddings.tables.mine.groups:
         for shard in group.shards:
@@ -231,7 +231,7 @@ def test_random_configurations_train_to_the_same_bits(world_size: int):
 
 def test_rows_collide_as_the_batches_make_them():
     """All rows of disjoint batches travel ahead; those of batches that read the same rows wait, every one."""
-    spread = dict.fromkeys(("item", "user", "shop", "genres"), Placement.ROW_WISE)
+    spread: dict[str, Placement] = dict.fromkeys(("item", "user", "shop", "genres"), Placement.ROW_WISE)
     disjoint = Case(seed=1, placements=spread, disjoint=True)
     counts = run_ranks(compare, 2, [disjoint, dataclasses.replace(disjoint, disjoint=False, steps=9)])
     cells = [[sum(rank[case][number] for rank in counts) for number in range(2)] for case in range(2)]

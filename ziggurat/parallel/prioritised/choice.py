@@ -45,7 +45,8 @@ class ExchangeChoice:
     def __init__(self, exchange: Exchange, *, add_up: Callable[[Sequence[float]], list[float]]) -> None:
         self._exchange, self._add_up = exchange, add_up
         self.is_on, self.line, self.num_fallbacks = exchange is not Exchange.PLAIN, "", 0
-        self._step, self._seconds = 0, ([], [])  # type: tuple[int, tuple[list[float], list[float]]]
+        self._step = 0
+        self._seconds: tuple[list[float], list[float]] = ([], [])
         if exchange is Exchange.PRIORITISED_ALWAYS:
             self.line = "prioritised, as asked for, without measuring"
 

@@ -246,10 +246,10 @@ class TrainStep:
             bound = tables.bound()
         if tables is not None and not self.config.clip_norm and bound is None:
             finite = tables.all_finite()
-        mine = {"loss": loss, "squared": squared, "busy_s": busy_s}
-        totals = self._world.totals(**mine, finite=finite, bound=bound)
+        totals = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s, bound=bound)
         if tables is not None and bound is not None and not totals.is_bounded:  # the sums themselves have to tell
-            totals = self._world.totals(**mine, finite=tables.all_finite())
+            finite = tables.all_finite()
+            totals = self._world.totals(loss=loss, squared=squared, finite=finite, busy_s=busy_s)
         if totals.finite and self.config.clip_norm:
             return totals, min(1.0, self.config.clip_norm / (totals.squared**0.5 + 1e-6))
         return totals, 1.0
