@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import Embedded, Model, Outputs, TowerLayer, TowerModuleConfig, TowerModuleKind, build_model
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
@@ -92,6 +94,7 @@ class Case:
     weight_decay: float = 0.0
     bad_step: int = -1
     doubts: bool = False
+    row_format: RowFormat = RowFormat.FP32
     steps: int = 7
 
 
@@ -152,7 +155,8 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
             kernel=case.kernel, optimizer=case.optimizer, dim=8, weight_decay=case.weight_decay, initial_sum=0.1
         )
     )
-    model = build_model(config, inputs, seed=3, towers=plan.towers)
+    make_storage = TablesConfig(weights=case.row_format).make_storage(seed=4)
+    model = build_model(config, inputs, seed=3, towers=plan.towers, make_storage=make_storage)
     topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=case.ranks_per_host)
     wires = WireConfig(between_towers=case.wire, in_tower=case.wire)
     parallel = parallelize(model, plan, topology, config=ParallelConfig(wire=wires, exchange=exchange))
@@ -220,6 +224,7 @@ def drawn(seed: int) -> Case:
         weight_decay=draw.choice((0.0, 0.0, 0.01)),
         bad_step=draw.choice((-1, -1, 3)),
         doubts=draw.random() < 0.2,
+        row_format=draw.choice((RowFormat.FP32, RowFormat.FP32, RowFormat.BF16, RowFormat.SPLIT_BF16)),
     )
 
 
