@@ -19,6 +19,7 @@ from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import Parallel, ParallelConfig, parallelize
+from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Placement, Plan, TablePlacement, Towers
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore
@@ -43,6 +44,7 @@ class Case:
     dropout: float = 0.0
     nan_row: int = -1
     num_parts: int = 1
+    exchange: Exchange = Exchange.PLAIN
 
 
 def training_config(world_size: int, **changes: Any) -> TrainingConfig:
@@ -102,7 +104,7 @@ def trainer_of(case: Case, folder: str | Path, *, world_size: int, **changes: An
             model,
             plan,
             topology,
-            config=ParallelConfig(dense=case.dense, num_parts=case.num_parts),
+            config=ParallelConfig(dense=case.dense, num_parts=case.num_parts, exchange=case.exchange),
             seed=3,
             count_costs="balance" in changes,
         )

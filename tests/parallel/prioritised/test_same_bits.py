@@ -78,7 +78,8 @@ class Case:
     """One configuration.
 
     With `disjoint` no two batches in a row read the same row. At `bad_step` a loss is NaN, and the step is skipped.
-    With `doubts` bounds never prove that gradients are finite, so that all of them are waited for.
+    With `doubts` bounds never prove that gradients are finite, so that all of them are waited for. With `changes` some
+    steps look ahead and others do not.
     """
 
     seed: int
@@ -94,6 +95,7 @@ class Case:
     weight_decay: float = 0.0
     bad_step: int = -1
     doubts: bool = False
+    changes: bool = False
     row_format: RowFormat = RowFormat.FP32
     steps: int = 7
 
@@ -174,6 +176,8 @@ def train(case: Case, world_size: int, exchange: Exchange) -> tuple[dict[str, to
     found: dict[str, torch.Tensor] = {}
     for number, batch in enumerate(todo[:-1]):
         assert batch is not None
+        if case.changes and ahead is not None:
+            ahead.is_on = random.Random(f"{case.seed} {number}").random() < 0.6
         result = step(batch, factor=1.0 / (1 + number), upcoming=todo[number + 1])
         found[f"loss {number}"] = torch.tensor(result.loss if result.finite else -1.0)
         if number % 3 == 1:
@@ -224,6 +228,7 @@ def drawn(seed: int) -> Case:
         weight_decay=draw.choice((0.0, 0.0, 0.01)),
         bad_step=draw.choice((-1, -1, 3)),
         doubts=draw.random() < 0.2,
+        changes=draw.random() < 0.3,
         row_format=draw.choice((RowFormat.FP32, RowFormat.FP32, RowFormat.BF16, RowFormat.SPLIT_BF16)),
     )
 
