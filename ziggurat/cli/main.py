@@ -263,8 +263,8 @@ def _data_verb(parser: argparse.ArgumentParser) -> None:
     fetch = actions.add_parser("fetch", help=summary, description=summary, epilog=FETCH_EPILOG)
     fetch.add_argument(
         "name",
-        help="movielens-1m, movielens-1m-histories, movielens-1m-events, beauty-events, frappe, criteo-kaggle, "
-        "criteo-1tb, criteo-x4",
+        help="movielens-1m, movielens-1m-histories, movielens-1m-events, beauty-events, yambda-events, yambda-made, "
+        "frappe, criteo-kaggle, criteo-1tb, criteo-x4",
     )
     fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 

@@ -47,7 +47,7 @@ from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.model_settings import FRAPPE, settings_named
 from ziggurat.recipes.next_item import NEXT_ITEM_RECIPES, NEXT_ITEM_TABLE_RECIPES, Recipe
 from ziggurat.recipes.protocols import bars_tables, bars_training
-from ziggurat.recipes.rankers import movielens_hstu_ranker
+from ziggurat.recipes.rankers import RANKER_RECIPES
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
 
@@ -289,7 +289,7 @@ RECIPES: tuple[Callable[..., RunConfig], ...] = (
     *(_recipe("movielens", model, run=_movielens, about=about) for model, about in MOVIELENS_MODELS),
     _recipe("movielens", DATA_TWO_TOWER, run=_movielens_histories, about=_MOVIELENS_HISTORIES),
     *NEXT_ITEM_RECIPES,
-    movielens_hstu_ranker,
+    *RANKER_RECIPES,
     *(
         _recipe("frappe_bars", settings_named(kind, among=FRAPPE).model, run=_frappe_bars, about=about)
         for kind, about in BARS_MODELS

@@ -204,7 +204,6 @@ class Run:
         """Score raw data: `row` (position in the data), the kept columns, and one column a label; see `scoring.py`.
 
         Of a run on events: the ten next items of each user of an event log; with labels: a score for each event.
-
         Labels, weights and groups need not be there. Rank 0 has the scores; a file appears only when it is complete.
 
         Args:

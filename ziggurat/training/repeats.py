@@ -2,7 +2,8 @@
 
 A batch with slices (`Batch.repeated`) saves lookups, pooling and exchange of what repeats, and costs a copy. So a group
 of features is deduplicated only if a batch has at least `MIN_FACTOR` samples for each slice, measured on as many rows
-as a batch has, as they lie in the files. A shuffle of rows takes sessions apart: with it batches stay plain.
+as a batch has, as they lie in the files: the first ones, or where all of their lists are empty the last ones. A shuffle
+of rows takes sessions apart: with it batches stay plain.
 
 All ranks read the same rows for it and come to the same answer, and so does a run that is resumed.
 """
@@ -44,8 +45,11 @@ def deduplicate_source(source: DataSource, model: Model, *, parallel: Parallel |
     inputs, sizes = loader.dataset.inputs, loader.dataset.group_sizes
     if not any(sizes):
         return {}
-    table = loader.dataset.read_group(next(index for index, size in enumerate(sizes) if size))
-    batch = table_to_batch(table.slice(0, loader.config.batch_size), inputs)
+    size, filled = loader.config.batch_size, [index for index, rows in enumerate(sizes) if rows]
+    batch = table_to_batch(loader.dataset.read_group(filled[0]).slice(0, size), inputs)
+    if not batch.jagged.values.numel():  # files in the order of time begin with empty histories
+        last = loader.dataset.read_group(filled[-1])
+        batch = table_to_batch(last.slice(max(0, last.num_rows - size)), inputs)
     groups = find_groups(batch, inputs)
     loader.groups = tuple(group.features for group in groups)
     if groups:

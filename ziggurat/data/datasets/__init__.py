@@ -5,6 +5,8 @@
     movielens-1m-histories   the same file with what each user liked before; the same source
     movielens-1m-events      the file of movielens-1m; its schema takes the rows for events
     beauty-events  the file events.parquet                           none: name Beauty.txt of S3-Rec
+    yambda-events  events.parquet of the user's own files            none: name their folder
+    yambda-made    the same of small made files                      made here
     frappe         a folder: train, valid and test.parquet           none: name a folder (`source=`)
     criteo-kaggle  the user's own TSV file or folder, checked        none: name it
     criteo-1tb     the user's own TSV files or folder, checked       none: name it
@@ -25,10 +27,20 @@ from ziggurat.data.datasets.movielens import fetch_movielens, movielens_schema
 from ziggurat.data.datasets.movielens_events import events_schema
 from ziggurat.data.datasets.movielens_histories import fetch_histories, histories_schema
 from ziggurat.data.datasets.s3rec import beauty_schema, fetch_beauty
+from ziggurat.data.datasets.yambda import fetch_made, fetch_yambda, yambda_schema
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 
-DATASETS = ("movielens-1m", "movielens-1m-histories", "movielens-1m-events", "beauty-events", "frappe", *criteo.NAMES)
+DATASETS = (
+    "movielens-1m",
+    "movielens-1m-histories",
+    "movielens-1m-events",
+    "beauty-events",
+    "yambda-events",
+    "yambda-made",
+    "frappe",
+    *criteo.NAMES,
+)
 
 
 def fetch(
@@ -54,6 +66,10 @@ def fetch(
         return fetch_histories(source=source, cache=cache)
     if name == "beauty-events":
         return fetch_beauty(source=source, cache=cache)
+    if name == "yambda-events":
+        return fetch_yambda(source=source, cache=cache)
+    if name == "yambda-made":
+        return fetch_made(cache=cache)
     if name == "frappe":
         return fetch_frappe(source=source, cache=cache)
     if name in criteo.NAMES:
@@ -71,6 +87,8 @@ def schema_for(name: str) -> Schema:
         return events_schema()
     if name == "beauty-events":
         return beauty_schema()
+    if name in ("yambda-events", "yambda-made"):
+        return yambda_schema(share=10 if name == "yambda-made" else 1362, candidates=10)
     if name == "frappe":
         return frappe_schema()
     if name in criteo.NAMES:

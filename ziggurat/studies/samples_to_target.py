@@ -1,0 +1,85 @@
+"""Samples to a target: how many samples runs had trained on when an evaluation first reached a target.
+
+    run      seed   samples   best           mean and CV over seeds: what MLPerf states of its references
+    runs/0   0      20,480    0.812
+    runs/1   1      never     0.743
+
+Evaluations happen at steps, so a count is that of the first evaluation that reached the target: the truth lies up to
+`training.evaluate_every` steps before it. A run that never did so has no count, and then there is no mean.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ziggurat.errors import ConfigError
+from ziggurat.recipes.run_config import load_config
+from ziggurat.training.records.log import read_records
+from ziggurat.training.records.run_folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesToTarget:
+    """What one run needed.
+
+    Args:
+        run: its folder.
+        seed: of its training.
+        samples: trained on at the first evaluation that reached the target; None: none did.
+        best: the best value of the metric.
+    """
+
+    run: str
+    seed: int
+    samples: int | None
+    best: float
+
+
+def samples_to_target(
+    runs: Sequence[str | Path], *, metric: str, target: float, ranks: int = 1
+) -> tuple[SamplesToTarget, ...]:
+    """What each run needed until its validation metric was at least the target.
+
+    Args:
+        runs: folders of finished runs.
+        metric: as evaluations have it: `auc`.
+        target: to reach.
+        ranks: that each run had: a step has so many batches.
+
+    Raises:
+        ConfigError: no such metric in a run's evaluations.
+    """
+    return tuple(_needed(Path(run), metric=metric, target=target, ranks=ranks) for run in runs)
+
+
+def mean_and_variation(found: Sequence[SamplesToTarget]) -> tuple[float, float] | None:
+    """Mean of the counts and standard deviation over it; None where a run did not reach the target."""
+    counts = [each.samples for each in found if each.samples is not None]
+    if not counts or len(counts) < len(found):
+        return None
+    mean = statistics.fmean(counts)
+    return mean, (statistics.stdev(counts) / mean if len(counts) > 1 else 0.0)
+
+
+def _needed(run: Path, *, metric: str, target: float, ranks: int) -> SamplesToTarget:
+    config = load_config(run)
+    records = [each for each in read_records(RunFolder(run).metrics) if each.get("kind") == "valid"]
+    values = [(int(each["step"]), float(each[metric])) for each in records if metric in each]
+    if not values:
+        raise ConfigError(
+            expected=f"evaluations of validation data with {metric!r}",
+            found=", ".join(sorted(records[0])) if records else "no evaluation",
+            where=str(RunFolder(run).metrics),
+            ways_out=("name a metric that the run has", "evaluate more often: --training.evaluate-every 100"),
+        )
+    size = config.training.loader.batch_size * ranks
+    reached = next((step for step, value in values if value >= target), None)
+    return SamplesToTarget(
+        run=str(run),
+        seed=config.training.seed,
+        samples=None if reached is None else reached * size,
+        best=max(value for _, value in values),
+    )
