@@ -37,18 +37,22 @@ if TYPE_CHECKING:
     from ziggurat.features.schema import Vector as Vector
     from ziggurat.features.schema_io import read_schema as read_schema
     from ziggurat.features.schema_io import write_schema as write_schema
+    from ziggurat.models import BST as BST
     from ziggurat.models import DHEN as DHEN
+    from ziggurat.models import DIEN as DIEN
     from ziggurat.models import DIN as DIN
     from ziggurat.models import DLRM as DLRM
     from ziggurat.models import DNN as DNN
     from ziggurat.models import MODEL_CONFIGS as MODEL_CONFIGS
     from ziggurat.models import AutoInt as AutoInt
     from ziggurat.models import AutoIntConfig as AutoIntConfig
+    from ziggurat.models import BSTConfig as BSTConfig
     from ziggurat.models import DCNv2 as DCNv2
     from ziggurat.models import DCNv2Config as DCNv2Config
     from ziggurat.models import DeepFM as DeepFM
     from ziggurat.models import DeepFMConfig as DeepFMConfig
     from ziggurat.models import DHENConfig as DHENConfig
+    from ziggurat.models import DIENConfig as DIENConfig
     from ziggurat.models import DINConfig as DINConfig
     from ziggurat.models import DLRMConfig as DLRMConfig
     from ziggurat.models import DNNConfig as DNNConfig
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from ziggurat.models import FinalMLPConfig as FinalMLPConfig
     from ziggurat.models import FinalNet as FinalNet
     from ziggurat.models import FinalNetConfig as FinalNetConfig
+    from ziggurat.models import HistoryInput as HistoryInput
     from ziggurat.models import LogisticRegression as LogisticRegression
     from ziggurat.models import LogisticRegressionConfig as LogisticRegressionConfig
     from ziggurat.models import LossSums as LossSums
@@ -67,12 +72,18 @@ if TYPE_CHECKING:
     from ziggurat.models import ModelConfig as ModelConfig
     from ziggurat.models import NextItem as NextItem
     from ziggurat.models import NextItemConfig as NextItemConfig
+    from ziggurat.models import OneTrans as OneTrans
+    from ziggurat.models import OneTransConfig as OneTransConfig
     from ziggurat.models import Outputs as Outputs
+    from ziggurat.models import RankMixer as RankMixer
+    from ziggurat.models import RankMixerConfig as RankMixerConfig
     from ziggurat.models import SequenceRanker as SequenceRanker
     from ziggurat.models import SequenceRankerConfig as SequenceRankerConfig
     from ziggurat.models import TowerLayer as TowerLayer
     from ziggurat.models import TowerModuleConfig as TowerModuleConfig
     from ziggurat.models import TowerModuleKind as TowerModuleKind
+    from ziggurat.models import TransAct as TransAct
+    from ziggurat.models import TransActConfig as TransActConfig
     from ziggurat.models import TwoTower as TwoTower
     from ziggurat.models import TwoTowerConfig as TwoTowerConfig
     from ziggurat.models import Unpooled as Unpooled
@@ -139,6 +150,17 @@ _HOMES = {
         "FinalNetConfig",
         "MaskNetConfig",
         "XDeepFMConfig",
+        "BST",
+        "BSTConfig",
+        "DIEN",
+        "DIENConfig",
+        "HistoryInput",
+        "OneTrans",
+        "OneTransConfig",
+        "RankMixer",
+        "RankMixerConfig",
+        "TransAct",
+        "TransActConfig",
         "NextItem",
         "NextItemConfig",
         "SequenceRanker",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.models.sequence.rankers.histories import MODELS as OF_HISTORIES
 from tests.parallel.test_parity import TOWERS, inputs, placed
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
@@ -33,6 +34,7 @@ from ziggurat.models import (
     MaskNetConfig,
     MLPConfig,
     NextItemConfig,
+    RankMixerConfig,
     SequenceRankerConfig,
     Temperature,
     TowerModuleConfig,
@@ -81,6 +83,9 @@ CONFIGS: tuple[BuiltInConfig, ...] = (
     DINConfig(
         embedding_dim=8, histories=("tags",), attention_dims=(5,), deep=MLP, embedding=TABLES,
         attention_activation=AttentionActivation.RELU,
+    ),
+    RankMixerConfig(
+        embedding_dim=8, num_tokens=2, token_dim=6, num_layers=1, num_experts=2, embedding=TABLES, tower_module=FM,
     ),
     TwoTowerConfig(
         embedding_dim=8, output_dim=4, user=EncoderConfig(interaction=EncoderInteraction.DCN_V2, hidden=MLP),
@@ -155,8 +160,10 @@ def run(plan: Plan, cases: list[Case]) -> None:
 
 
 def test_no_model_is_left_out():
-    of_events = {NextItemConfig, SequenceRankerConfig}  # test_parity_of_next_item.py
-    assert {type(config) for config in CONFIGS} == set(MODEL_CONFIGS) - of_events
+    elsewhere = {NextItemConfig, SequenceRankerConfig} | {
+        type(config) for config in OF_HISTORIES
+    }  # test_parity_of_next_item.py
+    assert {type(config) for config in CONFIGS} | elsewhere == set(MODEL_CONFIGS)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])

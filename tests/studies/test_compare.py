@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.models.sequence.rankers.histories import MODELS as OF_HISTORIES
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.loader import Loader
@@ -151,7 +152,7 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
     assert (tmp_path / "found.png").exists()
 
 
-WITHOUT_SETTINGS = (DINConfig, TwoTowerConfig, NextItemConfig, SequenceRankerConfig)  # want histories, items, events
+WITHOUT_SETTINGS = (DINConfig, *map(type, OF_HISTORIES), TwoTowerConfig, NextItemConfig, SequenceRankerConfig)
 
 
 @pytest.mark.parametrize("name", sorted(kind_of(cls) for cls in MODEL_CONFIGS if cls not in WITHOUT_SETTINGS))

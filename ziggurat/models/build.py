@@ -38,6 +38,11 @@ from ziggurat.models.masknet import MaskNetConfig
 from ziggurat.models.retrieval.two_tower import TwoTowerConfig
 from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.ranker import SequenceRankerConfig
+from ziggurat.models.sequence.rankers.bst import BSTConfig
+from ziggurat.models.sequence.rankers.dien import DIENConfig
+from ziggurat.models.sequence.rankers.onetrans import OneTransConfig
+from ziggurat.models.sequence.rankers.rankmixer import RankMixerConfig
+from ziggurat.models.sequence.rankers.transact import TransActConfig
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
@@ -111,6 +116,11 @@ BuiltInConfig = (
     | FinalMLPConfig
     | FinalNetConfig
     | DINConfig
+    | DIENConfig
+    | BSTConfig
+    | TransActConfig
+    | RankMixerConfig
+    | OneTransConfig
     | TwoTowerConfig
     | NextItemConfig
     | SequenceRankerConfig

@@ -86,12 +86,13 @@ def flops_per_sample(model: Model, *, lengths: Mapping[str, int] | None = None) 
 
     Args:
         model: on one device, or what `parallelize` made of it.
-        lengths: rows of its lists, by name; 1 where a list is not named.
+        lengths: rows of its lists, by name; 1 where a list is not named, nor one that has its length in every sample.
     """
+    lengths = _all_lengths(model, lengths or {})
     network = type(model).forward_dense.__get__(model)  # ranks have put copies or parts in its place
 
     def dense(size: int, device: torch.device) -> Tensor:
-        return network(_embedded(model, size, device, lengths or {})).logits
+        return network(_embedded(model, size, device, lengths)).logits
 
     towers = NO_FLOPS if model.towers is None else flops_of(model.towers, model.towers.input_dim)
     return towers + count_flops(model, dense)
@@ -151,6 +152,14 @@ class _Call(nn.Module):
         return self.run(size, device)
 
 
+def _all_lengths(model: Model, lengths: Mapping[str, int]) -> dict[str, int]:
+    """The lengths, and those of lists that are as long as one of them in every sample."""
+    found = dict(lengths)
+    for group in model.joined_lists:
+        found |= dict.fromkeys(group, next((lengths[name] for name in group if name in lengths), 1))
+    return found
+
+
 def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[str, int]) -> Embedded:
     """What the dense network reads of some samples; what was looked up requires a gradient."""
     inputs, places = model.inputs, model.embeddings.tables.places
@@ -173,6 +182,10 @@ def _embedded(model: Model, size: int, device: torch.device, lengths: Mapping[st
         sequences=sequences,
         vectors={spec.name: torch.zeros(size, spec.dim, device=device) for spec in inputs.vectors},
     )
+    if type(model).further is not Model.further:
+        with torch.no_grad():
+            named = model.further(_row_zero(model, size, lengths))
+        return replace(embedded, named={name: value.to(device) for name, value in named.items()})
     if not is_wrapped:
         return embedded
     return WrappedModel.batched(embedded, batch=_row_zero(model, size, lengths).to(device))
@@ -189,7 +202,9 @@ def _row_zero(model: Model, size: int, lengths: Mapping[str, int]) -> Batch:
         single=torch.zeros(len(inputs.single), size, dtype=torch.int64),
         jagged=JaggedRows(torch.zeros(int(offsets[-1]), dtype=torch.int64), offsets),
         vectors={spec.name: torch.zeros(size, spec.dim) for spec in inputs.vectors},
-        sequences={spec.name: _moments(size, min(spec.max_length, longest)) for spec in inputs.moments},
+        sequences={
+            spec.name: _moments(size, min(spec.max_length, lengths.get(spec.name, longest))) for spec in inputs.moments
+        },
         labels=torch.zeros(size, len(inputs.labels)),
         row_ids=torch.arange(size),
     )

@@ -25,13 +25,12 @@ Cost of a history: 2·2D·h + … FLOPs a position of it; `flops_per_sample` cou
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
@@ -43,6 +42,7 @@ from ziggurat.models.blocks.heads import Heads, HeadSharing
 from ziggurat.models.blocks.mlp import Init, MLPConfig, initialise
 from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.sequence.rankers.history import pairs_of, refuse_unread
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.repeat import ListCopies
@@ -116,42 +116,12 @@ class DINConfig:
 
     def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
         """The histories: attention pools them, whatever the schema says."""
-        return tuple(name for name, _ in histories_and_targets(self, inputs))
+        return tuple(name for name, _ in _pairs(self, inputs))
 
     def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DIN:
         """The model on tables of these columns."""
         del towers  # none: this config has no `tower_module`
         return DIN(self, inputs=inputs, embeddings=embeddings)
-
-
-def histories_and_targets(config: DINConfig, inputs: InputSpec) -> list[tuple[str, str]]:
-    """Every (history, target) pair.
-
-    Raises:
-        ConfigError: there is no history, a name is unknown, or a target is not in the history's table.
-    """
-    lists, single = {each.name: each for each in inputs.jagged}, {each.name: each.table for each in inputs.single}
-    names = config.histories or tuple(
-        each.name for each in inputs.jagged if each.ordered and each.table in single.values()
-    )
-    targets = config.targets or tuple(
-        next((other for other, table in single.items() if name in lists and table == lists[name].table), "")
-        for name in names
-    )
-    pairs = list(zip(names, targets, strict=True))
-    bad = [
-        f"{name} → {target or 'none'}"
-        for name, target in pairs
-        if name not in lists or target not in single or lists[name].table != single[target]
-    ]
-    if bad or not pairs:
-        raise ConfigError(
-            expected="histories (list features), each with a target of one row a sample in the same table",
-            found=", ".join(bad) or f"no ordered list that shares a table, among {', '.join(lists) or 'no lists'}",
-            where="DIN, model.histories and model.targets",
-            ways_out=("name them", "give the history's feature the target's table in the schema", "take another model"),
-        )
-    return pairs
 
 
 class Dice(nn.Module):
@@ -201,8 +171,16 @@ class TargetAttention(nn.Module):
     def forward(self, target_BD: Float[Tensor, "B D"], history: Unpooled) -> Float[Tensor, "B D"]:
         """The weighted sum; zeros for an empty history."""
         copies = history.copies()
-        samples_P, keys_PD = copies.samples, copies.of_events(history.values)
-        hidden_PH = self._first_layer(target_BD, history.values, keys_PD, copies=copies)
+        keys_PD = copies.of_events(history.values)
+        scores_P = self._scores(target_BD, history.values, keys_PD, copies=copies)
+        return torch.zeros_like(target_BD).index_add(0, copies.samples, scores_P.unsqueeze(1) * keys_PD)
+
+    def scores(self, target_BD: Float[Tensor, "B D"], history: Unpooled) -> Float[Tensor, "N"]:
+        """The weight of each event of lists, one a sample."""
+        return self._scores(target_BD, history.values, history.values, copies=history.copies())
+
+    def _scores(self, target_BD: Tensor, keys_ND: Tensor, keys_PD: Tensor, *, copies: ListCopies) -> Tensor:
+        hidden_PH = self._first_layer(target_BD, keys_ND, keys_PD, copies=copies)
         for index, layer in enumerate(self.layers):
             hidden_PH = layer(hidden_PH) if index else hidden_PH
             hidden_PH = self.dice[index](hidden_PH) if len(self.dice) else hidden_PH.relu()
@@ -210,9 +188,8 @@ class TargetAttention(nn.Module):
         scores_PO = self.output(hidden_PH) if len(self.layers) else hidden_PH
         scores_P = scores_PO.squeeze(1).to(keys_PD.dtype)
         if self.config.weights is AttentionWeights.SOFTMAX:
-            scores_P = _softmax(scores_P, samples_P, num_samples=len(target_BD))
-        pooled_BD = torch.zeros_like(target_BD)
-        return pooled_BD.index_add(0, samples_P, scores_P.unsqueeze(1) * keys_PD)
+            return softmax_of_lists(scores_P, copies.samples, num_samples=len(target_BD))
+        return scores_P
 
     def _first_layer(self, target_BD: Tensor, keys_ND: Tensor, keys_PD: Tensor, *, copies: ListCopies) -> Tensor:
         """The first layer: what depends on the history, and on the target, alone is computed once for each."""
@@ -225,8 +202,10 @@ class TargetAttention(nn.Module):
         return nn.functional.linear(products_PD, of_product) + apart_PH
 
 
-def _softmax(scores_P: Tensor, samples_P: Tensor, *, num_samples: int) -> Tensor:
-    """Of the positions of each sample."""
+def softmax_of_lists(
+    scores_P: Float[Tensor, "P"], samples_P: Int64[Tensor, "P"], *, num_samples: int
+) -> Float[Tensor, "P"]:
+    """Softmax over the positions of each sample."""
     highest_B = scores_P.new_full((num_samples,), -torch.inf)
     highest_B = highest_B.scatter_reduce(0, samples_P, scores_P.detach(), "amax")
     powers_P = (scores_P - highest_B[samples_P]).exp()
@@ -243,8 +222,8 @@ class DIN(RankingModel):
     def __init__(self, config: DINConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
         super().__init__(inputs, embeddings=embeddings)
         self.config = config
-        self.pairs = histories_and_targets(config, inputs)
-        _check_histories(self.pairs, inputs)
+        self.pairs = _pairs(config, inputs)
+        refuse_unread({name for name, _ in self.pairs}, inputs, model="DIN")
         columns = config.table_columns(inputs)
         dims = {spec.name: columns[spec.table] for spec in inputs.lookups}
         self.attentions = nn.ModuleList(TargetAttention(dims[target], config=config) for _, target in self.pairs)
@@ -276,14 +255,7 @@ class DIN(RankingModel):
         return self.heads(self.flat(dense_BN, fields_BX, vectors))
 
 
-def _check_histories(pairs: Sequence[tuple[str, str]], inputs: InputSpec) -> None:
-    """Refuse un-pooled lists that no attention reads."""
-    histories = {name for name, _ in pairs}
-    others = [spec.name for spec in inputs.sequences if spec.name not in histories]
-    if others:
-        raise ConfigError(
-            expected=f"un-pooled lists that DIN attends to: {', '.join(sorted(histories))}",
-            found=f"pooling = none for {', '.join(others)}",
-            where="features of the schema",
-            ways_out=("name them in model.histories", "set pooling = mean or sum in the schema"),
-        )
+def _pairs(config: DINConfig, inputs: InputSpec) -> list[tuple[str, str]]:
+    """Every (history, target) pair."""
+    where = "DIN, model.histories and model.targets"
+    return pairs_of(config.histories, config.targets, inputs=inputs, where=where)

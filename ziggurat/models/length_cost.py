@@ -7,6 +7,8 @@ The FLOPs of the dense network are counted three times for each list that is not
 So a model need not say which terms it has: target attention (DIN) shows b alone, attention of events to each other c as
 well. What `flop_counter` does not see (a kernel of your own) is not counted; give the coefficients then.
 
+Lists that have one length in every sample (`Model.joined_lists`) are one list here: the first of them has the terms.
+
 Lookups are bound by memory and count as `LOOKUP_FLOPS` for each number of a looked-up row, pooled or not: gathering,
 pooling, the gradient's way back and the update of a row take about as long as so many operations of a matrix product.
 It weighs lists against each other, and matters to no plan where a model has one list.
@@ -30,7 +32,8 @@ def length_cost(model: Model) -> tuple[SampleCost, str]:
     """
     inputs, places = model.inputs, model.embeddings.tables.places
     lookups = {spec.name: float(LOOKUP_FLOPS * places[spec.table].dim) for spec in inputs.jagged}
-    unpooled = [spec.name for spec in inputs.sequences]
+    counted = {name for group in model.joined_lists for name in group[1:]}  # with the first list of each
+    unpooled = [spec.name for spec in inputs.sequences if spec.name not in counted]
     if not lookups:
         return SampleCost(fixed=1.0), "the model has no lists"
     try:

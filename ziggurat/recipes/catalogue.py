@@ -29,15 +29,19 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.models import (
     MODEL_CONFIGS,
+    BSTConfig,
     CrossConfig,
     DCNv2Config,
+    DIENConfig,
     DINConfig,
     DLRMConfig,
     Init,
     LogisticRegressionConfig,
     MLPConfig,
     ModelConfig,
+    OneTransConfig,
     SequenceRankerConfig,
+    TransActConfig,
     TwoTowerConfig,
 )
 from ziggurat.models.blocks.dense_inputs import NumericInput
@@ -57,7 +61,8 @@ DATA_TWO_TOWER = TwoTowerConfig(temperature=0.05)
 SMALL_ROWS, SMALL_BATCH = 100_000, 256
 SMALL_DLRM = DLRMConfig(embedding_dim=8, bottom=MLPConfig(hidden_dims=(64, 32)), top=MLPConfig(hidden_dims=(64, 32)))
 SMALL_DCN_V2 = DCNv2Config(embedding_dim=8, deep=MLPConfig(hidden_dims=(64, 32)))
-_NEEDS_MORE = (DINConfig, TwoTowerConfig, NextItemConfig, SequenceRankerConfig)  # a sequence, items, events
+_OF_SEQUENCES = (DINConfig, DIENConfig, BSTConfig, TransActConfig, OneTransConfig)
+_NEEDS_MORE = (*_OF_SEQUENCES, TwoTowerConfig, NextItemConfig, SequenceRankerConfig)  # a sequence, items, events
 _FITTED = {"table_dlrm": (SMALL_DLRM, DATA_DLRM), "table_dcn_v2": (SMALL_DCN_V2, DATA_DCN_V2)}
 
 
@@ -254,13 +259,12 @@ def _table_recipe(cls: type[Any]) -> Callable[[Schema], RunConfig]:
         return table_run(table_model(cls), schema)
 
     name = cls.__name__.removesuffix("Config")
-    needs = {
-        DINConfig: " with a sequence",
+    needs = dict.fromkeys(_OF_SEQUENCES, " with a sequence") | {
         TwoTowerConfig: " whose schema has [items]",
         SequenceRankerConfig: " whose schema has [events] and a [[label]]",
-    }.get(cls, "")
+    }
     recipe.__name__ = recipe.__qualname__ = f"table_{kind_of(cls)}"
-    recipe.__doc__ = f"{name} on any table of yours{needs}: --data.train FILE --schema my.toml."
+    recipe.__doc__ = f"{name} on any table of yours{needs.get(cls, '')}: --data.train FILE --schema my.toml."
     return recipe
 
 

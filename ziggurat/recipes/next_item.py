@@ -20,7 +20,9 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.embeddings.config import EmbeddingConfig, TableInit
 from ziggurat.features.schema import Schema
 from ziggurat.models import ModelConfig
+from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.next_item import LayerPreset, NextItemConfig
+from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig
 from ziggurat.training.config import Decay, EarlyStopConfig, ScheduleConfig, TrainingConfig
@@ -30,11 +32,15 @@ Recipe = Callable[[], RunConfig]
 SMALL_EVENTS = EmbeddingConfig(optimizer=TableOptimizerKind.ADAM_DENSE, init=TableInit.NORMAL, init_std=0.02)
 EVENTS_HSTU = NextItemConfig(embedding_dim=50, layers=LayerPreset.HSTU, embedding=SMALL_EVENTS)
 EVENTS_SASREC = NextItemConfig(embedding_dim=50, layers=LayerPreset.SASREC, embedding=SMALL_EVENTS)
+_OF_GSASREC = {"loss": NextItemLoss.GBCE, "num_negatives": 256, "length": VectorLength.FREE, "temperature": 1.0}
+EVENTS_GSASREC = replace(EVENTS_SASREC, **_OF_GSASREC)
 EVENTS_HSTU_LARGE = replace(EVENTS_HSTU, num_layers=8, num_heads=2)
 EVENTS_SASREC_WIDE = replace(EVENTS_SASREC, embedding_dim=64, dropout=0.5)
+_SPARSE = EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)
 TABLE_EVENTS = (
-    NextItemConfig(layers=LayerPreset.HSTU, embedding=EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)),
-    NextItemConfig(layers=LayerPreset.SASREC, embedding=EmbeddingConfig(optimizer=TableOptimizerKind.SPARSE_ADAM)),
+    NextItemConfig(layers=LayerPreset.HSTU, embedding=_SPARSE),
+    NextItemConfig(layers=LayerPreset.SASREC, embedding=_SPARSE),
+    NextItemConfig(layers=LayerPreset.SASREC, embedding=_SPARSE, **_OF_GSASREC),
 )
 _NEXT_FILM = "{} on MovieLens-1M: the next film of each user, leave one out, full ranking."
 
@@ -72,7 +78,8 @@ def _events_recipe(name: str, model: NextItemConfig, *, data: str, about: str) -
 
 
 def _table_events(model: NextItemConfig) -> Callable[[Schema], RunConfig]:
-    """The recipe `table_LAYERS` of a next-item model, for an event log."""
+    """The recipe `table_LAYERS` of a next-item model, for an event log; gsasrec: SASRec's with gBCE."""
+    name = "gsasrec" if model.loss is NextItemLoss.GBCE else model.layers.value
 
     def recipe(schema: Schema) -> RunConfig:
         training = TrainingConfig(
@@ -82,16 +89,18 @@ def _table_events(model: NextItemConfig) -> Callable[[Schema], RunConfig]:
             loader=LoaderConfig(batch_size=128),
         )
         data = DataConfig(split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT))
-        name = f"table_{model.layers.value}"
-        return RunConfig(recipe=name, data=data, table_schema=schema, model=model, training=training)
+        return RunConfig(recipe=f"table_{name}", data=data, table_schema=schema, model=model, training=training)
 
-    recipe.__name__ = recipe.__qualname__ = f"table_{model.layers.value}"
-    recipe.__doc__ = f"{model.layers.name} on an event log of yours, next item: --data.train FILE --schema events.toml."
+    recipe.__name__ = recipe.__qualname__ = f"table_{name}"
+    recipe.__doc__ = f"{name.upper()} on an event log of yours, next item: --data.train FILE --schema events.toml."
     return recipe
 
 
 NEXT_ITEM_RECIPES: tuple[Recipe, ...] = (
     _events_recipe("movielens_sasrec", EVENTS_SASREC, data="movielens-1m-events", about=_NEXT_FILM.format("SASRec")),
+    _events_recipe(
+        "movielens_gsasrec", EVENTS_GSASREC, data="movielens-1m-events", about=_NEXT_FILM.format("gSASRec (gBCE)")
+    ),
     _events_recipe("movielens_hstu", EVENTS_HSTU, data="movielens-1m-events", about=_NEXT_FILM.format("HSTU")),
     _events_recipe(
         "movielens_hstu_large",

@@ -87,10 +87,10 @@ def dense_hstu(
 
 
 def dense_softmax(x: Tensor, weights: dict[str, Tensor], *, variant: str, heads: int, mask: Tensor) -> Tensor:
-    """One block on (B, L, D); `variant` is sasrec or ligr."""
-    eps = 1e-8 if variant == "sasrec" else 1e-5
+    """One block on (B, L, D); `variant` is sasrec, relu, silu (with n = 16) or ligr."""
+    eps = 1e-5 if variant == "ligr" else 1e-8
     normal = norm(x, weights, "norm_attention", eps)
-    source = x if variant == "sasrec" else normal
+    source = normal if variant == "ligr" else x
     q, k, v = (
         linear(rows, weights, name).unflatten(-1, (heads, -1)).transpose(1, 2)
         for name, rows in (("query", normal), ("key", source), ("value", source))
@@ -98,8 +98,11 @@ def dense_softmax(x: Tensor, weights: dict[str, Tensor], *, variant: str, heads:
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     exponentials = torch.exp(scores) * mask[:, None]
     weighted = exponentials / exponentials.sum(-1, keepdim=True).clamp(min=1e-300)
+    if variant in ("relu", "silu"):
+        gate = (scores > 0).double() if variant == "relu" else 1 / (1 + torch.exp(-scores))
+        weighted = scores * gate * mask[:, None] / 16
     found = linear((weighted @ v).transpose(1, 2).flatten(2), weights, "output")
-    if variant == "sasrec":
+    if variant != "ligr":
         y = norm(normal + found, weights, "norm_feed", eps)
         return y + linear(torch.relu(linear(y, weights, "feed_in")), weights, "feed_out")
     y = x + torch.sigmoid(linear(x, weights, "gate_attention")) * found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,21 +23,27 @@ from ziggurat.models.sequence.layers.hstu import (
 )
 from ziggurat.models.sequence.layers.layer import SequenceLayer
 from ziggurat.models.sequence.layers.places import AskedAt, SequencePlaces, asked_times, cut_lists, join_lists
-from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, sasrec
+from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, pointwise, sasrec
 from ziggurat.models.sequence.layers.stack import SequenceStack
-from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
+from ziggurat.ops.attention.problem import AttentionForm, AttentionMask, JaggedLayout
 from ziggurat.ops.repeat import expand_lists
 
 LENGTHS, TARGETS = [7, 0, 1, 12], [2, 0, 0, 5]
 DIM, HEADS = 12, 2
-VARIANTS = ("research", "stu", "nvidia", "sasrec", "ligr")
+VARIANTS = ("research", "stu", "nvidia", "sasrec", "ligr", "relu")
+BLOCKS = {
+    "sasrec": sasrec,
+    "ligr": ligr,
+    "relu": functools.partial(pointwise, weights=AttentionForm.RELU, max_length=16),
+    "silu": functools.partial(pointwise, weights=AttentionForm.SILU, max_length=16),
+}
 
 
 def layer_of(variant: str) -> SequenceLayer:
     """A layer whose weights are all drawn, so that none is hidden by zeros or ones."""
     heads = {"dim": DIM, "num_heads": HEADS, "dropout": 0.0}
-    if variant in ("sasrec", "ligr"):
-        layer: SequenceLayer = SoftmaxBlock((sasrec if variant == "sasrec" else ligr)(**heads))
+    if variant in BLOCKS:
+        layer: SequenceLayer = SoftmaxBlock(BLOCKS[variant](**heads))
     else:
         config = {
             "research": lambda: hstu_research(max_length=16, **heads),
@@ -66,7 +74,7 @@ def dense(layer: SequenceLayer, events: Tensor, places: SequencePlaces, variant:
         out[inside] = rows
         return out
 
-    if variant in ("sasrec", "ligr"):
+    if variant in BLOCKS:
         return dense_softmax(padded(events.double()), weights, variant=variant, heads=HEADS, mask=mask)[inside]
     assert places.key_times is not None
     assert places.query_times is not None
@@ -79,7 +87,7 @@ def dense(layer: SequenceLayer, events: Tensor, places: SequencePlaces, variant:
 
 
 @pytest.mark.parametrize("mask", [None, AttentionMask(context=2), AttentionMask(max_attention_length=3)])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, "silu"])
 def test_layers_equal_dense_padded_ones(variant: str, mask: AttentionMask | None) -> None:
     layer = layer_of(variant)
     offsets, num_targets = offsets_of(torch.tensor(LENGTHS)), torch.tensor(TARGETS)

@@ -70,7 +70,7 @@ def test_bf16_is_within_two_roundings(seed: int) -> None:
 @pytest.mark.parametrize("form", list(AttentionForm))
 def test_reference_is_the_equation(form: AttentionForm) -> None:
     """Written down once more, number by number, with what sees what from the drawing of `problem.py`."""
-    length, context, num_targets, reach, divisor = 9, 2, 3, 3, 4.0 if form is AttentionForm.SILU else 1.0
+    length, context, num_targets, reach, divisor = 9, 2, 3, 3, 1.0 if form is AttentionForm.SOFTMAX else 4.0
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(length, 1, 2, generator=generator, dtype=torch.float64) for _ in range(3))
     w_pos, w_time = torch.randn(2 * length - 1).double(), torch.randn(20).double()
@@ -93,8 +93,8 @@ def test_reference_is_the_equation(form: AttentionForm) -> None:
             bucket = min(19, math.floor(math.log(max(1, abs(int(times[i] - times[j])))) / 0.301))
             score = 0.5 * float(q[i, 0] @ k[j, 0]) + float(w_pos[place]) + float(w_time[bucket])
             silu = score / (1 + math.exp(-score)) / divisor
-            weights.append(silu if form is AttentionForm.SILU else math.exp(score))
-        total = 1.0 if form is AttentionForm.SILU else sum(weights)
+            weights.append({"silu": silu, "relu": max(0.0, score), "softmax": math.exp(score)}[form.value])
+        total = sum(weights) if form is AttentionForm.SOFTMAX else 1.0
         expected = sum(weight / total * v[j, 0] for weight, j in zip(weights, columns, strict=True))
         torch.testing.assert_close(found[i, 0], expected, rtol=1e-6, atol=1e-9)
     assert attended_pairs(layout) == sum(len(list(columns)) for columns in sees.values())

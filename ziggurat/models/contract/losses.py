@@ -95,6 +95,30 @@ def loss_sums(
     return LossSums(total=(losses_BL * weights_BL).sum(dim=0), weight=weights_BL.sum(dim=0))
 
 
+def add_sample_losses(
+    sums: LossSums,
+    losses_B: Float[Tensor, "B"],
+    *,
+    labels_BL: Float[Tensor, "B L"],
+    weights_B: Float[Tensor, "B"] | None,
+    inputs: InputSpec,
+) -> LossSums:
+    """Losses that no label has (auxiliary ones, penalties), added to each label's with the weights of its samples.
+
+    The mean over labels then has their weighted mean once, and denominators stay those of the labels.
+
+    Args:
+        sums: of the labels.
+        losses_B: of each sample.
+        labels_BL: NaN where missing.
+        weights_B: sample weights, or None for 1 each.
+        inputs: says which label is of which task.
+    """
+    weights_BL = labelled_weights(labels_BL, weights_B, inputs=inputs)
+    added_L = (weights_BL * losses_B.float().unsqueeze(1)).sum(dim=0)
+    return LossSums(total=sums.total + added_L, weight=sums.weight)
+
+
 def labelled_weight(
     labels_BL: Float[Tensor, "B L"], weights_B: Float[Tensor, "B"] | None = None, *, inputs: InputSpec
 ) -> Float[Tensor, "L"]:

@@ -144,6 +144,7 @@ class Model(nn.Module, ABC):
         slice_modules: its modules that do so, for the start-up report.
         exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
             () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
+        joined_lists: groups of lists and moments that have one length in every sample: all describe the same events.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
     """
 
@@ -152,6 +153,7 @@ class Model(nn.Module, ABC):
     reads_slices: bool = False
     slice_modules: ClassVar[tuple[str, ...]] = ()
     exploits_repeats: ClassVar[tuple[str, ...]] = ()
+    joined_lists: tuple[tuple[str, ...], ...] = ()
     draws: NegativesConfig | None = None
 
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:

@@ -17,7 +17,7 @@ see how long ago each event is. With `own` it knows the time of its latest event
 | published          | layers          | loss    | negatives | length |
 |--------------------|-----------------|---------|-----------|--------|
 | SASRec             | sasrec          | gbce, gbce_t = 0 | uniform, 1 | free |
-| gSASRec            | sasrec          | gbce    | uniform   | free   |
+| gSASRec            | sasrec          | gbce    | uniform, 256 | free |
 | eSASRec            | ligr            | softmax | uniform   | free   |
 | HSTU               | hstu            | softmax | uniform   | unit   |
 
@@ -53,7 +53,7 @@ from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.hstu import HSTULayer, PositionTimeBias, hstu_nvidia, hstu_research, stu
 from ziggurat.models.sequence.layers.layer import SequenceLayer
 from ziggurat.models.sequence.layers.places import AskedAt
-from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, sasrec
+from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, pointwise, sasrec
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item_inputs import answers_of, check_event_inputs, last_of_each, question_times
 from ziggurat.models.sequence.next_item_loss import (
@@ -67,7 +67,7 @@ from ziggurat.models.sequence.next_item_loss import (
     next_item_losses,
 )
 from ziggurat.models.towers.layer import TowerLayer
-from ziggurat.ops.attention.problem import AttentionMask
+from ziggurat.ops.attention.problem import AttentionForm, AttentionMask
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, Range, checked
 
@@ -82,6 +82,8 @@ class LayerPreset(StrEnum):
     STU = "stu"  # DLRMv3 and DLRMv4
     HSTU_NVIDIA = "hstu_nvidia"
     SASREC = "sasrec"
+    RELU_ATTENTION = "relu_attention"  # SASRec's with ReLU(s) / n in place of softmax: a control
+    SILU_ATTENTION = "silu_attention"  # … with SiLU(s) / n
     LIGR = "ligr"
 
 
@@ -174,6 +176,9 @@ class NextItemConfig:
         match self.layers:
             case LayerPreset.SASREC:
                 return SoftmaxBlock(sasrec(**sizes))
+            case LayerPreset.RELU_ATTENTION | LayerPreset.SILU_ATTENTION:
+                form = AttentionForm.RELU if self.layers is LayerPreset.RELU_ATTENTION else AttentionForm.SILU
+                return SoftmaxBlock(pointwise(weights=form, max_length=max_length, **sizes))
             case LayerPreset.LIGR:
                 return SoftmaxBlock(ligr(**sizes))
             case LayerPreset.STU:
@@ -219,8 +224,8 @@ class NextItem(Model):
             mask=AttentionMask(max_attention_length=config.max_attention_length),
             asked=config.asked,
         )
-        is_softmax = config.layers in (LayerPreset.SASREC, LayerPreset.LIGR)
-        self.norm = nn.LayerNorm(dim, eps=1e-8) if is_softmax else nn.Identity()
+        has_norms_before = any(isinstance(layer, SoftmaxBlock) for layer in self.stack.layers)
+        self.norm = nn.LayerNorm(dim, eps=1e-8) if has_norms_before else nn.Identity()
         if self.positions is not None:
             nn.init.trunc_normal_(self.positions.weight, std=0.02)
         num_rows = inputs.table(self._table).num_rows

@@ -45,9 +45,8 @@ def missing_of_events(inputs: InputSpec) -> list[str]:
 
 def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]) -> Float[Tensor, "B D"]:
     """The last row of each list; zeros for an empty one."""
-    filled_B = offsets_B1.diff() > 0
-    found_BD = values_ND.new_zeros(len(filled_B), values_ND.shape[1])
-    return found_BD.index_copy(0, filled_B.nonzero().squeeze(1), values_ND[offsets_B1[1:][filled_B] - 1])
+    behind_zeros = torch.cat([values_ND.new_zeros(1, values_ND.shape[1]), values_ND])
+    return behind_zeros[torch.where(offsets_B1.diff() > 0, offsets_B1[1:], 0)]
 
 
 def answers_of(values: Tensor, targets: Tensor, offsets_B1: Int64[Tensor, "B+1"]) -> Tensor:
@@ -63,27 +62,34 @@ def answers_of(values: Tensor, targets: Tensor, offsets_B1: Int64[Tensor, "B+1"]
     return shifted.index_copy(0, offsets_B1[1:][filled_B] - 1, targets[filled_B])
 
 
-def question_times(batch: Batch, offsets_B1: Int64[Tensor, "B+1"]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "B"]]:
+def question_times(
+    batch: Batch, offsets_B1: Int64[Tensor, "B+1"], *, times: str = HISTORY_TIMES, asked_at: str = ASKED_AT
+) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "B"]]:
     """When events happened, and when what comes next is asked for: if nobody says so, at the last event's time.
 
     Args:
         batch: with the moments of its histories.
         offsets_B1: where histories begin.
+        times: name of the moments of events.
+        asked_at: name of the moments of questions, one a sample; "" for none.
 
     Raises:
         DataError: not one time an event.
     """
-    times, asked = batch.sequences[HISTORY_TIMES].expanded(), batch.sequences[ASKED_AT].expanded()
-    if not torch.equal(times.offsets, offsets_B1):
+    listed = batch.sequences[times].expanded()
+    if not torch.equal(listed.offsets, offsets_B1):
         raise DataError(
             expected="a time for each event of a history",
-            found=f"{int(offsets_B1[-1]):,} events and {int(times.offsets[-1]):,} times, or other lengths",
-            where=f"{HISTORY} and {HISTORY_TIMES} of a batch",
-            ways_out=("give both lists one length", "make samples of events: [events] in the schema"),
+            found=f"{int(offsets_B1[-1]):,} events and {int(listed.offsets[-1]):,} times, or other lengths",
+            where=f"{times} of a batch",
+            ways_out=("give the events and their times one length", "make samples of events: [events] in the schema"),
         )
-    times_N = times.values[MOMENT]
+    times_N = listed.values[MOMENT]
     last_B = torch.zeros(batch.batch_size, dtype=torch.int64, device=times_N.device)
-    filled_B, told_B = offsets_B1.diff() > 0, asked.offsets.diff() > 0
+    filled_B = offsets_B1.diff() > 0
     last_B[filled_B] = times_N[offsets_B1[1:][filled_B] - 1]
-    last_B[told_B] = asked.values[MOMENT][asked.offsets[:-1][told_B]]
+    if asked_at:
+        asked = batch.sequences[asked_at].expanded()
+        told_B = asked.offsets.diff() > 0
+        last_B[told_B] = asked.values[MOMENT][asked.offsets[:-1][told_B]]
     return times_N, last_B

@@ -49,7 +49,7 @@ def jagged_attention(
     is_right = divisor == 1.0 if form is AttentionForm.SOFTMAX else divisor > 0 and math.isfinite(divisor)
     if not is_right:
         raise ConfigError(
-            expected="a finite divisor above 0 for silu, and 1 for softmax",
+            expected="a finite divisor above 0 for silu and relu, and 1 for softmax",
             found=f"{divisor} for {form.value}",
             where="jagged attention",
             ways_out=("give the largest length that the model is made for", "leave it out for softmax"),
@@ -77,5 +77,6 @@ def jagged_attention(
         layout.rule.context,
         layout.rule.max_attention_length,
         -1 if path is None else int(path),
+        form is AttentionForm.RELU,
     )
     return result

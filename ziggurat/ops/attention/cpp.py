@@ -32,8 +32,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from ziggurat.ops.attention.problem import AttentionBias, AttentionMask, JaggedLayout, check_problem
+from ziggurat.ops.attention.problem import (
+    AttentionBias,
+    AttentionMask,
+    JaggedLayout,
+    attended_pairs,
+    check_problem,
+)
 from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells
 from ziggurat.ops.cpp_build import CppSource, kernel_line
 
@@ -62,6 +69,7 @@ _NUMBERS = (
         "softmax",
         "bf16",
         "threads",
+        "relu",
     ),
 )
 
@@ -172,9 +180,9 @@ def _inputs(
 
 
 def _options(
-    offsets: Tensor, biases: tuple[Tensor | None, ...], numbers: tuple[float, float, bool], mask: tuple[int, int]
+    offsets: Tensor, biases: tuple[Tensor | None, ...], numbers: tuple[float, float, bool, bool], mask: tuple[int, int]
 ) -> dict[str, Any]:
-    (scale, divisor, softmax), (context, reach) = numbers, mask
+    (scale, divisor, softmax, relu), (context, reach) = numbers, mask
     positions, buckets = (0 if weight is None else len(weight) for weight in biases[:2])
     return {
         "sequences": len(offsets) - 1,
@@ -183,6 +191,7 @@ def _options(
         "context": context,
         "reach": reach,
         "softmax": softmax,
+        "relu": relu,
         "scale": scale,
         "inverse": 1.0 / divisor,
     }
@@ -206,6 +215,7 @@ def attention_op(
     context: int,
     reach: int,
     path: int,
+    relu: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Results (M, H, d_v), and for softmax the logarithms of the sums (M, H)."""
     mask = AttentionMask(context=context, max_attention_length=reach)
@@ -216,7 +226,7 @@ def attention_op(
     result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     lse = q.new_empty(q.shape[:2] if softmax else (0, 0), dtype=torch.float32)
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases) | {"result": result, "lse_result": lse}
-    problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax), (context, reach)))
+    problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
     _library().ziggurat_attention_forward(ctypes.byref(problem), _path(path))
     return result, lse
 
@@ -242,6 +252,7 @@ def attention_backward_op(
     context: int,
     reach: int,
     path: int,
+    relu: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, w_pos and w_time; the last two are empty where there is no such bias."""
     biases = (w_pos, w_time, query_times, key_times)
@@ -252,7 +263,7 @@ def attention_backward_op(
     sums = torch.zeros(width)
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases)
     tensors |= {"dq": dq, "dk": dk, "dv": dv, "dw": dw, "grad": grad.to(q.dtype), "out": out, "lse": lse}
-    problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax), (context, reach)))
+    problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
     _library().ziggurat_attention_backward(ctypes.byref(problem), _path(path), sums.data_ptr())
     of_positions = sums[: 0 if w_pos is None else len(w_pos)].clone()
     return dq, dk, dv, of_positions, sums[padded:].clone()
@@ -294,3 +305,26 @@ def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Te
 
 
 attention_op.register_autograd(_differentiate, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.ziggurat.jagged_attention, get_raw=True)
+def _flops(q: Tensor, k: Tensor, v: Tensor, *others: Any, **named: Any) -> int:
+    """FLOPs of the pairs that see each other."""
+    del named
+    return 2 * q.shape[1] * (q.shape[2] + v.shape[2]) * _pairs(k, *others)
+
+
+@register_flop_formula(torch.ops.ziggurat.jagged_attention_backward, get_raw=True)
+def _flops_backward(
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *others: Any, **named: Any
+) -> int:
+    """FLOPs backward: scores and their gradients, and the gradients of queries, keys and values."""
+    del grad, out, lse, named
+    return 2 * q.shape[1] * (3 * q.shape[2] + 2 * v.shape[2]) * _pairs(k, *others)
+
+
+def _pairs(keys: Tensor, offsets: Tensor, query_offsets: Tensor | None, targets: Tensor | None, *others: Any) -> int:
+    """Pairs of a problem; `others` are the inputs of the operation behind `targets`."""
+    del keys
+    mask = AttentionMask(context=others[7], max_attention_length=others[8])
+    return attended_pairs(JaggedLayout(offsets=offsets, query_offsets=query_offsets, num_targets=targets, mask=mask))

@@ -36,6 +36,7 @@ class AttentionForm(StrEnum):
     """How scores become weights."""
 
     SILU = "silu"  # SiLU(s) / n: pointwise, HSTU
+    RELU = "relu"  # ReLU(s) / n: pointwise, a control
     SOFTMAX = "softmax"  # exp(s) / Σ exp(s) over what is seen: SASRec, LiGR
 
 

@@ -2,6 +2,7 @@
 
     s_ij = α ⟨q_i, k_j⟩ + b_ij            b_ij = w_pos[j − p_i + R − 1] + w_time[bucket(|t_i − t_j|)]
     silu      o_i = Σ_j SiLU(s_ij) v_j / n                                       n: a constant of the model
+    relu      o_i = Σ_j ReLU(s_ij) v_j / n
     softmax   o_i = Σ_j exp(s_ij − m_i) v_j / Σ_j exp(s_ij − m_i)                j over what i sees (`problem.py`)
 
 n does not depend on the batch, so neither does a result. FP32 and FP64; lower dtypes are computed in FP32 and rounded
@@ -56,8 +57,9 @@ def jagged_attention_reference(
         if bias is not None:
             scores_HMN = scores_HMN + _bias(bias, seen, queries=queries, keys=keys, dtype=exact)
         mask_MN = seen.dense(length).to(q.device)
-        if form is AttentionForm.SILU:
-            weights_HMN = torch.where(mask_MN, F.silu(scores_HMN) / divisor, 0.0)
+        if form is not AttentionForm.SOFTMAX:
+            pointwise = F.silu if form is AttentionForm.SILU else F.relu
+            weights_HMN = torch.where(mask_MN, pointwise(scores_HMN) / divisor, 0.0)
         else:
             weights_HMN = torch.softmax(scores_HMN.masked_fill(~mask_MN, -torch.inf), dim=-1)
         parts.append(torch.einsum("hmn,nhd->mhd", weights_HMN, v[keys].to(exact)))

@@ -65,7 +65,7 @@ struct Forward {
             const float score = task.own_score(r, &bucket);
             float weight = 1;
             if (problem.softmax) top[r - first] = score, total[r - first] = 1;
-            else weight = score * problem.inverse / (1 + one_exponential(-score));
+            else weight = score * problem.inverse * one_gate(problem, score);
             const Source* own = task.v[task.position(r)];
             for (int64_t c = 0; c < problem.value_dim; ++c) sums[(r - first) * padded + c] = weight * to_float(own[c]);
         }
@@ -80,7 +80,7 @@ struct Forward {
         const float factor = task.factor();
         for (int64_t c = from; c < to; c += M::lanes) {
             const V x = *(V*)(s + c) * factor;
-            const V weight = x * problem.inverse * gate_of<M>(x);
+            const V weight = x * problem.inverse * gate_in<M>(problem, x);
             *(V*)(s + c) = all ? weight : task.seen(weight, r, block + c);
         }
     }
@@ -176,7 +176,7 @@ struct Backward {
             weight = one_exponential(score - lse(r));
             slope = weight * (slope - delta[r]);
         } else {
-            const float gate = 1 / (1 + one_exponential(-score));
+            const float gate = one_gate(problem, score);
             weight = score * gate * problem.inverse;
             slope *= gate * (1 + score * (1 - gate)) * problem.inverse;
         }
@@ -247,7 +247,7 @@ struct Backward {
                 weight = weight_of<M>(x - normal);
                 slope = weight * (slope - delta[r]);
             } else {
-                const V gate = gate_of<M>(x), share = gate * problem.inverse;
+                const V gate = gate_in<M>(problem, x), share = gate * problem.inverse;
                 weight = x * share;
                 slope = slope * share * (1.0f + x * (1.0f - gate));
             }

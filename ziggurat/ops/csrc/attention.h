@@ -24,7 +24,7 @@ struct Problem {  // as _Problem in cpp.py
     const int32_t* cell_bucket;
     const float *cell_next, *bucket_begins;
     int64_t q_stride[2], k_stride[2], v_stride[2];  // of a row and of a head, in elements
-    int64_t sequences, heads, dim, value_dim, positions, buckets, context, reach, softmax, bf16, threads;
+    int64_t sequences, heads, dim, value_dim, positions, buckets, context, reach, softmax, bf16, threads, relu;
     float scale, inverse;
 };
 

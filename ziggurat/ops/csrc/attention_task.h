@@ -65,7 +65,18 @@ inline typename M::Wide::V gate_of(typename M::Wide::V x) {
     return sigmoid<typename M::Wide>(x);
 }
 
+// What a score is multiplied with in the pointwise forms: a step (ReLU), or a sigmoid (SiLU).
+template <typename M>
+inline typename M::Wide::V gate_in(const Problem& problem, typename M::Wide::V x) {
+    typedef typename M::Wide::V V;
+    return problem.relu ? (x > V{} ? V{} + 1.0f : V{}) : gate_of<M>(x);
+}
+
 inline float one_exponential(float x) { return exponential<Four>(Four::V{x, x, x, x})[0]; }
+
+inline float one_gate(const Problem& problem, float score) {
+    return problem.relu ? (score > 0 ? 1.0f : 0.0f) : 1 / (1 + one_exponential(-score));
+}
 
 template <typename M, typename Source>
 inline typename M::In convert(Source x) {

@@ -4,6 +4,7 @@
     fields (B, X) ├──► dense.pt2 ──► logits (B, L)          any B; the weights are in the file
     vectors {…}   ┘
     sequences {name: (values (N, D), offsets (B + 1))}      lists that are not pooled
+    named     {name: tensor}                                what a model finds with the batch (`Model.further`), if any
 
 What stands below it, the lookup of rows in tables, is a gather and a sum that every runtime has, and tables are too
 large to be constants of a program. `fields` are the pooled embeddings in the order of the run's inputs (or what towers
@@ -55,20 +56,23 @@ class DenseProgram(nn.Module):
         fields: Tensor,
         vectors: dict[str, Tensor],
         sequences: dict[str, tuple[Tensor, Tensor]],
+        named: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Logits (B, L)."""
         lists = {name: Unpooled(values=values, offsets=offsets) for name, (values, offsets) in sequences.items()}
-        return self._forward(Embedded(dense=dense, fields=fields, sequences=lists, vectors=vectors)).logits
+        embedded = Embedded(dense=dense, fields=fields, sequences=lists, vectors=vectors, named=named or {})
+        return self._forward(embedded).logits
 
 
 def inputs_of(embedded: Embedded) -> Inputs:
     """The arguments of a program for what was looked up."""
-    return {
+    found: Inputs = {
         "dense": embedded.dense,
         "fields": embedded.fields,
         "vectors": dict(embedded.vectors),
         "sequences": {name: (each.values, each.offsets) for name, each in embedded.sequences.items()},
     }
+    return found | ({"named": dict(embedded.named)} if embedded.named else {})
 
 
 @torch.no_grad()

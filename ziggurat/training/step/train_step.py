@@ -187,6 +187,9 @@ class TrainStep:
                 return self.model.forward_dense(embedded)
             for sequence in embedded.sequences.values():
                 torch._dynamo.maybe_mark_dynamic(sequence.values, 0)  # lists of a batch have any number of rows
+            for found in embedded.named.values():
+                if found.dim() and found.shape[0] not in (batch.batch_size, batch.batch_size + 1):
+                    torch._dynamo.maybe_mark_dynamic(found, 0)  # so has what was found of them
             return self._forward_dense(embedded)
 
     def overlaps(self) -> list[str]:

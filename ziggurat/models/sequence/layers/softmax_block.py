@@ -1,24 +1,28 @@
-"""SoftmaxBlock: softmax attention and a feed-forward network: SASRec's block, and LiGR's with gated residuals.
+"""SoftmaxBlock: softmax attention and a feed-forward network: SASRec's block, LiGR's, the original transformer's.
 
     SASRec    q = LN(x);   y = q + A(q, x, x);          x' = LN(y) + F(LN(y))          F: ReLU, hidden size D
     LiGR      y = x + σ(W₁ x) ⊙ A(LN(x), LN(x), LN(x)); x' = y + σ(W₂ y) ⊙ F(LN(y))    F: SwiGLU, hidden size 4 D
+    encoder   y = LN(x + A(x, x, x));                   x' = LN(y + F(y))              F: ReLU, or LeakyReLU in BST
     A(q, k, v) = W_o Σ_j softmax_j(⟨W_q q_i, W_k k_j⟩ / √d) W_v v_j + b_o
 
 SASRec normalises queries alone, and its residuals run from the normalised rows; `normalised = all` with the same
 residuals off is the usual pre-norm block. gSASRec is SASRec's block; it differs in its loss. eSASRec is LiGR's.
 
+Controls: `weights = relu` and `silu` put ReLU(s) / n and SiLU(s) / n in the place of softmax, n the longest sequence:
+what is left of HSTU's attention without its gate and biases.
+
 Dropout stands behind attention and inside and behind the feed-forward network; weights of attention are not dropped.
 
 Sources: Kang and McAuley, "Self-Attentive Sequential Recommendation", arXiv 1808.09781, section III; LiGR: Borisyuk et
 al., "From Features to Transformers", arXiv 2502.03417; with sampled softmax: eSASRec, arXiv 2508.06450; SwiGLU:
-Shazeer, arXiv 2002.05202.
+Shazeer, arXiv 2002.05202; encoder: Vaswani et al., arXiv 1706.03762; BST: arXiv 1905.06874; TransAct: arXiv 2306.00248.
 
 Cost an event, forward: 8·D² for the four maps of attention, 4·D·F (6·D·F SwiGLU), 4·D for each event it sees.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
@@ -36,10 +40,11 @@ from ziggurat.typed import Count, Dim, Fraction, PositiveFloat, checked
 
 
 class Normalised(StrEnum):
-    """What the first layer norm is for, and where residuals start."""
+    """What layer norms are for, and where residuals start."""
 
     QUERIES = "queries"  # queries alone; residuals from normalised rows: SASRec
     ALL = "all"  # queries, keys and values; residuals from the rows themselves: pre-norm
+    AFTER = "after"  # the sums of residuals and branches: post-norm, the original transformer
 
 
 class Residual(StrEnum):
@@ -53,6 +58,7 @@ class FeedForward(StrEnum):
     """The network behind attention."""
 
     RELU = "relu"
+    LEAKY_RELU = "leaky_relu"  # 0.01 below zero
     GELU = "gelu"
     SWIGLU = "swiglu"
 
@@ -60,15 +66,17 @@ class FeedForward(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 @checked
 class SoftmaxBlockConfig:
-    """Settings of a block; `sasrec` and `ligr` are the published combinations.
+    """Settings of a block; `sasrec`, `ligr` and `encoder` are the published combinations.
 
     Args:
         dim: D, numbers of an event, a multiple of the heads.
         num_heads: H.
         hidden_dim: F, of the feed-forward network.
-        normalised: what the first layer norm is for.
+        normalised: what layer norms are for.
         residual: how branches are added.
         feed_forward: the network behind attention.
+        weights: what scores of attention become: softmax, or ReLU or SiLU over n.
+        max_length: n, events of the longest sequence, a constant of the model; unused with softmax.
         dropout: share that is dropped in training.
         eps: ε of the layer norms.
     """
@@ -76,6 +84,8 @@ class SoftmaxBlockConfig:
     dim: Dim
     num_heads: Count = 1
     hidden_dim: Dim
+    weights: AttentionForm = AttentionForm.SOFTMAX
+    max_length: Count = 1
     normalised: Normalised = Normalised.QUERIES
     residual: Residual = Residual.PLAIN
     feed_forward: FeedForward = FeedForward.RELU
@@ -97,6 +107,13 @@ def sasrec(*, dim: int, num_heads: int = 1, dropout: float = 0.2) -> SoftmaxBloc
     return SoftmaxBlockConfig(dim=dim, num_heads=num_heads, hidden_dim=dim, dropout=dropout)
 
 
+def pointwise(
+    *, weights: AttentionForm, max_length: int, dim: int, num_heads: int = 1, dropout: float = 0.2
+) -> SoftmaxBlockConfig:
+    """SASRec's block with ReLU(s) / n or SiLU(s) / n in place of softmax: a control for what softmax does."""
+    return replace(sasrec(dim=dim, num_heads=num_heads, dropout=dropout), weights=weights, max_length=max_length)
+
+
 def ligr(*, dim: int, num_heads: int = 1, dropout: float = 0.2) -> SoftmaxBlockConfig:
     """The block of LiGR, and of eSASRec: pre-norm, gated residuals, SwiGLU of four times the size."""
     return SoftmaxBlockConfig(
@@ -106,6 +123,21 @@ def ligr(*, dim: int, num_heads: int = 1, dropout: float = 0.2) -> SoftmaxBlockC
         normalised=Normalised.ALL,
         residual=Residual.GATED,
         feed_forward=FeedForward.SWIGLU,
+        dropout=dropout,
+        eps=1e-5,
+    )
+
+
+def encoder(
+    *, dim: int, num_heads: int, hidden_dim: int, feed_forward: FeedForward, dropout: float
+) -> SoftmaxBlockConfig:
+    """The block of the original transformer's encoder: BST's with leaky ReLU, TransAct's with ReLU."""
+    return SoftmaxBlockConfig(
+        dim=dim,
+        num_heads=num_heads,
+        hidden_dim=hidden_dim,
+        normalised=Normalised.AFTER,
+        feed_forward=feed_forward,
         dropout=dropout,
         eps=1e-5,
     )
@@ -134,19 +166,20 @@ class SoftmaxBlock(SequenceLayer):
 
     def project(self, events_ND: Float[Tensor, "N D"]) -> Projected:
         """Queries, keys and values; the rest is what the residual of attention starts from."""
-        normed = self.norm_attention(events_ND)
-        from_queries = self.config.normalised is Normalised.QUERIES
-        source = events_ND if from_queries else normed
+        kind = self.config.normalised
+        normed = events_ND if kind is Normalised.AFTER else self.norm_attention(events_ND)
+        source = events_ND if kind is Normalised.QUERIES else normed
         mapped = (linear(rows) for linear, rows in ((self.query, normed), (self.key, source), (self.value, source)))
         q, k, v = (each.unflatten(1, (self.config.num_heads, -1)) for each in mapped)
-        return Projected(q=q, k=k, v=v, rest=normed if from_queries else events_ND)
+        return Projected(q=q, k=k, v=v, rest=normed if kind is Normalised.QUERIES else events_ND)
 
     def attend(
         self, q: Float[Tensor, "M H d"], k: Float[Tensor, "N H d"], v: Float[Tensor, "N H dv"], places: SequencePlaces
     ) -> Float[Tensor, "M H dv"]:
-        """Softmax attention over what each event sees."""
-        scale = (self.config.dim // self.config.num_heads) ** -0.5
-        return jagged_attention(q, k, v, layout=places.layout, form=AttentionForm.SOFTMAX, scale=scale)
+        """Attention over what each event sees."""
+        form, scale = self.config.weights, (self.config.dim // self.config.num_heads) ** -0.5
+        divisor = 1.0 if form is AttentionForm.SOFTMAX else float(self.config.max_length)
+        return jagged_attention(q, k, v, layout=places.layout, form=form, scale=scale, divisor=divisor)
 
     def finish(
         self, events_MD: Float[Tensor, "M D"], gathered: Float[Tensor, "M H dv"], rest: Float[Tensor, "M R"]
@@ -154,16 +187,19 @@ class SoftmaxBlock(SequenceLayer):
         """Residual, feed-forward network, residual."""
         found = self._drop(self.output(gathered.flatten(1)))
         rows = rest + (found if self.gate_attention is None else torch.sigmoid(self.gate_attention(events_MD)) * found)
-        normed = self.norm_feed(rows)
+        kind = self.config.normalised
+        normed = self.norm_attention(rows) if kind is Normalised.AFTER else self.norm_feed(rows)
         fed = self._drop(self.feed_out(self._drop(self._activate(self.feed_in(normed)))))
-        if self.config.normalised is Normalised.QUERIES:
-            rows = normed
-        return rows + (fed if self.gate_feed is None else torch.sigmoid(self.gate_feed(rows)) * fed)
+        rows = rows if kind is Normalised.ALL else normed
+        rows = rows + (fed if self.gate_feed is None else torch.sigmoid(self.gate_feed(rows)) * fed)
+        return self.norm_feed(rows) if kind is Normalised.AFTER else rows
 
     def _activate(self, inner: Tensor) -> Tensor:
         if self.config.feed_forward is FeedForward.SWIGLU:
             gate, value = inner.chunk(2, dim=1)
             return F.silu(gate) * value
+        if self.config.feed_forward is FeedForward.LEAKY_RELU:
+            return F.leaky_relu(inner)
         return F.relu(inner) if self.config.feed_forward is FeedForward.RELU else F.gelu(inner)
 
     def _drop(self, inner: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Rankers that read one history of events beside the fields of a sample: BST, DIEN, TransAct, RankMixer, OneTrans."""

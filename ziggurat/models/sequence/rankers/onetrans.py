@@ -1,0 +1,334 @@
+"""OneTrans: one causal transformer over the events of a history and the fields of a sample (arXiv 2510.26104).
+
+    S tokens    s_1 … s_n      events, each through one shared network, and where it stands
+    NS tokens   f_1 … f_T      numbers, fields, vectors: x₀ through one network, cut into T   (auto_split)
+                               or x₀ cut into T pieces, each through its own map              (pieces)
+
+    X = [s_1 … s_n, f_1 … f_T]       Z = X + W_o MHA(RMS(X))       X' = Z + FFN(RMS(Z))       causal
+
+    Q, K, V and FFN   S tokens share one set of weights; each NS token has a set of its own
+    pyramid           layer l of L asks for the latest ⌈n (L − l) / L⌉ events and all NS tokens, and only these go on
+
+    f of the last layer ──► RMS ──► side by side ──► MLP ──► logits
+
+An event sees earlier events; a field sees all events of its layer and the fields before it. Sequence and fields so meet
+in every layer, where other rankers squeeze a history into one vector first. Events do not depend on the candidate.
+
+The paper has one token for each event, by networks that differ for each kind of behaviour; here a history is one list
+of events whose `actions` say their kind, sorted by time. A learned vector by order or age is added to events
+(`positions`); the paper leaves open which. W_o is shared by all tokens. The schedule of the pyramid is linear as in the
+paper, in shares of the longest history, a constant of the model; it ends at no events, since logits read fields alone.
+
+Cost of a layer with M events kept of N, forward: (2·N·2 + 2·M·2)·D² for the maps of events, 4·M·D·F for their network,
+the same for T fields, and 4·D for every pair that sees each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.errors import ConfigError
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import offsets_of
+from ziggurat.models.blocks.dense_inputs import NumericInput
+from ziggurat.models.blocks.flat_inputs import FlatInputs
+from ziggurat.models.blocks.heads import Heads, HeadSharing
+from ziggurat.models.blocks.mlp import MLP, Activation, Init, MLPConfig, initialise
+from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
+from ziggurat.models.contract.ranking_model import RankingModel
+from ziggurat.models.sequence.rankers.history import (
+    AGES,
+    EventPosition,
+    History,
+    HistoryInput,
+    PositionVectors,
+    append_rows,
+    offsets_with,
+)
+from ziggurat.models.sequence.rankers.rankmixer import TokenLinear
+from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.ops.attention.choose import jagged_attention
+from ziggurat.ops.attention.problem import AttentionForm, JaggedLayout
+from ziggurat.ops.dropout import dropout
+from ziggurat.typed import Count, Dim, Fraction, checked
+
+_KEPT, _OFFSETS = "kept_{}", "kept_offsets_{}"
+
+
+class Tokenizer(StrEnum):
+    """How numbers, fields and vectors become tokens."""
+
+    AUTO_SPLIT = "auto_split"  # one network for all, whose result is cut: as published
+    PIECES = "pieces"  # neighbours share a token, each token has its own map
+
+
+class Pyramid(StrEnum):
+    """How many events go on from layer to layer."""
+
+    LINEAR = "linear"  # fewer in each layer: as published
+    NONE = "none"  # all; none after the last layer in both, since nobody reads them
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class OneTransConfig:
+    """Settings of the model `OneTrans`.
+
+    Args:
+        embedding_dim: columns of each table.
+        history: which lists are the history.
+        positions: what an event is told of where it stands.
+        age_buckets: of positions by time; the last one stands for everything longer.
+        token_dim: D, a multiple of the heads.
+        num_tokens: T, tokens of what is no event.
+        tokenizer: how they are made.
+        num_layers: L, how many layers.
+        num_heads: of attention.
+        expansion: hidden units of a token's network for each number of a token.
+        pyramid: how many events go on from layer to layer.
+        dropout: share that is dropped in training, behind attention and inside networks.
+        deep: hidden layers of the MLP.
+        numeric: how numbers enter; see `NumericInput`.
+        bottom: hidden layers of the bottom MLP. Unused unless numeric is bottom_mlp.
+        heads: one MLP for all labels, or one each.
+        init: starting weights of the dense network.
+        embedding: tables: optimizer, kernel, starting weights.
+    """
+
+    kind: Literal["onetrans"] = "onetrans"
+    embedding_dim: Dim = 16
+    history: HistoryInput = field(default_factory=HistoryInput)
+    positions: EventPosition = EventPosition.AUTO
+    age_buckets: Count = 64
+    token_dim: Dim = 64
+    num_tokens: Count = 8
+    tokenizer: Tokenizer = Tokenizer.AUTO_SPLIT
+    num_layers: Count = 4
+    num_heads: Count = 4
+    expansion: Count = 4
+    pyramid: Pyramid = Pyramid.LINEAR
+    dropout: Fraction = 0.0
+    deep: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=()))
+    numeric: NumericInput = NumericInput.FIELDS
+    bottom: MLPConfig = field(default_factory=lambda: MLPConfig(hidden_dims=(512, 256)))
+    heads: HeadSharing = HeadSharing.SHARED
+    init: Init = Init.TORCH
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+
+    def __post_init__(self) -> None:
+        if self.token_dim % self.num_heads:
+            raise ConfigError(
+                expected="a token_dim that the heads share equally",
+                found=f"token_dim = {self.token_dim}, num_heads = {self.num_heads}",
+                where="OneTrans settings",
+                ways_out=f"--model.token-dim {self.token_dim + -self.token_dim % self.num_heads}",
+            )
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else `embedding_dim`."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
+        """The lists of the history, whatever the schema says."""
+        return self.history.names(inputs, model="OneTrans")
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> OneTrans:
+        """The model on tables of these columns."""
+        del towers  # none: this config has no `tower_module`
+        return OneTrans(self, inputs=inputs, embeddings=embeddings)
+
+    def kept(self, layer: int, *, length: int) -> int:
+        """Latest events of a history that a layer gives to the next, at most.
+
+        Args:
+            layer: from 1 on.
+            length: of the longest history.
+        """
+        if layer == self.num_layers:
+            return 0  # nobody reads them
+        if self.pyramid is Pyramid.NONE:
+            return length
+        return -(-length * (self.num_layers - layer) // self.num_layers)
+
+
+class MixedLinear(nn.Module):
+    """A linear map that events share, and one for each other token.
+
+    Args:
+        config: of the model.
+        input_dim: numbers of a token.
+        output_dim: numbers that it becomes.
+        has_events: False where no event comes, and nothing is shared.
+    """
+
+    def __init__(self, config: OneTransConfig, *, input_dim: int, output_dim: int, has_events: bool = True) -> None:
+        super().__init__()
+        self.output_dim = output_dim
+        self.shared = nn.Linear(input_dim, output_dim) if has_events else None
+        self.own = TokenLinear(config.num_tokens, input_dim=input_dim, output_dim=output_dim)
+
+    def forward(
+        self, events_ND: Float[Tensor, "N D"], fields_BTD: Float[Tensor, "B T D"]
+    ) -> tuple[Float[Tensor, "N O"], Float[Tensor, "B T O"]]:
+        """Events and other tokens through their maps."""
+        mapped_BTO = self.own(fields_BTD)
+        if self.shared is None:
+            return mapped_BTO.new_zeros(0, self.output_dim), mapped_BTO
+        return self.shared(events_ND), mapped_BTO
+
+
+class OneTransLayer(nn.Module):
+    """Causal attention over events and fields, and their networks, behind norms and beside residuals.
+
+    Args:
+        config: of the model.
+        is_last: True for the layer whose events nobody reads.
+    """
+
+    def __init__(self, config: OneTransConfig, *, is_last: bool) -> None:
+        super().__init__()
+        self.config = config
+        dim, hidden = config.token_dim, config.expansion * config.token_dim
+        self.norm_attention, self.norm_feed = nn.RMSNorm(dim, eps=1e-6), nn.RMSNorm(dim, eps=1e-6)
+        self.query = MixedLinear(config, input_dim=dim, output_dim=dim, has_events=not is_last)
+        self.key = MixedLinear(config, input_dim=dim, output_dim=dim)
+        self.value = MixedLinear(config, input_dim=dim, output_dim=dim)
+        self.output = nn.Linear(dim, dim)
+        self.wide = MixedLinear(config, input_dim=dim, output_dim=hidden, has_events=not is_last)
+        self.narrow = MixedLinear(config, input_dim=hidden, output_dim=dim, has_events=not is_last)
+
+    def forward(
+        self, events: Unpooled, fields_BTD: Float[Tensor, "B T D"], *, kept: tuple[Tensor, Tensor] | None
+    ) -> tuple[Unpooled, Float[Tensor, "B T D"]]:
+        """The latest events and all fields as the next layer takes them.
+
+        Args:
+            events: that came in.
+            fields_BTD: that came in.
+            kept: which events go on, and their offsets; None: all.
+        """
+        normed_ND, normed_BTD = self.norm_attention(events.values), self.norm_attention(fields_BTD)
+        going = events if kept is None else Unpooled(values=events.values[kept[0]], offsets=kept[1])
+        asked_MD = normed_ND if kept is None else normed_ND[kept[0]]
+        q, places_M, places_BT = self._joined(self.query, asked_MD, normed_BTD, lists=going)
+        k, _, _ = self._joined(self.key, normed_ND, normed_BTD, lists=events)
+        v, _, _ = self._joined(self.value, normed_ND, normed_BTD, lists=events)
+        num_tokens = fields_BTD.shape[1]
+        layout = JaggedLayout(
+            offsets=offsets_with(events, num_rows=num_tokens),
+            query_offsets=None if kept is None else offsets_with(going, num_rows=num_tokens),
+        )
+        scale = (self.config.token_dim // self.config.num_heads) ** -0.5
+        found = jagged_attention(q, k, v, layout=layout, form=AttentionForm.SOFTMAX, scale=scale)
+        found = self._drop(self.output(found.flatten(1)))
+        events_MD, fields_BTD = going.values + found[places_M], fields_BTD + found[places_BT]
+        wide_MH, wide_BTH = self.wide(self.norm_feed(events_MD), self.norm_feed(fields_BTD))
+        fed_MD, fed_BTD = self.narrow(self._drop(F.gelu(wide_MH)), self._drop(F.gelu(wide_BTH)))
+        events_MD, fields_BTD = events_MD + self._drop(fed_MD), fields_BTD + self._drop(fed_BTD)
+        return Unpooled(values=events_MD, offsets=going.offsets), fields_BTD
+
+    def _joined(
+        self, maps: MixedLinear, events_ND: Tensor, fields_BTD: Tensor, *, lists: Unpooled
+    ) -> tuple[Float[Tensor, "M H d"], Int64[Tensor, "N"], Int64[Tensor, "B T"]]:
+        """Mapped tokens as one jagged tensor, heads apart; and where events and fields stand in it."""
+        mapped_ND, mapped_BTD = maps(events_ND, fields_BTD)
+        joined_MD, places_N, places_BT = append_rows(mapped_ND, mapped_BTD, lists=lists)
+        return joined_MD.unflatten(1, (self.config.num_heads, -1)), places_N, places_BT
+
+    def _drop(self, inner: Tensor) -> Tensor:
+        return dropout(inner, p=self.config.dropout, training=self.training)
+
+
+class OneTrans(RankingModel):
+    """One transformer over a history and everything else that a sample carries."""
+
+    reads_sequences = True
+
+    def __init__(self, config: OneTransConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
+        super().__init__(inputs, embeddings=embeddings)
+        self.config = config
+        dim, num_tokens = config.token_dim, config.num_tokens
+        self.history = History(config.history, inputs=inputs, columns=config.table_columns(inputs), model="OneTrans")
+        self.joined_lists = (self.history.joined,)
+        once = MLPConfig(hidden_dims=(dim,), activation=Activation.GELU)
+        self.events = MLP(self.history.event_dim, config=once, output_dim=dim)
+        self.positions = None
+        if config.positions is not EventPosition.NONE:
+            self.positions = PositionVectors(
+                config.positions, history=self.history, dim=dim, num_buckets=config.age_buckets
+            )
+        self.flat = FlatInputs(
+            inputs,
+            field_dims=self.field_dims,
+            dim=config.embedding_dim,
+            numeric=config.numeric,
+            bottom=config.bottom,
+        )
+        width = self.flat.output_dim
+        piece, is_auto = -(-width // num_tokens), config.tokenizer is Tokenizer.AUTO_SPLIT
+        self.padding = 0 if is_auto else piece * num_tokens - width
+        self.auto = MLP(width, config=once, output_dim=num_tokens * dim) if is_auto else None
+        self.pieces = None if is_auto else TokenLinear(num_tokens, input_dim=piece, output_dim=dim)
+        lasts = [number == config.num_layers for number in range(1, config.num_layers + 1)]
+        self.layers = nn.ModuleList(OneTransLayer(config, is_last=is_last) for is_last in lasts)
+        self.norm = nn.RMSNorm(dim, eps=1e-6)
+        num_labels = len(inputs.labels)
+        self.heads = Heads(num_tokens * dim, config=config.deep, num_labels=num_labels, sharing=config.heads)
+        initialise([each for each in self.children() if each is not self.embeddings], config.init)
+
+    def further(self, batch: Batch) -> dict[str, Tensor]:
+        """The ages of events, and which of them go on from layer to layer."""
+        named = self.history.further(batch)
+        offsets_B1, length = self.history.offsets_of(batch), self.history.max_length
+        for number in range(1, self.config.num_layers + 1):
+            most = self.config.kept(number, length=length)
+            if most == length:
+                continue
+            kept_B1 = offsets_of(offsets_B1.diff().clamp(max=most))
+            shift_B = offsets_B1[1:] - kept_B1[1:]
+            rows_M = torch.arange(int(kept_B1[-1]), device=kept_B1.device)
+            named[_KEPT.format(number)] = rows_M + shift_B.repeat_interleave(kept_B1.diff(), output_size=len(rows_M))
+            named[_OFFSETS.format(number)] = offsets_B1 = kept_B1
+        return named
+
+    def forward_dense(self, embedded: Embedded) -> Outputs:
+        """All layers, then the MLP on the tokens of what is no event."""
+        events, named = self.history.events(embedded), embedded.named
+        values_ND = self.events(events.values)
+        if self.positions is not None:
+            values_ND = values_ND + self.positions(events, named.get(AGES))
+        events = Unpooled(values=values_ND, offsets=events.offsets)
+        fields_BTD = self._tokens(embedded.dense, embedded.fields, embedded.vectors)
+        for number, layer in enumerate(self.layers, start=1):
+            kept = None
+            if _KEPT.format(number) in named:
+                kept = named[_KEPT.format(number)], named[_OFFSETS.format(number)]
+            events, fields_BTD = layer(events, fields_BTD, kept=kept)
+        return Outputs(logits=self.heads(self.norm(fields_BTD).flatten(1)))
+
+    def _tokens(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Float[Tensor, "B T D"]:
+        flat_BX = self.flat(dense_BN, fields_BX, vectors)
+        if self.auto is not None:
+            return self.auto(flat_BX).unflatten(1, (self.config.num_tokens, -1))
+        assert self.pieces is not None
+        return self.pieces(F.pad(flat_BX, (0, self.padding)).unflatten(1, (self.config.num_tokens, -1)))
+
+    def interact(self, dense_BN: Tensor, fields_BX: Tensor, vectors: dict[str, Tensor]) -> Tensor:
+        """Logits of samples without events."""
+        none = Unpooled(
+            values=fields_BX.new_zeros(0, self.config.token_dim),
+            offsets=torch.zeros(len(fields_BX) + 1, dtype=torch.int64, device=fields_BX.device),
+        )
+        tokens_BTD = self._tokens(dense_BN, fields_BX, vectors)
+        for layer in self.layers:
+            _, tokens_BTD = layer(none, tokens_BTD, kept=None)
+        return self.heads(self.norm(tokens_BTD).flatten(1))
