@@ -67,11 +67,14 @@ class FileReading:
         format: of the files.
         separator: what divides the fields of text files, as in `DataConfig`.
         decimal: what stands before the fraction of numbers in text files.
+        list_separator: what divides the ids of a list that is written as text, as in tag1|tag2, for features that came
+            as lists when the run was trained; those with a separator in the schema keep theirs.
     """
 
     format: FileFormat = FileFormat.AUTO
     separator: str = ""
     decimal: DecimalMark = DecimalMark.POINT
+    list_separator: str = ""
 
     def __post_init__(self) -> None:
         self.text  # noqa: B018  refuses an impossible separator
@@ -86,7 +89,7 @@ class FileReading:
     @property
     def text(self) -> TextOptions:
         """How text files are read."""
-        return TextOptions(delimiter=self.separator, decimal=self.decimal)
+        return TextOptions(delimiter=self.separator, decimal=self.decimal, list_separator=self.list_separator)
 
 
 @dataclass(frozen=True, kw_only=True)

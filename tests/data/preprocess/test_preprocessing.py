@@ -27,6 +27,7 @@ from ziggurat.data.preprocess.values.vocabulary import Ids
 from ziggurat.data.raw.bad_rows import BadReason, BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
+from ziggurat.data.raw.text_blocks import TextOptions
 from ziggurat.errors import BoundsError, CheckpointError, DataError, SchemaError
 from ziggurat.features.batch import validate_batch
 from ziggurat.features.schema import (
@@ -729,3 +730,18 @@ def test_saved_form_is_plain_json(tmp_path: Path):
     frame = pq.read_table(tmp_path / payload["vocabularies"]["items"]["file"])
     assert frame.column_names == ["id", "count"]
     assert os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_lists_in_text_are_divided_where_the_schema_knew_lists_alone(tmp_path: Path, kind: str):
+    schema = Schema(features=(MultiHot(name="tags"), Sequence(name="seen", separator=",")), labels=(Label(name="y"),))
+    lists = pl.DataFrame({"tags": [["a", "b"], [], ["a"]], "seen": ["u,v", "", "u"], "y": [1, 0, 1]})
+    preprocessing = Preprocessing.fit(schema, [RawChunk.of(lists)])
+    path = tmp_path / f"new.{kind}"
+    text = lists.with_columns(pl.col("tags").list.join("|"))
+    text.write_csv(path) if kind == "csv" else text.write_parquet(path)
+    (chunk,) = RawSource(path, text=TextOptions(list_separator="pipe")).frames()
+    assert preprocessing.encode(chunk).equals(preprocessing.encode(RawChunk.of(lists)))
+    (chunk,) = RawSource(path).frames()
+    with pytest.raises(SchemaError, match="list-separator"):
+        preprocessing.encode(chunk)

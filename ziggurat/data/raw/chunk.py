@@ -29,6 +29,7 @@ class RawChunk:
         lines: (N,) 1-based line of each row in a text file, or None.
         spans: columns of ids that were left as bytes of a text file (`ids` of `RawSource.frames`); not in `frame`.
         decimal: what stands before the fraction of numbers in columns of text.
+        list_separator: what divides lists in columns of text, where the schema does not say it.
     """
 
     frame: pl.DataFrame
@@ -39,6 +40,7 @@ class RawChunk:
     lines: np.ndarray | None = field(default=None, repr=False)
     spans: Mapping[str, TextSpans] = field(default_factory=dict, repr=False)
     decimal: DecimalMark = DecimalMark.POINT
+    list_separator: str = ""
 
     @staticmethod
     def of(frame: pl.DataFrame, *, name: str = "frame", start: int = 0) -> RawChunk:

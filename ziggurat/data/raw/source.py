@@ -213,7 +213,7 @@ class RawSource:
     ) -> Iterator[RawChunk]:
         with self.open_table(path) as file:
             wanted = _check_columns(path, file.columns, columns)
-            gather = _Gather(path=path, start=start, chunk_rows=chunk_rows)
+            gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text)
             for frame, rows in file.frames(columns=wanted, chunk_rows=chunk_rows, bad_rows=self.bad_rows):
                 yield from gather.add(frame, rows, None)
             yield from gather.rest()
@@ -230,7 +230,7 @@ class RawSource:
         file = self._open_text(path)
         wanted = _check_columns(path, file.columns, columns, separator=file.layout.delimiter.decode())
         start -= 0 if self._part is None else self._part.first_row  # of the file
-        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, decimal=self.text.decimal)
+        gather = _Gather(path=path, start=start, chunk_rows=chunk_rows, text=self.text)
         num_rows = 0
         numbers, ids = hints
         if self.text.decimal is DecimalMark.COMMA:
@@ -289,7 +289,7 @@ class _Gather:
     path: DataPath
     start: int
     chunk_rows: int
-    decimal: DecimalMark = DecimalMark.POINT
+    text: TextOptions
     frames: list[pl.DataFrame] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
     lines: list[np.ndarray] = field(default_factory=list)
@@ -325,7 +325,8 @@ class _Gather:
                 start=self.start + first_row,
                 lines=piece.lines[part],
                 spans={name: column.take(part) for name, column in piece.spans.items()},
-                decimal=self.decimal,
+                decimal=self.text.decimal,
+                list_separator=self.text.list_separator,
             )
 
     def rest(self) -> Iterator[RawChunk]:
@@ -342,7 +343,8 @@ class _Gather:
             start=self.start + first_row,
             rows=None if consecutive else rows,
             lines=np.concatenate(self.lines) if self.lines else None,
-            decimal=self.decimal,
+            decimal=self.text.decimal,
+            list_separator=self.text.list_separator,
         )
         self.frames, self.rows, self.lines, self.num_rows = [], [], [], 0
         yield chunk

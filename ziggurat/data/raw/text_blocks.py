@@ -56,6 +56,8 @@ class TextOptions:
         null_values: texts that mean "no value", besides the empty text.
         decimal: what stands before the fraction of numbers.
         block_bytes: bytes read and parsed at once; what is read does not depend on it.
+        list_separator: what divides the ids of a list in text, or one of those names, for features whose lists the
+            schema does not divide.
     """
 
     delimiter: str = ""
@@ -64,9 +66,11 @@ class TextOptions:
     null_values: tuple[str, ...] = ()
     block_bytes: int = 8 << 20
     decimal: DecimalMark = DecimalMark.POINT
+    list_separator: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delimiter", SEPARATOR_NAMES.get(self.delimiter, self.delimiter))
+        object.__setattr__(self, "list_separator", SEPARATOR_NAMES.get(self.list_separator, self.list_separator))
         for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
             if len(value) > 1 or not value.isascii() or value in ("\n", "\r", "\0"):
                 raise ConfigError(

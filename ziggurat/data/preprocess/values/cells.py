@@ -156,10 +156,7 @@ def with_nulls(chunk: RawChunk, texts: Sequence[str]) -> RawChunk:
 def _numbers_in_text(
     series: pl.Series, faults: Faults, *, decimal: DecimalMark, ways_out: tuple[str, ...]
 ) -> np.ndarray:
-    if decimal is DecimalMark.COMMA:
-        original, series = series, _with_points(series)
-    else:
-        original = series
+    original, series = series, _with_points(series) if decimal is DecimalMark.COMMA else series
     numbers = series.cast(pl.Float64, strict=False)
     open_cells = (numbers.is_null() & series.is_not_null()).to_numpy()
     values = numbers.fill_null(float("nan")).to_numpy()
@@ -325,7 +322,8 @@ def read_id_lists(series: pl.Series, *, separator: str, faults: Faults, role: st
     elif isinstance(dtype, pl.Array):
         series = series.arr.to_list()
     elif not isinstance(dtype, pl.List):
-        way_out = "before training: set " + ('separator = "|"' if dtype == pl.String else 'kind = "categorical"')
+        divided = 'separator = "|"; to score files with a trained run: --data.list-separator "|"'
+        way_out = "before training: set " + (divided if dtype == pl.String else 'kind = "categorical"')
         raise wrong_type(series, faults.chunk, role=role, expected="lists of ids", way_out=way_out)
     lengths = series.list.len().fill_null(0).to_numpy().astype(np.int64)
     values = series.filter(pl.Series(lengths > 0)).explode()

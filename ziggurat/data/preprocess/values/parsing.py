@@ -206,7 +206,8 @@ def _parse_list(
     parsed: ParsedChunk, feature: MultiHot | Sequence, series: pl.Series, *, table: Table, faults: Faults
 ) -> None:
     role = f"{feature.kind} feature {feature.name!r}"
-    lists = read_id_lists(series, separator=feature.separator, faults=faults, role=role)
+    separator = feature.separator or faults.chunk.list_separator
+    lists = read_id_lists(series, separator=separator, faults=faults, role=role)
     if len(lists.lengths) and int(lists.lengths.max()) > feature.max_length:
         parsed.truncated[feature.name] = int((lists.lengths > feature.max_length).sum())
         lists = _cut_lists(lists, max_length=feature.max_length, keep_last=isinstance(feature, Sequence))
