@@ -32,6 +32,7 @@ def config_of(row_format: str, *, epochs: int = 2, optimizer: str = "rowwise_ada
     return override(config, settings | {"model.embedding.optimizer": optimizer})
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
     row_format = "int4"

@@ -1,6 +1,6 @@
 """Build a small C++ library on first use and keep it: plain C interface, no torch headers, a few seconds once.
 
-The file in the cache is named after everything that decides its content (source, headers beside it, compiler, flags,
+The file in the cache is named after everything that decides its content (source, its headers, compiler, flags,
 processor), so a change of any of them builds anew, and a cache shared by unlike machines stays right. It is written
 under another name and renamed, so processes that build at the same time do not disturb each other.
 """
@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -43,11 +44,11 @@ class CppSource:
     without: str = ""
 
     def fingerprint(self) -> str:
-        """20 hex digits that change with the source, the headers beside it, the compiler, its flags, the processor."""
+        """20 hex digits that change with the source, what it includes, the compiler, its flags, the processor."""
         compiler = _compiler()
         command = [compiler, "--version"] if compiler else ["true"]
         version = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        texts = [path.read_text() for path in (self.path, *sorted(self.path.parent.glob("*.h")))]
+        texts = _with_included(self.path)
         parts = [*texts, version, " ".join((*_FLAGS, *self.flags)), self.depends_on, _processor()]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
@@ -108,6 +109,18 @@ class CppSource:
             raise self.unavailable(f"{compiler} took longer than {_BUILD_LIMIT_S} s") from error
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _with_included(path: Path) -> list[str]:
+    """The text of a source, and of all files that it includes by name, each once."""
+    found: dict[Path, str] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop().resolve()
+        if file not in found:
+            found[file] = file.read_text()
+            waiting += [file.parent / name for name in re.findall(r'^#include "(.+)"', found[file], re.MULTILINE)]
+    return list(found.values())
 
 
 def kernel_line(reason: str) -> str:

@@ -3,10 +3,11 @@
     lookup    distinct rows of the batch ──► FP32, as many as the batch has ──► pooled
     update    rows of the gradient ──► FP32 ──► the exact rule ──► rounded, and kept
 
-There is no FP32 copy of a table at any time: the rows of a batch alone are ever numbers. The optimizer's state stays
-FP32. An update is rounded at random by default, with noise that is a function of (seed, table, step, row, column)
-(`ops/row_formats/noise.py`): a run repeats bit for bit, goes on bit for bit from a checkpoint, and rows are rounded
-alike wherever a plan puts them.
+With the C++ kernel neither is written anywhere: rows are decoded where they are added, and one at a time where they are
+updated (`ops/row_formats/cpp.py`). There is no FP32 copy of a table at any time: the rows of a batch alone are ever
+numbers. The optimizer's state stays FP32. An update is rounded at random by default, with noise that is a function of
+(seed, table, step, row, column) (`ops/row_formats/noise.py`): a run repeats bit for bit, goes on bit for bit from a
+checkpoint, and rows are rounded alike wherever a plan puts them.
 
 What is read and written in chunks (initial weights, checkpoints) is FP32, rounded to the nearest when it is written.
 Rows that were read from the same format come back as the same numbers, so a checkpoint holds no codes, and fits tables
@@ -27,8 +28,18 @@ from torch import Tensor
 
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages, new_state
 from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage, state_keys
-from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind, state_shapes
+from ziggurat.ops.lookup import (
+    KernelChoice,
+    LookupKernel,
+    LookupLayout,
+    Lookups,
+    Step,
+    SummedGradient,
+    TableOptimizerKind,
+    state_shapes,
+)
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
+from ziggurat.ops.row_formats.cpp import PackedRows, apply_rows, lookup_rows, why_not_rows
 from ziggurat.ops.row_formats.reference import decode, encode, join, row_dtype, row_width, split
 
 
@@ -156,17 +167,32 @@ class LowPrecisionStorage(TableStorage):
             if kept is not None and new is not None:
                 kept[chosen] = new
 
+    def lookup(
+        self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+    ) -> None:
+        """Pool rows where they lie with the C++ kernel; otherwise the rows of the batch are decoded first."""
+        if not self._has_fast_rows(kernel):
+            super().lookup(kernel, layout=layout, lookups=lookups, out=out)
+        elif lookups.batch_size and layout.slots:
+            lookup_rows(self._kept()[0], self.row_format, layout=layout, lookups=lookups, out=out)
+
     def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
         """Apply the rule to the rows of a summed gradient in FP32, and round each once."""
         rows = gradient.rows
         if len(rows) == 0:
             return
+        at_random = self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
+        words = self._noise.words(rows, step=step.number) if at_random else None
+        if self._has_fast_rows(kernel):
+            state = {key: self._state[key] for key in state_keys(step.rule.kind)}
+            table = PackedRows(self.row_format, *self._kept())
+            apply_rows(table, state=state, gradient=gradient, step=step, words_N=words)
+            return
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
         renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)
         kernel.apply(weight, state=state, gradient=renamed, step=step)
-        at_random = self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
-        self._keep(rows, weight, words_N=self._noise.words(rows, step=step.number) if at_random else None)
+        self._keep(rows, weight, words_N=words)
         for key, values in state.items():
             self._state[key].index_copy_(0, rows, values)
 
@@ -188,8 +214,13 @@ class LowPrecisionStorage(TableStorage):
             "rows": self.row_format.value,
             "rounding": "none" if exact else self.settings.rounding.value,
             "row_bytes": self.row_format.row_bytes(self.dim),
+            "without C++": why_not_rows() or "no",
             "device": str(self._device),
         }
+
+    def _has_fast_rows(self, kernel: LookupKernel) -> bool:
+        """Whether compiled code reads and writes the rows themselves: with the C++ kernel, where it can be built."""
+        return kernel.choice is KernelChoice.CPP and self._device.type == "cpu" and not why_not_rows()
 
     def _kept(self) -> tuple[Tensor, Tensor | None]:
         """The rows, and the lower halves where there are any; takes their memory at the first use."""

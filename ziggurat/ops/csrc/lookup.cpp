@@ -23,10 +23,12 @@
 #include <cstring>
 #include <vector>
 
-#include "bfloat16.h"
+#include "lookup/parts.h"
+#include "lookup/rules.h"
 
 namespace {
 
+<<<<<<< HEAD
 // ---------------------------------------------------------------- what Python passes
 
 constexpr int64_t kSingle = 0, kMean = 2;        // kinds of a slot; 1 is a sum
@@ -156,6 +158,8 @@ int64_t lookup(const float* weight, const Part& part, int64_t dim, Out* out, int
   return status.load();
 }
 
+=======
+>>>>>>> 15a963f (Look up and update rows in few bits where they lie, in C++)
 // ---------------------------------------------------------------- the gradient of the output, as the walk wants it
 
 // Divides mean-pooled fields by the lengths of their lists, from grad to out (which may be the same memory).
@@ -387,52 +391,6 @@ void walk(const Task& task, const Gradients& gradients, int64_t dim, float* memo
   }
 }
 
-struct State {
-  float* first;   // row-wise Adagrad's sum (R,), or Adam's first moment (R, D)
-  float* second;  // Adam's second moment (R, D)
-};
-
-template <int D>
-inline float mean_square(const float* grad, int64_t dim) {
-  const int64_t size = D ? D : dim;
-  Lanes squares = {0};
-  int64_t d = 0;
-  for (; d + kLanes <= size; d += kLanes) squares += load(grad + d) * load(grad + d);
-  float total = add_up(squares);
-  for (; d < size; d++) total += grad[d] * grad[d];
-  return total / static_cast<float>(size);
-}
-
-// The rule for one row, as in the formulas of ziggurat/ops/lookup/kernel.py. `scaled` has room for one row.
-template <int D>
-inline void apply_row(float* weight, const State& state, int64_t row, const float* grad, int64_t dim, const Rule& rule,
-                      float* scaled) {
-  const int64_t size = D ? D : dim;
-  float* w = weight + row * size;
-  if (rule.scale != 1.0f || rule.weight_decay != 0.0f) {
-    for (int64_t d = 0; d < size; d++) scaled[d] = grad[d] * rule.scale + rule.weight_decay * w[d];
-    grad = scaled;
-  }
-  float factor = -rule.learning_rate;
-  if (rule.kind == kAdam) {
-    float *a = state.first + row * size, *v = state.second + row * size;
-    for (int64_t d = 0; d < size; d++) {
-      a[d] += (1.0f - rule.beta1) * (grad[d] - a[d]);
-      v[d] += (1.0f - rule.beta2) * (grad[d] * grad[d] - v[d]);
-      w[d] += factor * (a[d] / (std::sqrt(v[d]) + rule.eps));
-    }
-    return;
-  }
-  if (rule.kind == kRowwiseAdagrad) {
-    const float accumulated = state.first[row] + mean_square<D>(grad, dim);
-    state.first[row] = accumulated;
-    factor /= std::sqrt(accumulated) + rule.eps;
-  }
-  int64_t d = 0;
-  for (; d + kLanes <= size; d += kLanes) store(w + d, load(w + d) + factor * load(grad + d));
-  for (; d < size; d++) w[d] += factor * grad[d];
-}
-
 template <int D>
 inline void touch_row(float* weight, const State& state, int64_t row, int64_t dim, const Rule& rule) {
   const int64_t size = D ? D : dim;
@@ -446,6 +404,7 @@ inline void touch_row(float* weight, const State& state, int64_t row, int64_t di
 
 template <int D>
 int64_t update(Workspace& work, float* weight, const State& state, int64_t dim, const Rule& rule, int num_threads) {
+  const int64_t size = D ? D : dim;
   const Gradients gradients(work);
   std::atomic<int64_t> status{kOk};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
@@ -463,7 +422,7 @@ int64_t update(Workspace& work, float* weight, const State& state, int64_t dim, 
       walk<D>(
           task, gradients, dim, sum.data(), [&](int64_t row) { touch_row<D>(weight, state, first + row, dim, rule); },
           [&](int64_t row, const float* grad) {
-            apply_row<D>(weight, state, first + row, grad, dim, rule, sum.data() + dim);
+            apply_row<D>(weight + (first + row) * size, state, first + row, grad, dim, rule, sum.data() + dim);
           });
     }
   }
@@ -502,7 +461,7 @@ void apply(float* weight, const State& state, int64_t dim, const int64_t* rows, 
 #pragma omp for schedule(static)
     for (int64_t u = 0; u < num_unique; u++) {
       if (u + kAhead < num_unique) touch_row<D>(weight, state, rows[u + kAhead], dim, rule);
-      apply_row<D>(weight, state, rows[u], sums + u * size, dim, rule, scaled.data());
+      apply_row<D>(weight + rows[u] * size, state, rows[u], sums + u * size, dim, rule, scaled.data());
     }
   }
 }
@@ -510,16 +469,6 @@ void apply(float* weight, const State& state, int64_t dim, const int64_t* rows, 
 }  // namespace
 
 // ---------------------------------------------------------------- the C interface
-
-#define FOR_DIM(dim, call)                                                                     \
-  switch (dim) {                                                                               \
-    case 8: return call(8);                                                                    \
-    case 16: return call(16);                                                                  \
-    case 32: return call(32);                                                                  \
-    case 64: return call(64);                                                                  \
-    case 128: return call(128);                                                                \
-    default: return call(0);                                                                   \
-  }
 
 extern "C" {
 
@@ -529,8 +478,8 @@ void ziggurat_workspace_delete(void* work) { delete static_cast<Workspace*>(work
 int64_t ziggurat_lookup(const float* weight, const Part* part, int64_t dim, void* out, int64_t out_is_bfloat16,
                         int64_t num_threads) {
 #define LOOKUP(D)                                                                                      \
-  (out_is_bfloat16 ? lookup<D>(weight, *part, dim, static_cast<uint16_t*>(out), int(num_threads))      \
-                   : lookup<D>(weight, *part, dim, static_cast<float*>(out), int(num_threads)))
+  (out_is_bfloat16 ? lookup<D>(Floats<D>{weight, dim}, *part, dim, static_cast<uint16_t*>(out), int(num_threads)) \
+                   : lookup<D>(Floats<D>{weight, dim}, *part, dim, static_cast<float*>(out), int(num_threads)))
   FOR_DIM(dim, LOOKUP)
 }
 

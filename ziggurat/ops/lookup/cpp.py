@@ -77,7 +77,7 @@ class CppKernel:
         self, weight: Float[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
     ) -> None:
         """See `LookupKernel.lookup`."""
-        part = _part(layout, lookups)
+        part = part_of(layout, lookups)
         status = self._library.ziggurat_lookup(
             weight.data_ptr(),
             ctypes.byref(part),
@@ -87,7 +87,7 @@ class CppKernel:
             torch.get_num_threads(),
         )
         if status:
-            _raise(layout, lookups)
+            refuse_rows(layout, lookups)
 
     def prepare(
         self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
@@ -99,7 +99,7 @@ class CppKernel:
         prepared = torch.empty_like(whole) if whole.data_ptr() == grad.data_ptr() else whole
         for layout in layouts:
             status = self._library.ziggurat_divide_means(
-                ctypes.byref(_part(layout, lookups)),
+                ctypes.byref(part_of(layout, lookups)),
                 layout.dim,
                 whole.data_ptr(),
                 prepared.data_ptr(),
@@ -131,12 +131,12 @@ class CppKernel:
         """See `LookupKernel.apply`."""
         self._library.ziggurat_apply(
             weight.data_ptr(),
-            *_state(state),
+            *state_pointers(state),
             weight.shape[1],
             gradient.rows.data_ptr(),
             gradient.sums.data_ptr(),
             len(gradient.rows),
-            ctypes.byref(_rule(step)),
+            ctypes.byref(rule_of(step)),
             torch.get_num_threads(),
         )
 
@@ -152,16 +152,17 @@ class CppKernel:
             _parts(parts),
             len(parts),
             weight.data_ptr(),
-            *_state(state),
+            *state_pointers(state),
             weight.shape[1],
-            ctypes.byref(_rule(step)),
+            ctypes.byref(rule_of(step)),
             torch.get_num_threads(),
         )
         if status:
             _raise_any(parts)
 
 
-def _part(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
+def part_of(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
+    """What a lookup or a gradient is made of, for C++; the tensors have to outlive it."""
     size, single, offsets = lookups.batch_size, lookups.single, lookups.offsets
     if (
         single.shape[0] < layout.num_single
@@ -189,20 +190,22 @@ def _part(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) ->
 
 
 def _parts(parts: Sequence[GradientPart]) -> ctypes.Array[CPart]:
-    return (CPart * len(parts))(*(_part(part.layout, part.lookups, part.grad) for part in parts))
+    return (CPart * len(parts))(*(part_of(part.layout, part.lookups, part.grad) for part in parts))
 
 
 def _is_too_large(parts: Sequence[GradientPart]) -> bool:
     return sum(part.grad.numel() for part in parts) >= 2**32
 
 
-def _state(state: dict[str, Tensor]) -> tuple[int | None, int | None]:
+def state_pointers(state: dict[str, Tensor]) -> tuple[int | None, int | None]:
+    """Where the arrays of an optimizer begin, for C++."""
     pointers: list[int | None] = [tensor.data_ptr() for tensor in state.values()]
     first, second, *_ = [*pointers, None, None]
     return first, second
 
 
-def _rule(step: Step) -> CRule:
+def rule_of(step: Step) -> CRule:
+    """The rule of a step with its constants, for C++."""
     rule = step.rule
     is_adam = rule.kind is TableOptimizerKind.SPARSE_ADAM
     return CRule(
@@ -222,6 +225,7 @@ def _raise_any(parts: Sequence[GradientPart]) -> None:
     raise AssertionError("the kernel refused rows that the reference accepts")
 
 
-def _raise(layout: LookupLayout, lookups: Lookups) -> None:
+def refuse_rows(layout: LookupLayout, lookups: Lookups) -> None:
+    """Raise what the reference says of rows that C++ has refused."""
     check_rows(layout, lookups)
     raise AssertionError("the kernel refused rows that the reference accepts")

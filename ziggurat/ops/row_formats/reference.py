@@ -64,7 +64,7 @@ def decode(rows_NW: Shaped[Tensor, "N W"], row_format: RowFormat, *, dim: int) -
 def encode(
     values_ND: Float[Tensor, "N D"], row_format: RowFormat, *, words_N: Int64[Tensor, "N"] | None = None
 ) -> Shaped[Tensor, "N W"]:
-    """Rows of numbers.
+    """Round numbers to rows of a format.
 
     Args:
         values_ND: the numbers.

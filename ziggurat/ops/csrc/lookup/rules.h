@@ -1,0 +1,53 @@
+// The update rules, for one row. They define what ziggurat/ops/lookup/reference.py does for many.
+#pragma once
+#include "parts.h"
+
+namespace {
+
+struct State {
+  float* first;   // row-wise Adagrad's sum (R,), or Adam's first moment (R, D)
+  float* second;  // Adam's second moment (R, D)
+};
+
+template <int D>
+inline float mean_square(const float* grad, int64_t dim) {
+  const int64_t size = D ? D : dim;
+  Lanes squares = {0};
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) squares += load(grad + d) * load(grad + d);
+  float total = add_up(squares);
+  for (; d < size; d++) total += grad[d] * grad[d];
+  return total / static_cast<float>(size);
+}
+
+// The rule for one row, as in the formulas of ziggurat/ops/lookup/kernel.py. `w` are its numbers, `row` its place in
+// the state; `scaled` has room for one row.
+template <int D>
+inline void apply_row(float* w, const State& state, int64_t row, const float* grad, int64_t dim, const Rule& rule,
+                      float* scaled) {
+  const int64_t size = D ? D : dim;
+  if (rule.scale != 1.0f || rule.weight_decay != 0.0f) {
+    for (int64_t d = 0; d < size; d++) scaled[d] = grad[d] * rule.scale + rule.weight_decay * w[d];
+    grad = scaled;
+  }
+  float factor = -rule.learning_rate;
+  if (rule.kind == kAdam) {
+    float *a = state.first + row * size, *v = state.second + row * size;
+    for (int64_t d = 0; d < size; d++) {
+      a[d] += (1.0f - rule.beta1) * (grad[d] - a[d]);
+      v[d] += (1.0f - rule.beta2) * (grad[d] * grad[d] - v[d]);
+      w[d] += factor * (a[d] / (std::sqrt(v[d]) + rule.eps));
+    }
+    return;
+  }
+  if (rule.kind == kRowwiseAdagrad) {
+    const float accumulated = state.first[row] + mean_square<D>(grad, dim);
+    state.first[row] = accumulated;
+    factor /= std::sqrt(accumulated) + rule.eps;
+  }
+  int64_t d = 0;
+  for (; d + kLanes <= size; d += kLanes) store(w + d, load(w + d) + factor * load(grad + d));
+  for (; d < size; d++) w[d] += factor * grad[d];
+}
+
+}  // namespace
