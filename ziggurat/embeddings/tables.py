@@ -140,10 +140,7 @@ class EmbeddingTables(nn.Module):
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
-        """`unpooled` for the slices of a deduplicated batch: vectors, offsets, and the slice of each sample.
-
-        The last is None where the feature is in no group: then there is one list a sample.
-        """
+        """`unpooled` for slices: vectors, offsets, and the slice of each sample (None: one list a sample)."""
         position = [spec.name for spec in self.inputs.jagged].index(name)
         table = self.inputs.jagged[position].table
         lists, inverse_B = batch.lists(position)
@@ -173,15 +170,17 @@ class EmbeddingTables(nn.Module):
         Raises:
             BoundsError: a row is outside the table.
         """
-        layouts = self._table_layouts(table)
-        nothing = rows_N.new_empty(0)
-        flat = Lookups(
-            batch_size=rows_N.numel(), single=rows_N.view(1, -1), values=nothing, offsets=rows_N.new_zeros(1)
-        )
+        flat, layouts = self.flat_lookup(table, rows_N)
         if self.has_dense_gradients:
             weights = [self.tables.parameter(each) for each in self.tables.places]
             return _DenseLookup.apply(self, flat, layouts, dtype, *weights)
         return _RecordedLookup.apply(self._anchor, self, flat, layouts, dtype)
+
+    def flat_lookup(self, table: str, rows_N: Int64[Tensor, "N"]) -> tuple[Lookups, list[LookupLayout]]:
+        """What `vectors` looks up: rows of one table as a single field."""
+        nothing, single = rows_N.new_empty(0), rows_N.view(1, -1)
+        flat = Lookups(batch_size=rows_N.numel(), single=single, values=nothing, offsets=rows_N.new_zeros(1))
+        return flat, self._table_layouts(table)
 
     def _table_layouts(self, table: str) -> list[LookupLayout]:
         """Layouts that read one table as a single field, made once."""

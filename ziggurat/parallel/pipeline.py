@@ -57,7 +57,7 @@ class Pipeline:
         self._model, self._parallel = model, parallel
         self._embeddings = model.embeddings
         self._towers = model.towers if isinstance(model.towers, TowerTransform) else None
-        is_cut = num_parts > 1 and self._embeddings.can_start
+        is_cut = num_parts > 1 and self._embeddings.can_start and self._embeddings.prioritised is None
         self.num_parts = num_parts if is_cut else 1
         self._ahead: tuple[Batch, list[Batch]] | None = None
 

@@ -221,7 +221,7 @@ def drawn(seed: int) -> Case:
         kernel=draw.choice(KERNELS),
         wire=draw.choice((WireFormat.FP32, WireFormat.FP32, WireFormat.BF16)),
         towers=draw.random() < 0.3,
-        sequences=draw.random() < 0.3,
+        sequences=draw.random() < 0.5,
         ranks_per_host=draw.choice((0, 1)),
         disjoint=draw.random() < 0.3,
         clip_norm=draw.choice((0.0, 0.0, 0.0, 0.05)),

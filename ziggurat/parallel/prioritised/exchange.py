@@ -18,7 +18,8 @@ updates as in the plain step. So weights and optimizer state are those of the pl
     second update of t    the other rows, with the same rate and step number; before anything else reads them
 
 A batch that was not announced, with slices, or looked up without gradients takes the plain hop; whatever is still on
-its way is applied before it (`settle`). Lists that are not pooled are looked up as ever, after `settle`.
+its way is applied before it (`settle`). So do vectors of rows that only the model knows (drawn items). Lists that are
+not pooled travel row by row (`lists.py`).
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.parallel.prioritised.cells import NOTHING, WAITS
+from ziggurat.parallel.prioritised.cells import NOTHING, NOW, WAITS
 from ziggurat.parallel.prioritised.collisions import RowMarks, codes_of, only_cells
 from ziggurat.parallel.prioritised.hop import CellExchange, CellTransfer
-from ziggurat.parallel.prioritised.updates import Due, Later, land, split
+from ziggurat.parallel.prioritised.lists import AheadList, Lists
+from ziggurat.parallel.prioritised.updates import Due, DueLookup, Later, land, pooled_lookups, split
 from ziggurat.parallel.tables.ids import LocalIds
 
 if TYPE_CHECKING:
@@ -49,12 +51,24 @@ class _Present:
     Args:
         ids: rows that this rank looked up for it.
         transfer: its cells; None where it took the plain hop.
-        vectors: rows of un-pooled lists that were looked up beside: table group, storage, rows.
+        lists: its un-pooled lists that came ahead.
+        vectors: rows that were looked up the plain way beside: table group, storage, rows.
     """
 
     ids: LocalIds
     transfer: CellTransfer | None
+    lists: list[AheadList] = field(default_factory=list)
     vectors: list[tuple[int, int, Int64[Tensor, "N"]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """The next batch, on its way."""
+
+    batch: Batch
+    ids: LocalIds
+    transfer: CellTransfer
+    lists: list[AheadList]
 
 
 @dataclass
@@ -71,6 +85,7 @@ class PrioritisedExchange:
     Args:
         embeddings: whose hop it is.
         hop: the hop in two rounds.
+        lists: un-pooled lists that travel ahead.
         local_columns: where columns of copied tables are in what a rank wants, in the order of their lookup.
 
     Attributes:
@@ -79,9 +94,16 @@ class PrioritisedExchange:
         counts: cells since they were last read.
     """
 
-    def __init__(self, embeddings: ShardedEmbeddings, *, hop: CellExchange, local_columns: Int64[Tensor, "L"]) -> None:
+    def __init__(
+        self,
+        embeddings: ShardedEmbeddings,
+        *,
+        hop: CellExchange,
+        lists: Lists,
+        local_columns: Int64[Tensor, "L"],
+    ) -> None:
         self._of = [embeddings]  # in a list: not a second set of names
-        self.hop, self._local_columns = hop, local_columns
+        self.hop, self.lists, self._local_columns = hop, lists, local_columns
         self.is_on, self.defers = True, True
         self.counts = CellCounts()
         tables = embeddings.tables
@@ -89,8 +111,9 @@ class PrioritisedExchange:
         self._marks = [[RowMarks(each) for each in tables.local[:2]] for _ in range(2)]
         self._marked: LocalIds | None = None  # whose rows the first marks are
         self._present: _Present | None = None
-        self._ahead: tuple[Batch, LocalIds, CellTransfer] | None = None
-        self._due: Due | None = None
+        self._ahead: _Ahead | None = None
+        self._came: tuple[Batch, dict[str, AheadList]] | None = None  # lists of the present batch that nobody took yet
+        self._due: list[Due] = []
         self._later: Later | None = None
         self._column_fields = _column_fields(embeddings)
 
@@ -103,9 +126,12 @@ class PrioritisedExchange:
     def forward(self, batch: Batch) -> Float[Tensor, "B T"]:
         """Pooled embeddings of a batch without slices; see `ShardedEmbeddings.forward`."""
         embeddings, is_training = self._embeddings, torch.is_grad_enabled()
-        if is_training and self._ahead is not None and self._ahead[0] is batch:
+        if is_training and self._ahead is not None and self._ahead.batch is batch:
             return self._arrive()
         self.settle()
+        if is_training:
+            self._came = None
+            self.lists.drop(batch)
         begun = embeddings.begin(batch)
         if is_training:
             self._present = _Present(begun.ids, None)
@@ -121,26 +147,54 @@ class PrioritisedExchange:
         embeddings, present = self._embeddings, self._present
         self._present = None
         if not self.is_on or upcoming is None or upcoming.repeated or present is None:
+            self.lists.drop()
             embeddings.send_ids()
             return
-        ids = embeddings.take_ahead(upcoming)
-        codes_RF = self._mark(present, ids)
+        ids, lists = embeddings.take_ahead(upcoming), self.lists.take(upcoming)
+        codes_RF = self._mark(present, ids, lists)
         per_place = embeddings.rows_by_member(ids)
-        transfer = CellTransfer(per_place, per_place[self.hop.group.position], codes_RF)
-        self.counts.cells += int((codes_RF != NOTHING).sum())
-        self.counts.waited += int((codes_RF == WAITS).sum())
-        self.hop.tell(transfer, present=present.transfer)
+        num_rows = per_place[self.hop.group.position]
+        size = self.hop.group.size
+        transfer = CellTransfer(per_place, [num_rows] * size, [0] * size, num_rows, codes_RF)
+        before = {each.feature.spec.name: each.transfer for each in present.lists}
+        self._tell(present, transfer, lists, before)
         with torch.no_grad():
             values = embeddings.tables.lookup(ids)
         self.hop.hear(transfer, present=present.transfer)
         self.hop.send_now(transfer, values)
-        self._ahead = (upcoming, ids, transfer)
+        for each in lists:
+            hop = each.feature.hop
+            hop.hear(each.transfer, present=before.get(each.feature.spec.name))
+            hop.send_now(each.transfer, self.lists.look_up(each))
+        self._ahead = _Ahead(upcoming, ids, transfer, lists)
+
+    def unpooled(
+        self, batch: Batch, name: str, *, dtype: torch.dtype
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None] | None:
+        """An un-pooled list that has come ahead; None: it has not, and is to be looked up the plain way."""
+        came = self._came
+        is_here = came is not None and came[0] is batch and name in came[1]
+        if came is None or not is_here or dtype != torch.float32 or not torch.is_grad_enabled():
+            self.settle()
+            return None
+        each = came[1].pop(name)
+        assert each.vectors is not None
+        landing = (self, each, None, None, each.vectors)
+        vectors = _Land.apply(self._anchor, None, landing)
+        lists, inverse = batch.lists(each.feature.index)
+        vectors = vectors if each.order is None else vectors[torch.argsort(each.order)]
+        return vectors, lists.offsets, inverse
+
+    def announce(self, batch: Batch) -> None:
+        """Announce the un-pooled lists of a batch without slices; see `ShardedEmbeddings.announce`."""
+        if self.is_on:
+            self.lists.announce(batch)
 
     def settle(self) -> None:
         """Apply what the last update left for later: after this all tables are as after a plain step."""
         later, self._later = self._later, None
         if later is not None:
-            later.finish(self.hop, self._embeddings.tables)
+            later.finish(self._embeddings.tables)
 
     @property
     def is_settled(self) -> bool:
@@ -150,9 +204,12 @@ class PrioritisedExchange:
     def drop(self) -> None:
         """Receive and forget what was sent ahead for a batch that will not come."""
         self.settle()
+        self.lists.drop()
         if self._ahead is not None:
-            self.hop.forget(self._ahead[2])
-        self._ahead = self._present = None
+            self.hop.forget(self._ahead.transfer)
+            for each in self._ahead.lists:
+                each.feature.hop.forget(each.transfer)
+        self._ahead = self._present = self._came = None
 
     def note(self, group: int, storage: int, rows_N: Int64[Tensor, "N"]) -> None:
         """Hear of rows that an un-pooled lookup of the present batch reads; not collective."""
@@ -161,78 +218,108 @@ class PrioritisedExchange:
 
     # ---------------------------------------------------------------------------------------------- the optimizer
 
-    def take_gradient(self, transfer: CellTransfer, ids: LocalIds, gradient_BT: Float[Tensor, "B T"]) -> None:
-        """Send the gradient of the present batch's cells, the first round at once."""
+    def take_gradient(self, landed: CellTransfer | AheadList, ids: LocalIds | None, gradient: Tensor) -> None:
+        """Send the gradient of cells of the present batch, the first round at once; it is recorded when it has come."""
         tables = self._embeddings.tables
-        rounds = self.hop.send_gradient(transfer, gradient_BT)
         before = [[len(parts) for parts in each.recorded] for each in tables.local[:2]]
-        self._due = Due(rounds, ids, before)
+        if isinstance(landed, CellTransfer):
+            assert ids is not None
+            rounds = self.hop.send_gradient(landed, gradient)
+            self._due.append(Due(self.hop, rounds, pooled_lookups(ids, tables), before))
+            return
+        hop, group = landed.feature.hop, landed.feature.group
+        found = []
+        if group >= 0:
+            flat, layouts = tables.local[group].flat_lookup(landed.feature.spec.table, landed.route.rows)
+            found.append(DueLookup(group, slice(0, hop.mine.num_columns), flat, layouts))
+        self._due.append(Due(hop, hop.send_gradient(landed.transfer, gradient), found, before))
 
     @property
     def is_deferring(self) -> bool:
         """True between a backward pass and the update, if some gradients are to come after it."""
-        return self._due is not None and not self._due.rounds.is_whole
+        return any(not due.rounds.is_whole for due in self._due)
 
     def bound(self) -> tuple[float, int]:
         """The largest magnitude of this rank's share of the gradients to come, and how many lookups they belong to."""
-        assert self._due is not None
-        batches = self._due.ids.batches[:2]
-        return self._due.rounds.largest, sum(b.single.numel() + b.jagged.values.numel() for b in batches)
+        lookups = [each.lookups for due in self._due for each in due.lookups]
+        count = sum(each.single.numel() + each.values.numel() for each in lookups)
+        return max((due.rounds.largest for due in self._due), default=0.0), count
 
     def complete(self) -> None:
         """Wait for all gradients, and record them as the plain hop does."""
-        due, self._due = self._due, None
-        if due is not None:
-            land(due, hop=self.hop, tables=self._embeddings.tables)
+        due, self._due = self._due, []
+        land(due, tables=self._embeddings.tables)
 
     def split(self, then: Callable[[], None]) -> None:
         """Record the gradients of rows that the next batch reads; keep the others, to be applied by `then`."""
         if not self.is_deferring:
             self.complete()
             return
-        due, self._due = self._due, None
-        assert due is not None
+        due, self._due = self._due, []
         marks = self._marks[0]  # of the next batch, since `_mark`
-        self._later = split(due, hop=self.hop, tables=self._embeddings.tables, marks=marks, then=then)
+        self._later = split(due, tables=self._embeddings.tables, marks=marks, then=then)
 
     def forget_gradient(self) -> None:
         """Receive and forget the gradient of a step that is skipped."""
-        due, self._due = self._due, None
-        if due is not None:
-            due.rounds.first.wait()
+        due, self._due = self._due, []
+        for each in due:
+            each.rounds.first.wait()
 
     # -------------------------------------------------------------------------------------------------- details
 
     def _arrive(self) -> Float[Tensor, "B T"]:
         """Look up what had to wait, and put the batch together; then let go what the update left for later."""
         assert self._ahead is not None
-        (_, ids, transfer), self._ahead = self._ahead, None
-        embeddings = self._embeddings
+        ahead, self._ahead = self._ahead, None
+        embeddings, ids, transfer = self._embeddings, ahead.ids, ahead.transfer
         embeddings.tell_sizes(ids)
         with torch.no_grad():
             values = embeddings.tables.lookup(self._waiting(ids, transfer.codes))
         self.hop.send_waiting(transfer, values)
+        for each in ahead.lists:
+            keep_N = (each.transfer.codes == WAITS).flatten()
+            each.feature.hop.send_waiting(each.transfer, self.lists.look_up(each, keep_N))
         local = embeddings.tables.lookup_copies(ids)
         arrived = self.hop.receive(transfer)
+        for each in ahead.lists:
+            each.vectors = each.feature.hop.receive(each.transfer)
         if self._later is not None:
-            self.hop.send_rest(self._later.due.rounds)
+            self._later.send_rest()
         embeddings.send_ids()
-        self._present = _Present(ids, transfer)
+        self._present = _Present(ids, transfer, ahead.lists)
+        self._came = ahead.batch, {each.feature.spec.name: each for each in ahead.lists}
         landing = (self, transfer, ids, self._local_columns, arrived)
         pooled = _Land.apply(self._anchor, local, landing)
         return embeddings.with_means(pooled, ids, rows_sent=transfer.rows_sent, num_rows=transfer.num_rows)
 
-    def _mark(self, present: _Present, ids: LocalIds) -> UInt8[Tensor, "R F"]:
+    def _tell(
+        self, present: _Present, transfer: CellTransfer, lists: list[AheadList], before: dict[str, CellTransfer]
+    ) -> None:
+        """Send all codes, and count them."""
+        self.hop.tell(transfer, present=present.transfer)
+        for each in lists:
+            each.feature.hop.tell(each.transfer, present=before.get(each.feature.spec.name))
+        for codes in (transfer.codes, *(each.transfer.codes for each in lists)):
+            self.counts.cells += int((codes != NOTHING).sum())
+            self.counts.waited += int((codes == WAITS).sum())
+
+    def _mark(self, present: _Present, ids: LocalIds, lists: list[AheadList]) -> UInt8[Tensor, "R F"]:
         """Codes of the next batch's cells, and which gradients of the present batch come first."""
         marks, others = self._marks
         if self._marked is not present.ids:
             _set(marks, present.ids)
+            self.lists.mark(present.lists, marks)
         for group, storage, rows_N in present.vectors:
             marks[group].add(storage, rows_N)
         codes_RF = self._codes(ids, marks)
+        for each in lists:
+            each.transfer.codes = self.lists.codes(each, marks, marked=WAITS, others=NOW)
         _set(others, ids)
+        self.lists.mark(lists, others)
         if present.transfer is not None and self.defers:
             present.transfer.firsts = self._codes(present.ids, others)
+            for each in present.lists:
+                each.transfer.firsts = self.lists.codes(each, others, marked=WAITS, others=NOW)
         self._marks, self._marked = [others, marks], ids
         return codes_RF
 
@@ -273,8 +360,8 @@ class _Land(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_BT: Tensor) -> tuple[None, Tensor | None, None]:  # type: ignore[override]
-        exchange, transfer, ids, columns = ctx.landing
-        exchange.take_gradient(transfer, ids, gradient_BT)
+        exchange, landed, ids, columns = ctx.landing
+        exchange.take_gradient(landed, ids, gradient_BT)
         return None, gradient_BT[:, columns] if ctx.needs_input_grad[1] else None, None
 
 

@@ -47,7 +47,9 @@ class CellTransfer:
 
     Args:
         rows_sent: samples of each member, in what this rank looks up.
-        num_rows: samples of this rank.
+        rows_came: rows of the cells that come from each member.
+        begins: where the rows of each member begin in the output.
+        num_rows: rows of the output.
         codes: of the cells that this rank looks up.
         came: codes of the cells that come from each member.
         firsts: of the cells that this rank looked up, `WAITS` where their gradient comes first; None: all do.
@@ -56,6 +58,8 @@ class CellTransfer:
     """
 
     rows_sent: list[int]
+    rows_came: list[int]
+    begins: list[int]
     num_rows: int
     codes: UInt8[Tensor, "R F"]
     came: list[UInt8[Tensor, "B F"]] = field(default_factory=list)
@@ -142,19 +146,20 @@ class CellExchange:
             letters = [pack_codes(rows[number]) for rows, _ in split]
             pieces += letters
             sent.append(sum(letter.numel() for letter in letters))
-            received.append(sum(num_packed(each.num_rows, member.num_fields) for _, each in split))
+            received.append(sum(num_packed(each.rows_came[number], member.num_fields) for _, each in split))
         transfer.told = self._send(torch.cat(pieces), sent, received, "codes", behind=True)
 
     def hear(self, transfer: CellTransfer, *, present: CellTransfer | None) -> None:
         """Wait for what `tell` sent."""
         assert transfer.told is not None
         both = [transfer, *([present] if present is not None and present.firsts is not None else [])]
-        lengths = [num_packed(each.num_rows, member.num_fields) for member in self.members for each in both]
+        members = list(enumerate(self.members))
+        lengths = [num_packed(each.rows_came[at], member.num_fields) for at, member in members for each in both]
         pieces = iter(transfer.told.wait().split(lengths))
         heard: list[list[Tensor]] = [[] for _ in both]
-        for member in self.members:
+        for at, member in members:
             for each, found in zip(both, heard, strict=True):
-                found.append(unpack_codes(next(pieces), num_rows=each.num_rows, num_fields=member.num_fields))
+                found.append(unpack_codes(next(pieces), num_rows=each.rows_came[at], num_fields=member.num_fields))
         transfer.came, transfer.told = heard[0], None
         if present is not None and len(both) == 2:
             present.firsts_came = heard[1]
@@ -177,10 +182,12 @@ class CellExchange:
         like = now[0]
         out = like.new_zeros(transfer.num_rows * self._output_units, self.unit)
         transfer.targets = []
-        for member, codes, early, late in zip(self.members, transfer.came, now, waited, strict=True):
+        for member, begin, codes, early, late in zip(
+            self.members, transfer.begins, transfer.came, now, waited, strict=True
+        ):
             chosen_BU = member.units(codes != NOTHING)
             samples, units = chosen_BU.nonzero(as_tuple=True)
-            targets = samples * self._output_units + member.target_of_unit[units]
+            targets = (samples + begin) * self._output_units + member.target_of_unit[units]
             transfer.targets.append(targets)
             if not len(late):
                 values = early

@@ -15,11 +15,14 @@ from ziggurat.parallel.exchange.wire import Rounding, Wire, WireConfig, WireForm
 from ziggurat.parallel.prioritised.cells import CellField, MemberCells, common_unit
 from ziggurat.parallel.prioritised.exchange import PrioritisedExchange
 from ziggurat.parallel.prioritised.hop import CellExchange
+from ziggurat.parallel.prioritised.lists import ListHop, Lists
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.topology import Axis, Topology, own_group
 from ziggurat.plan import Placement
 
 _PLAIN = "--parallel.exchange plain"
+_COPIED = Placement.DATA_PARALLEL
 _WIRES = (WireFormat.FP32, WireFormat.BF16, WireFormat.FP16)
 
 
@@ -67,7 +70,14 @@ def prioritise(
         traffic=traffic,
         purpose="embeddings" if is_flat else "intra-group all-to-all",
     )
-    exchange = PrioritisedExchange(embeddings, hop=cells, local_columns=_local_columns(targets))
+    lists = Lists(
+        tables,
+        sequences=embeddings.list_exchange,
+        features=_list_hops(tables, topology=topology, format_=wire.between_towers, traffic=traffic)
+        if wire.between_towers in _WIRES
+        else {},
+    )
+    exchange = PrioritisedExchange(embeddings, hop=cells, lists=lists, local_columns=_local_columns(targets))
     embeddings.prioritised = exchange
     tables.note_rows = exchange.note
 
@@ -116,6 +126,38 @@ def _check(
             where=where,
             ways_out=(f"place them {Placement.ROW_WISE.value}", _PLAIN),
         )
+
+
+def _list_hops(
+    tables: ShardedTables, *, topology: Topology, format_: WireFormat, traffic: Traffic
+) -> dict[str, ListHop]:
+    """The hop of every un-pooled feature whose table is not copied on every rank."""
+    inputs, found = tables.inputs, {}
+    wanted = [spec for spec in inputs.sequences if tables.shards[spec.table][0].placement is not _COPIED]
+    if not wanted:
+        return {}
+    behind = own_group(topology, Axis.WORLD, what="exchange vectors of lists behind the step")
+    for spec in wanted:
+        shards = tables.shards[spec.table]
+        unit, is_cut = shards[0].num_columns, shards[0].placement is Placement.COLUMN_WISE
+        fields = {
+            shard.rank: (CellField(width=unit, column=0, target=shard.first_column if is_cut else 0),)
+            for shard in shards
+        }
+        hop = CellExchange(
+            topology.world,
+            behind=behind,
+            members=[MemberCells(fields.get(rank, ()), unit) for rank in topology.world.ranks],
+            output_dim=shards[0].table_columns,
+            wire=Wire(format_, (unit,)),
+            traffic=traffic,
+            purpose="sequence",
+        )
+        groups = tables.mine.groups[:2]
+        mine = next((at for at, group in enumerate(groups) if any(s.table == spec.table for s in group.shards)), -1)
+        index = [each.name for each in inputs.jagged].index(spec.name)
+        found[spec.name] = ListHop(spec, index, hop, shards, mine)
+    return found
 
 
 def _targets(blocks: list[Block]) -> dict[tuple[int, int], int]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.ops.lookup import GradientPart, Lookups
+from ziggurat.ops.lookup import GradientPart, LookupLayout, Lookups
 from ziggurat.parallel.prioritised.collisions import RowMarks, part_of_rows
 from ziggurat.parallel.prioritised.hop import CellExchange, GradientRounds
 from ziggurat.parallel.tables.ids import LocalIds
@@ -26,18 +26,45 @@ _Parts = list[list[GradientPart]]  # by storage
 
 
 @dataclass(frozen=True)
-class Due:
-    """Gradients of a backward pass that have not come yet.
+class DueLookup:
+    """One lookup whose gradient has not come yet.
 
     Args:
+        group: of tables.
+        columns: of the gradient.
+        lookups: rows that were read.
+        layouts: how.
+    """
+
+    group: int
+    columns: slice
+    lookups: Lookups
+    layouts: Sequence[LookupLayout]
+
+
+@dataclass(frozen=True)
+class Due:
+    """Gradients of a backward pass that have not come yet, of one hop.
+
+    Args:
+        hop: that they travel by.
         rounds: under way.
-        ids: the rows that they belong to.
+        lookups: that they belong to, at most one a table group.
         before: parts that were recorded before the backward pass came here, by table group and storage.
     """
 
+    hop: CellExchange
     rounds: GradientRounds
-    ids: LocalIds
+    lookups: list[DueLookup]
     before: list[list[int]]
+
+    def parts(self, gradient_RC: Tensor, tables: ShardedTables) -> list[list[GradientPart | None]]:
+        """What the backward pass of the plain lookup would record, by table group and storage."""
+        found: list[list[GradientPart | None]] = [[None] * len(each.recorded) for each in tables.local[:2]]
+        for each in self.lookups:
+            columns = gradient_RC[:, each.columns]
+            found[each.group] = tables.local[each.group].parts_of(columns, each.lookups, each.layouts)
+        return found
 
 
 @dataclass
@@ -46,58 +73,73 @@ class Later:
 
     Args:
         due: its gradients.
-        gradient: what has come of them.
-        parts: what is to be applied, by table group and storage; the gradient of pooled lookups is still to be set.
+        gradients: what has come of each.
+        parts: what is to be applied, by table group and storage; gradients that are due are still to be set.
+        places: where the parts of each of `due` are among them, by table group and storage.
         then: applies what is recorded.
     """
 
-    due: Due
-    gradient: Float[Tensor, "R C"]
+    due: list[Due]
+    gradients: list[Float[Tensor, "R C"]]
     parts: list[_Parts]
+    places: list[list[list[int]]]
     then: Callable[[], None]
 
-    def finish(self, hop: CellExchange, tables: ShardedTables) -> None:
-        """Wait for the second round, and update."""
-        hop.receive_rest(self.due.rounds, self.gradient)
-        whole = _pooled_parts(self.due, self.gradient, tables)
-        for each, kept, pooled, before in zip(tables.local, self.parts, whole, self.due.before, strict=False):
-            for recorded, parts, part, place in zip(each.recorded, kept, pooled, before, strict=True):
+    def send_rest(self) -> None:
+        """Send the second rounds."""
+        for each in self.due:
+            each.hop.send_rest(each.rounds)
+
+    def finish(self, tables: ShardedTables) -> None:
+        """Wait for the second rounds, and update."""
+        self.send_rest()
+        for each, kept in zip(tables.local, self.parts, strict=False):
+            for recorded, parts in zip(each.recorded, kept, strict=True):
                 assert not recorded, "an update between two halves of another"
                 recorded += parts
-                if part is not None:
-                    recorded[place] = dataclasses.replace(parts[place], grad=part.grad)
+        for due, gradient, places in zip(self.due, self.gradients, self.places, strict=True):
+            due.hop.receive_rest(due.rounds, gradient)
+            for each, parts, at in zip(tables.local, due.parts(gradient, tables), places, strict=False):
+                for recorded, part, place in zip(each.recorded, parts, at, strict=True):
+                    if part is not None:
+                        recorded[place] = dataclasses.replace(recorded[place], grad=part.grad)
         self.then()
 
 
+def pooled_lookups(ids: LocalIds, tables: ShardedTables) -> list[DueLookup]:
+    """What `ShardedTables.lookup` looks up for the samples of all ranks."""
+    found, first = [], 0
+    groups = zip(tables.local, tables.mine.exchanged.groups, ids.batches, strict=False)
+    for index, (each, group, batch) in enumerate(groups):
+        columns = slice(first, first + group.num_columns)
+        first += group.num_columns
+        found.append(DueLookup(index, columns, Lookups.of(batch), each.layouts))
+    return found
+
+
 @torch.no_grad()
-def land(due: Due, *, hop: CellExchange, tables: ShardedTables) -> None:
+def land(due: Sequence[Due], *, tables: ShardedTables) -> None:
     """Wait for all gradients, and record them where the plain hop would have."""
-    gradient_RC = hop.receive_first(due.rounds)
-    if not due.rounds.is_whole:
-        hop.receive_rest(due.rounds, gradient_RC)
-    _record(due, gradient_RC, tables)
+    gradients = []
+    for each in due:
+        gradients.append(each.hop.receive_first(each.rounds))
+        if not each.rounds.is_whole:
+            each.hop.receive_rest(each.rounds, gradients[-1])
+    _record(due, gradients, tables)
 
 
 @torch.no_grad()
-def split(
-    due: Due,
-    *,
-    hop: CellExchange,
-    tables: ShardedTables,
-    marks: Sequence[RowMarks],
-    then: Callable[[], None],
-) -> Later:
-    """Wait for the first round, record what belongs to marked rows, and keep the rest.
+def split(due: list[Due], *, tables: ShardedTables, marks: Sequence[RowMarks], then: Callable[[], None]) -> Later:
+    """Wait for the first rounds, record what belongs to marked rows, and keep the rest.
 
     Args:
         due: gradients in two rounds.
-        hop: that they travel by.
         tables: to be updated.
         marks: rows that the next batch reads, by table group.
         then: applies what is recorded later.
     """
-    gradient_RC = hop.receive_first(due.rounds)
-    _record(due, gradient_RC, tables)
+    gradients = [each.hop.receive_first(each.rounds) for each in due]
+    places = _record(due, gradients, tables)
     later: list[_Parts] = []
     for each, mine in zip(tables.local[:2], marks, strict=True):
         later.append([])
@@ -105,21 +147,20 @@ def split(
             marked = mine.storage(storage)
             later[-1].append([part_of_rows(part, lambda rows, m=marked: ~m[rows]) for part in recorded])
             recorded[:] = [part_of_rows(part, lambda rows, m=marked: m[rows]) for part in recorded]
-    return Later(due, gradient_RC, later, then)
+    return Later(due, gradients, later, places, then)
 
 
-def _record(due: Due, gradient_RC: Tensor, tables: ShardedTables) -> None:
-    for each, pooled, before in zip(tables.local, _pooled_parts(due, gradient_RC, tables), due.before, strict=False):
-        for recorded, part, place in zip(each.recorded, pooled, before, strict=True):
-            if part is not None:
-                recorded.insert(place, part)
-
-
-def _pooled_parts(due: Due, gradient_RC: Tensor, tables: ShardedTables) -> list[list[GradientPart | None]]:
-    """What the backward pass of the plain lookup would record, by table group and storage."""
-    found, first = [], 0
-    for each, group, batch in zip(tables.local, tables.mine.exchanged.groups, due.ids.batches, strict=False):
-        columns = gradient_RC[:, first : first + group.num_columns]
-        first += group.num_columns
-        found.append(each.parts_of(columns, Lookups.of(batch), each.layouts))
-    return found
+def _record(due: Sequence[Due], gradients: Sequence[Tensor], tables: ShardedTables) -> list[list[list[int]]]:
+    """Record parts in the order of the backward pass; where they are, by `due`, table group and storage."""
+    placed, shift = [], [[0] * len(each.recorded) for each in tables.local[:2]]
+    for one, gradient_RC in zip(due, gradients, strict=True):
+        places = [
+            [first + more for first, more in zip(*both, strict=True)] for both in zip(one.before, shift, strict=True)
+        ]
+        placed.append(places)
+        for group, parts in enumerate(one.parts(gradient_RC, tables)):
+            for storage, part in enumerate(parts):
+                if part is not None:
+                    tables.local[group].recorded[storage].insert(places[group][storage], part)
+                    shift[group][storage] += 1
+    return placed

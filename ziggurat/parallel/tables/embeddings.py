@@ -106,7 +106,7 @@ class ShardedEmbeddings(nn.Module):
         self._ids = IdExchange(
             tables.inputs, shares=tables.shares, shards=tables.shards, topology=topology, traffic=traffic
         )
-        self._sequences = SequenceExchange(tables, topology=topology, wire=wire, traffic=traffic)
+        self.list_exchange = SequenceExchange(tables, topology=topology, wire=wire, traffic=traffic)
         self._ready: deque[tuple[Batch, PendingIds]] = deque()
         self._announced: deque[tuple[Batch, list[Batch]]] = deque()
         self._repeated: dict[tuple[FeatureGroup, ...], RepeatedExchange] = {}
@@ -156,15 +156,14 @@ class ShardedEmbeddings(nn.Module):
     def prefetch(self, *batches: Batch) -> None:
         """Send the ids of batches that `forward` will be called with later, in this order; collective.
 
-        What was sent ahead before and not used is received and forgotten. Other batches may be looked up in between
-        (an evaluation).
+        What was sent ahead before and not used is forgotten. Other batches may be looked up in between (evaluations).
         """
         self.drain()
         self.announce(*batches)
         self.send_ids()
 
     def announce(self, *batches: Batch) -> None:
-        """The first half of `prefetch`: tell the others how much will come, and wait for nobody; collective."""
+        """The first half of `prefetch`: tell how much will come, and wait for nobody; collective."""
         for batch in batches:
             if batch.repeated:
                 exchange = self._exchange(batch)
@@ -174,11 +173,15 @@ class ShardedEmbeddings(nn.Module):
                     each.announce(part)
             else:
                 self._ready.append((batch, self._ids.start(batch)))
+                if self.prioritised is not None:
+                    self.prioritised.announce(batch)
 
     def send_ids(self) -> None:
         """The second half: send the ids of the batches that were announced; collective."""
         for _, ids in self._ready:
             self._ids.send(ids)
+        if self.prioritised is not None:
+            self.prioritised.lists.send_ids()
         for each in self._exchanges():
             each.send_ids()
 
@@ -193,11 +196,10 @@ class ShardedEmbeddings(nn.Module):
             each.drain()
 
     def forward(self, batch: Batch) -> Float[Tensor, "B T"] | PooledParts:
-        """Pooled embeddings.
+        """Pooled embeddings: (B, T), columns in the order of `inputs.fields`.
 
-        Returns:
-            Flat: (B, T), columns in the order of `inputs.fields`. With towers: (ΣB, T of this rank's towers) for the
-            samples of all peers, in the order of the tower groups; of a batch with slices part by part.
+        With towers (ΣB, T of this rank's towers) for the samples of all peers, in the order of the tower groups; of a
+        batch with slices part by part.
         """
         if not batch.repeated:
             return self.complete(self.begin(batch)) if self.prioritised is None else self.prioritised.forward(batch)
@@ -238,9 +240,9 @@ class ShardedEmbeddings(nn.Module):
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
-        """As `EmbeddingTables.unpooled_slices`: rows of slices go out, their vectors come back; collective."""
-        self._settle()
-        return self._sequences(batch, name, dtype=dtype)
+        """As `EmbeddingTables.unpooled_slices`; collective."""
+        ahead = None if self.prioritised is None else self.prioritised.unpooled(batch, name, dtype=dtype)
+        return self.list_exchange(batch, name, dtype=dtype) if ahead is None else ahead
 
     def sequence(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
@@ -253,13 +255,12 @@ class ShardedEmbeddings(nn.Module):
     ) -> Float[Tensor, "N D"]:
         """As `EmbeddingTables.vectors`; collective, each rank asks for rows of its own. See `sequences.py`."""
         self._settle()
-        return self._sequences.vectors(table, rows_N, dtype=dtype)
+        return self.list_exchange.vectors(table, rows_N, dtype=dtype)
 
     def start(self, batch: Batch) -> Crossing:
         """The first half of `forward`, of a flat model: look up and send over the last hop. See `pipeline.py`."""
         assert self._is_flat
         assert self.can_start
-        self._settle()
         if batch.repeated:
             exchange, parts = self._take_parts(batch)
             return exchange.start(batch, parts)
@@ -327,7 +328,6 @@ class ShardedEmbeddings(nn.Module):
 
     def take_ahead(self, batch: Batch) -> LocalIds:
         """The rows of an announced batch, before its turn; collective. `tell_sizes` is to be called at its turn."""
-        assert self._ready
         assert self._ready[0][0] is batch
         return self._ids.finish(self._ready.popleft()[1])
 

@@ -20,7 +20,7 @@ Of a deduplicated batch N counts the rows of slices: each distinct list travels 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
-from ziggurat.parallel.exchange.collectives import all_to_all
+from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import Wire, WireConfig
 from ziggurat.parallel.tables.buckets import check_bounds, local_rows, owners
@@ -39,12 +39,23 @@ from ziggurat.plan import Placement
 
 
 @dataclass(frozen=True)
-class _Route:
+class Route:
     """Rows on their way: how many go to and come from each rank."""
 
     rows: Tensor
     sent: list[int]
     received: list[int]
+
+
+@dataclass
+class PendingRows:
+    """Rows that are asked for: told how many, and once they are sent, under way."""
+
+    message: Tensor
+    sent: list[int]
+    told: Pending
+    received: list[int] = field(default_factory=list)
+    rows: Pending | None = None
 
 
 class SequenceExchange:
@@ -99,19 +110,7 @@ class SequenceExchange:
         kind = shards[0].placement
         if kind is Placement.DATA_PARALLEL and self._topology.num_groups == 1:
             return self._tables.vectors(shards[0].table, rows_N, dtype=dtype)
-        order: Tensor | None = None
-        wanted: dict[int, Tensor] = {}
-        asked = shards
-        if kind.cuts_rows:
-            owner, order = torch.sort(owners(rows_N, shards=shards), stable=True)
-            counts = torch.bincount(owner, minlength=len(shards)).tolist()
-            pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
-            wanted = {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}
-        else:
-            if kind is Placement.DATA_PARALLEL:
-                size = self._topology.tower_size
-                asked = tuple(shard for shard in shards if shard.rank % size == self._topology.rank % size)
-            wanted = {shard.rank: rows_N for shard in asked}
+        wanted, order, asked = self.wanted(rows_N, shards)
         route = self._send_rows(wanted, device=rows_N.device)
         mine = next((shard for shard in shards if shard.rank == self._topology.rank), None)
         if mine is None:
@@ -126,9 +125,29 @@ class SequenceExchange:
         vectors = torch.cat(by_shard)
         return vectors if order is None else vectors[torch.argsort(order)]
 
-    def _send_rows(self, wanted: dict[int, Tensor], *, device: torch.device) -> _Route:
+    def wanted(
+        self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...]
+    ) -> tuple[dict[int, Tensor], Tensor | None, tuple[Shard, ...]]:
+        """What to ask each rank for: rows of its part; the order in which they are asked for; and whom."""
+        kind = shards[0].placement
+        if kind.cuts_rows:
+            owner, order = torch.sort(owners(rows_N, shards=shards), stable=True)
+            counts = torch.bincount(owner, minlength=len(shards)).tolist()
+            pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
+            return {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}, order, shards
+        asked = shards
+        if kind is Placement.DATA_PARALLEL:
+            size = self._topology.tower_size
+            asked = tuple(shard for shard in shards if shard.rank % size == self._topology.rank % size)
+        return {shard.rank: rows_N for shard in asked}, None, asked
+
+    def _send_rows(self, wanted: dict[int, Tensor], *, device: torch.device) -> Route:
         """Bring rows, local to the parts that the others hold, to them."""
-        world, world_size = self._topology.world, self._topology.world_size
+        return self.finish_rows(self.start_rows(wanted, device=device))
+
+    def start_rows(self, wanted: dict[int, Tensor], *, device: torch.device) -> PendingRows:
+        """Tell each rank how many rows will be asked for, and wait for nobody; collective."""
+        world_size = self._topology.world_size
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         pieces = [wanted.get(rank, nothing).to(self._row_dtype) for rank in range(world_size)]
         sent = [piece.numel() for piece in pieces]
@@ -136,20 +155,30 @@ class SequenceExchange:
             torch.tensor(sent, device=device),
             sent=[1] * world_size,
             received=[1] * world_size,
-            group=world,
+            group=self._topology.world,
             traffic=self._traffic,
             purpose="sequence sizes",
-        ).wait()
-        received: list[int] = told.tolist()
-        rows = all_to_all(
-            torch.cat(pieces),
-            sent=sent,
-            received=received,
-            group=world,
-            traffic=self._traffic,
-            purpose="sequence ids",
-        ).wait()
-        return _Route(rows.to(torch.int64), sent, received)
+        )
+        return PendingRows(torch.cat(pieces), sent, told)
+
+    def send_rows(self, pending: PendingRows) -> None:
+        """Ask for the rows, unless that is done; collective."""
+        if pending.rows is None:
+            pending.received = pending.told.wait().tolist()
+            pending.rows = all_to_all(
+                pending.message,
+                sent=pending.sent,
+                received=pending.received,
+                group=self._topology.world,
+                traffic=self._traffic,
+                purpose="sequence ids",
+            )
+
+    def finish_rows(self, pending: PendingRows) -> Route:
+        """The rows that the others ask this rank for; collective."""
+        self.send_rows(pending)
+        assert pending.rows is not None
+        return Route(pending.rows.wait().to(torch.int64), pending.sent, pending.received)
 
     def move(self, values: Tensor, *, sent: list[int], received: list[int], width: int, backward: bool) -> Tensor:
         """One exchange of vectors of `width` numbers; flat."""
@@ -172,7 +201,7 @@ class _Return(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, anchor: Tensor, values: Tensor, route: _Route, exchange: SequenceExchange
+        ctx: Any, anchor: Tensor, values: Tensor, route: Route, exchange: SequenceExchange
     ) -> Tensor:
         del anchor  # requires a gradient, so that every rank takes part in the backward pass
         ctx.saved = (route, exchange, values.shape)
