@@ -79,10 +79,11 @@ struct Sum<0> {
   void write(Out* out) const { for (int64_t d = 0; d < dim; d++) store_one(out + d, sum[d]); }
 };
 
+// Into the second-level cache: it waits for more lines at a time than the first, and memory is what a row waits for.
 template <int D>
 inline void prefetch_row(const float* row, int64_t dim) {
   const int64_t size = D ? D : dim;
-  for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(row + d);
+  for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(row + d, 0, 2);
 }
 
 // Rows that are numbers. Whatever else rows are has the same three methods.

@@ -81,7 +81,7 @@ struct Packed {
   const uint8_t* at(int64_t row) const { return rows + row * row_bytes<kFormat>(D ? D : dim); }
   void prefetch(int64_t row) const {
     const int64_t size = row_bytes<kFormat>(D ? D : dim);
-    for (int64_t byte = 0; byte < size + 63; byte += 64) __builtin_prefetch(at(row) + std::min(byte, size - 1));
+    for (int64_t byte = 0; byte < size + 63; byte += 64) __builtin_prefetch(at(row) + std::min(byte, size - 1), 0, 2);
   }
   void set(Sum<D>& sum, int64_t row) const {
     const Reader<kFormat> reader(at(row));
@@ -236,7 +236,7 @@ void apply(const Tables& tables, const State& state, int64_t dim, const int64_t*
         const int64_t next = rows[u + kAhead];
         packed.prefetch(next);
         if (kFormat == kSplit)
-          for (int64_t d = 0; d < size; d += 32) __builtin_prefetch(tables.lower + next * size + d);
+          for (int64_t d = 0; d < size; d += 32) __builtin_prefetch(tables.lower + next * size + d, 0, 2);
         if (rule.kind == kRowwiseAdagrad) __builtin_prefetch(state.first + next);
       }
       read_row<D, kFormat>(tables, rows[u], dim, w);
