@@ -38,7 +38,7 @@ def entries(events: Path) -> list[Entry]:
     found = []
     for model in ("hstu", "sasrec"):
         own = {"samples_per_step": USERS, "group": f"ml1m_{model}"}
-        ours, theirs = {"recipe": f"movielens_{model}"}, {"events": str(events), "model": model}
+        ours, theirs = {"recipe": f"movielens_{model}", "batch_size": USERS}, {"events": str(events), "model": model}
         found.append(Entry(name=f"ours_{model}", module=f"{_NAME}.our_epochs", settings=ours, **own))
         module = f"{_NAME}.rectools_epochs"
         found.append(Entry(name=f"rectools_{model}", module=module, settings=theirs, venv=RECTOOLS, **own))

@@ -1,6 +1,6 @@
 """Our side: `Trainer.fit` of a next-item recipe, in turns. A worker.
 
-Settings: `recipe`; `threads`. Everything is as the recipe says: loader with its thread, step, ledger, log.
+Settings: `recipe`, `batch_size`, `threads`. All else is as the recipe says: loader with its thread, step, ledger, log.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ class OurEpochs(OurTrainer):
     def __init__(self, workload: Workload, settings: dict[str, object]) -> None:
         del workload  # the recipe's data
         config = recipe_named(str(settings["recipe"]))
-        training = replace(config.training, epochs=10_000, evaluate_every=10**9, threads=int(str(settings["threads"])))
+        loader = replace(config.training.loader, batch_size=int(str(settings["batch_size"])))
+        training = replace(config.training, epochs=10_000, evaluate_every=10**9, loader=loader)
+        training = replace(training, threads=int(str(settings["threads"])))
         prepared = prepare_run(config)
         model = build_model(config.model, prepared.inputs, seed=0)
-        model.embeddings.choose_kernel(BatchShape(batch_size=training.loader.batch_size))
+        model.embeddings.choose_kernel(BatchShape(batch_size=loader.batch_size))
         self._scratch = tempfile.TemporaryDirectory()
         self.trainer = Trainer(model, config=training, train=prepared.train, folder=Path(self._scratch.name) / "run")
         step = self.trainer.step

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,7 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.training.config import Precision
 from ziggurat.training.step.precision_choice import resolve_precision
 
-DIM, LENGTH, SHARED, TEMPERATURE, DROPOUT = 50, 200, 128, 0.05, 0.2
+USERS, DIM, LENGTH, SHARED, TEMPERATURE, DROPOUT = 128, 50, 200, 128, 0.05, 0.2
 
 
 class PaddedLayer(nn.Module):
@@ -100,7 +101,7 @@ class PaddedContestant:
         config = recipe_named("movielens_hstu")
         prepared = prepare_run(config)
         self.inputs = prepared.inputs
-        self.loader = Loader(prepared.train, config=config.training.loader)
+        self.loader = Loader(prepared.train, config=replace(config.training.loader, batch_size=USERS))
         self.network = PaddedHSTU(self.inputs.table(self.inputs.single[0].table).num_rows)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=1e-3, betas=(0.9, 0.98), fused=True)
         self.precision, _ = resolve_precision(Precision.AUTO, device=torch.device("cpu"))

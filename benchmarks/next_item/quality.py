@@ -10,8 +10,11 @@ from pathlib import Path
 
 from benchmarks.harness import ROOT
 from benchmarks.quality import seeded
+from benchmarks.tower_quality import comparable
+from ziggurat.data.encoded.loader import Shuffle
+from ziggurat.errors import ConfigError
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import Progress
@@ -112,22 +115,42 @@ def collect(
 
     Returns:
         What was found, and what is missing.
+
+    Raises:
+        ConfigError: a run that is there has other settings than the recipe.
     """
     found, left = {name: Found(subject=SUBJECTS[name]) for name in names}, []
     for seed in range(1, seeds + 1):
         for name in names:
             recipe = SUBJECTS[name].recipe
-            run = RunFolder(out / f"{recipe}_seed{seed}")
+            run, config = RunFolder(out / f"{recipe}_seed{seed}"), config_of(recipe, seed, epochs=epochs)
+            _refuse_others(run, config)
             if not run.evaluation("test").exists():
                 if time.time() >= until:
                     left.append(f"{name}, seed {seed}")
                     continue
                 progress.say(f"\n{name}, seed {seed}")
-                config = config_of(recipe, seed, epochs=epochs)
                 train_run(config, folder=run.path, resume=run.config.exists(), progress=progress)
             for split, kept in (("test", found[name].test), ("valid", found[name].valid)):
                 kept[seed] = EVALUATION.read(run.evaluation(split))["metrics"]
     return found, left
+
+
+def _refuse_others(run: RunFolder, config: RunConfig) -> None:
+    if run.config.exists() and _without_order(load_config(run.path)) != _without_order(config):
+        raise ConfigError(
+            expected=f"a run of {config.recipe}, seed {config.training.seed}, as the recipe is now",
+            found="a run with other settings",
+            where=str(run.path),
+            ways_out=("remove it, so that it is trained again", "read other runs: --runs FOLDER"),
+        )
+
+
+def _without_order(config: RunConfig) -> RunConfig:
+    """Without what a run chooses when it starts, the order of its loader included."""
+    config = comparable(config)
+    loader = replace(config.training.loader, shuffle=Shuffle.AUTO)
+    return replace(config, training=replace(config.training, loader=loader))
 
 
 def table(found: dict[str, Found]) -> str:

@@ -9,10 +9,14 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.runs.test_next_items import SCHEMA as EVENTS
+from tests.runs.test_next_items import events
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Categorical, Dense, Label, Schema, Task
+from ziggurat.models.sequence.next_item import NextItemConfig
+from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies import compare_runs
@@ -157,6 +161,24 @@ def test_settings_reach_the_models_that_have_them() -> None:
     assert own.run.training.epochs == 7
     with pytest.raises(ConfigError, match="cross"):
         own_models(("dnn",), own)
+
+
+def test_next_items_are_judged_among_all_items(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events(users=40, seed=0).write_parquet(place / "events.parquet")
+    (place / "events.toml").write_text(EVENTS)
+    given = ["compare", "table_hstu", "--data.train", "events.parquet", "--schema", "events.toml", "--seeds", "1"]
+    given += ["--models", "gsasrec,hstu_no_bias", "--epochs", "1", "--dim", "8", "--model.num-layers", "1"]
+    assert main([*given, "--training.precision", "fp32", "--model.embedding.kernel", "torch"]) == 0
+    shown = capsys.readouterr().out
+    assert "hit rate at 10" in shown
+    assert "NDCG at 10" in shown
+    folder = place / "runs/compare/events-recipe"
+    found = {each["name"]: each["runs"][0] for each in json.loads((folder / "comparison.json").read_text())["models"]}
+    assert all(0.0 < run["test"]["full_ndcg@10"] < run["test"]["full_recall@10"] <= 1.0 for run in found.values())
+    model = compare_runs.load_run_config(folder / "gsasrec/variant0_seed0").model
+    assert isinstance(model, NextItemConfig)
+    assert (model.loss, model.temperature, model.num_layers) == (NextItemLoss.GBCE, 1.0, 1)
+    assert (folder / "hstu_no_bias/variant0_seed0/evaluations/test.json").is_file()
 
 
 def test_scales_on_a_table_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

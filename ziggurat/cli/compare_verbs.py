@@ -21,6 +21,7 @@ COMPARE_SUMMARY = "train models on the same data with several seeds, and say whi
 COMPARE_EPILOG = """What to compare on:
   frappe, movielens, movielens-random, synthetic   built-in sets, with settings of their own for each model
   table, with --data.train and --schema            a table of yours
+  sequences                                        MovieLens-1M as histories: sasrec, gsasrec, hstu_research, stu, …
   RECIPE or config.json                            its data, split and training settings, for every model
   RUN RUN …                                        folders of finished runs: side by side, and what differs between them
 Every model gets the same number of trials, chosen by validation data; test data is read once a run. Called again, it
@@ -29,6 +30,7 @@ goes on where it was stopped. With a recipe or a table every setting can be give
   ziggurat compare table --data.train shop.parquet --schema my.toml --models dnn,dcn_v2,wukong --seeds 3 --epochs 2
   ziggurat compare movielens_dlrm --models dlrm,dcn_v2 --batch-size 4096 --json movielens.json
   ziggurat compare frappe --models dnn,dlrm,dcn_v2,wukong --seeds 5 --source FOLDER
+  ziggurat compare sequences --models sasrec,gsasrec,hstu_research,stu --seeds 5
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
   ziggurat compare runs/first runs/second
 """
@@ -44,7 +46,9 @@ SCALE_EPILOG = """One pass over the data with row-wise Adagrad (protocol scale);
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `ziggurat compare`."""
-    parser.add_argument("data", nargs="+", metavar="what", help="a built-in set, table, a recipe, or folders of runs")
+    parser.add_argument(
+        "data", nargs="+", metavar="what", help="a built-in set, table, sequences, a recipe, or folders of runs"
+    )
     parser.add_argument("--models", metavar="A,B,…", default="dnn,dlrm,dcn_v2,wukong", help="default: %(default)s")
     add_model_argument(parser, about="config class of a model of your own, to compare with the others")
     parser.add_argument("--seeds", metavar="S", type=int, default=5, help="runs of each model (default: %(default)s)")
@@ -214,11 +218,11 @@ def _data_named(
     recipes = [recipe.__name__ for recipe in RECIPES]
     if name.endswith(".json"):
         run = load_config(name, models=own)
-    elif name == "table" or name in recipes:
+    elif name in ("table", "sequences") or name in recipes:
         given = None if schema is None else read_schema(schema)
-        run = recipe_named("table_dnn" if name == "table" else name, schema=given)
+        run = recipe_named({"table": "table_dnn", "sequences": "movielens_hstu"}.get(name, name), schema=given)
     else:
-        raise _no_such_data(name, [*built_in, "table", *recipes])
+        raise _no_such_data(name, [*built_in, "table", "sequences", *recipes])
     refuse_unknown(
         [path for path in changes if not path.startswith("model.")], known=[each for each, _, _ in settings(run)]
     )
@@ -226,7 +230,7 @@ def _data_named(
     for path in changes:
         if path.replace("_", "-") in mine:
             _refuse_groups({path: ""}, groups=("",), why=f"{mine[path.replace('_', '-')]} says it for all runs")
-    return own_data(run, changes)
+    return own_data(run, changes, name=name if name == "sequences" else "")
 
 
 def _no_such_data(name: str, known: Sequence[str]) -> ConfigError:

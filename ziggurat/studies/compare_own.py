@@ -7,7 +7,10 @@ of them; `--model.…` for those that have such a setting, and at least one must
 those of the recipes `table_…`, and the recipe's own model keeps its own.
 
 What is compared is the metric that training stops by, if the command line names one, else that of the first label: AUC,
-or RMSE for numbers.
+or RMSE for numbers; of event logs the hit rate at 10 among all items.
+
+`ziggurat compare sequences` is `movielens_hstu` under another name. Beside a next-item model the published ones can be
+named: sasrec, gsasrec, esasrec, hstu_research, stu, … (`recipes/next_item.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema, Task
 from ziggurat.models import MODEL_CONFIGS, ModelConfig
 from ziggurat.models.build import kind_of
+from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.recipes.catalogue import table_model
 from ziggurat.recipes.model_settings import nearest_model
+from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig
 
 _METRIC_SETTING = "training.early_stop.metric"
@@ -91,6 +96,8 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
     first = own_data.run.model
     known = {kind_of(each): table_model(each) for each in MODEL_CONFIGS} | {kind_of(each): each() for each in own}
     known[first.kind] = first
+    if isinstance(first, NextItemConfig):
+        known |= next_item_variants(first)
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -113,7 +120,9 @@ def own_models(names: Sequence[str], own_data: OwnData, *, own: Sequence[type[An
 
 
 def main_metric(schema: Schema) -> str:
-    """What models are judged by: the AUC of the first label, or its RMSE if it is a number."""
+    """What models are judged by: AUC of the first label, RMSE if it is a number; of events the hit rate at 10."""
+    if schema.events is not None:
+        return "full_recall@10"
     return _of_first_label(schema, binary="auc", number="rmse")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SHOWN = {"auc": "AUC", "gauc": "GAUC", "log_loss": "log loss", "rmse": "RMSE", "mae": "MAE", "ne": "NE"}
+_SHOWN |= {f"full_{name}@10": f"{shown} at 10" for name, shown in (("recall", "hit rate"), ("ndcg", "NDCG"))}
 
 # BARS, Frappe_x1: mean ± sd of five runs where BARS has five, else its single run.
 PUBLISHED_FRAPPE = {
@@ -170,9 +171,9 @@ def _published(comparison: Comparison) -> dict[str, str]:
 
 
 def _second_metric(comparison: Comparison) -> str:
-    """A second metric of the same label to show: log loss beside AUC, MAE beside RMSE; "" if there is none."""
+    """A second metric of the same label: log loss beside AUC, MAE beside RMSE, NDCG beside hits; "" without one."""
     name, slash, label = comparison.config.metric.partition("/")
-    other = {"rmse": "mae", "log_loss": "auc"}.get(name, "log_loss") + slash + label
+    other = {"rmse": "mae", "log_loss": "auc", "full_recall@10": "full_ndcg@10"}.get(name, "log_loss") + slash + label
     return other if all(other in run.test for model in comparison.models for run in model.runs) else ""
 
 

@@ -287,9 +287,12 @@ def _read_test(record: RunRecord, trainer: Trainer, *, data: PreparedData, reque
     for name, kept in ((LABELS, kept_labels), (SCORES, kept_scores)):
         with replacing(folder / name) as temporary, temporary.open("wb") as file:
             np.save(file, np.concatenate(kept), allow_pickle=False)
-    record = dataclasses.replace(record, test=accumulator.compute())
-    evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
-    EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
+    if trainer.model.finds_items:  # ranked among all items, which scores of single samples do not say
+        record = dataclasses.replace(record, test=trainer.evaluate(data.test, split="test").metrics)
+    else:
+        record = dataclasses.replace(record, test=accumulator.compute())
+        evaluation = Evaluation(num_rows=data.test.num_rows, metrics=record.test, curves={})
+        EVALUATION.write(trainer.folder.evaluation("test"), evaluation.to_json())
     RECORD_FORMAT.write(folder / RECORD, record.to_json())
     return record
 
