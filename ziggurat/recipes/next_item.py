@@ -56,7 +56,6 @@ def next_item_variants(model: NextItemConfig) -> dict[str, NextItemConfig]:
     Args:
         model: whose sizes, negatives and tables all of them have.
     """
-    free = replace(model, length=VectorLength.FREE, temperature=1.0)
     hstu = replace(model, layers=LayerPreset.HSTU)
     found = {layers.value: replace(model, layers=layers) for layers in LayerPreset}
     return found | {
@@ -65,8 +64,8 @@ def next_item_variants(model: NextItemConfig) -> dict[str, NextItemConfig]:
         "hstu_position": replace(hstu, bias=PositionTimeBias.POSITION),
         "hstu_time": replace(hstu, bias=PositionTimeBias.TIME),
         "hstu_own_time": replace(hstu, asked=AskedAt.OWN),
-        "gsasrec": replace(free, layers=LayerPreset.SASREC, loss=NextItemLoss.GBCE),
-        "esasrec": replace(free, layers=LayerPreset.LIGR),
+        "gsasrec": replace(model, layers=LayerPreset.SASREC, **_OF_GSASREC),
+        "esasrec": replace(model, layers=LayerPreset.LIGR, length=VectorLength.FREE, temperature=1.0),
     }
 
 
