@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.features.jagged import offsets_of
-from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, AttentionMask, JaggedLayout
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, AttentionMask, JaggedLayout, Spans
 
 LENGTHS = (0, 1, 2, 15, 16, 17, 33, 47, 48, 49, 63, 64, 65, 70, 130)
 
@@ -93,3 +93,37 @@ def _times(layout: JaggedLayout, draw: random.Random, generator: torch.Generator
     if layout.query_offsets is None and draw.random() < 0.7:
         return times, times
     return torch.randint(0, 10**9, (queries,), generator=generator), times
+
+
+def cut_problem(problem: Problem, seed: int) -> list[tuple[Tensor, Tensor, JaggedLayout]]:
+    """The same work in parts: rows of queries, rows of keys, and the layout of each; every pair is in one of them."""
+    draw, layout = random.Random(seed), problem.layout
+    lengths, asked = layout.offsets.diff().tolist(), layout.of_queries.diff().tolist()
+    cuts = draw.randint(1, 4)
+    # The same fractions cut all sequences, so that part c of queries and keys is one call.
+    edges = [sorted(draw.randint(0, length) for _ in range(cuts)) for length in lengths]
+    key_edges = [[0, *edge, length] for edge, length in zip(edges, lengths, strict=True)]
+    query_edges = [[0, *sorted(draw.randint(0, num) for _ in range(cuts)), num] for num in asked]
+    parts = []
+    for row_part in range(cuts + 1):
+        for key_part in range(cuts + 1):
+            queries = [(edge[row_part], edge[row_part + 1]) for edge in query_edges]
+            keys = [(edge[key_part], edge[key_part + 1]) for edge in key_edges]
+            counts = [torch.tensor([b - a for a, b in each], dtype=torch.int64) for each in (queries, keys)]
+            spans = Spans(
+                query_starts=torch.tensor(
+                    [a + n - m for (a, _), n, m in zip(queries, lengths, asked, strict=True)], dtype=torch.int64
+                ),
+                key_starts=torch.tensor([a for a, _ in keys], dtype=torch.int64),
+                lengths=torch.tensor(lengths, dtype=torch.int64),
+            )
+            part = replace(layout, offsets=offsets_of(counts[1]), query_offsets=offsets_of(counts[0]), spans=spans)
+            rows = _rows(layout.of_queries, queries)
+            parts.append((rows, _rows(layout.offsets, keys), part))
+    return parts
+
+
+def _rows(offsets: Tensor, spans: list[tuple[int, int]]) -> Tensor:
+    begins = offsets.tolist()
+    found = [torch.arange(begins[b] + first, begins[b] + last) for b, (first, last) in enumerate(spans)]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *found])

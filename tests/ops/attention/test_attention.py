@@ -21,6 +21,7 @@ from ziggurat.ops.attention.problem import (
     AttentionMask,
     JaggedLayout,
     attended_pairs,
+    parts_of,
     visible,
 )
 from ziggurat.ops.attention.reference import jagged_attention_reference
@@ -173,7 +174,7 @@ def test_is_a_sound_custom_op_and_stays_whole_in_a_compiled_graph() -> None:
         None,
         None,
         torch.randn(9, requires_grad=True),
-        *[None] * 3,
+        *[None] * 4,
         1.0,
         5.0,
         False,
@@ -214,7 +215,8 @@ def test_cells_find_the_same_bucket_at_every_border() -> None:
 
 
 def test_targets_see_no_other_target() -> None:
-    seen = visible(6, 6, num_targets=2, mask=AttentionMask()).dense(6)
+    layout = JaggedLayout(offsets=torch.tensor([0, 6]), num_targets=torch.tensor([2]))
+    seen = visible(parts_of(layout)[0], mask=AttentionMask()).dense(6)
     assert seen[4:].tolist() == [[True] * 4 + [True, False], [True] * 4 + [False, True]]
     assert not seen[:4, 4:].any()
 

@@ -71,6 +71,7 @@ def jagged_attention(
         given.w_time,
         given.query_times if given.w_time is not None else None,
         given.key_times if given.w_time is not None else None,
+        None if layout.spans is None else layout.spans.stacked(),
         scale,
         divisor,
         form is AttentionForm.SOFTMAX,

@@ -38,6 +38,7 @@ from ziggurat.ops.attention.problem import (
     AttentionBias,
     AttentionMask,
     JaggedLayout,
+    Spans,
     attended_pairs,
     check_problem,
 )
@@ -55,6 +56,7 @@ _POINTERS = (
     *("q", "k", "v", "out", "grad", "lse", "result", "lse_result", "dq", "dk", "dv", "dw"),
     *("offsets", "query_offsets", "targets", "query_times", "key_times", "w_pos", "w_time"),
     *("cell_bucket", "cell_next", "bucket_begins"),
+    *("query_starts", "key_starts", "lengths"),
 )
 _NUMBERS = (
     *(
@@ -161,7 +163,10 @@ def _describe(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> tup
 
 
 def _inputs(
-    qkv: tuple[Tensor, Tensor, Tensor], places: tuple[Tensor | None, ...], biases: tuple[Tensor | None, ...]
+    qkv: tuple[Tensor, Tensor, Tensor],
+    places: tuple[Tensor | None, ...],
+    biases: tuple[Tensor | None, ...],
+    spans: Tensor | None,
 ) -> dict[str, Tensor | None]:
     """The tensors that forward and backward both read, by their names in `_Problem`."""
     w_pos, w_time, query_times, key_times = biases
@@ -169,6 +174,8 @@ def _inputs(
     found: dict[str, Tensor | None] = dict(zip(names, (*qkv, *places), strict=True))
     if found["query_offsets"] is None:
         found["query_offsets"] = found["offsets"]
+    if spans is not None:
+        found |= dict(zip(("query_starts", "key_starts", "lengths"), spans, strict=True))
     if w_pos is not None:
         found["w_pos"] = torch.nn.functional.pad(w_pos.detach().float(), (0, _SLACK))
     if w_time is not None:
@@ -209,6 +216,7 @@ def attention_op(
     w_time: Tensor | None,
     query_times: Tensor | None,
     key_times: Tensor | None,
+    spans: Tensor | None,
     scale: float,
     divisor: float,
     softmax: bool,
@@ -219,13 +227,15 @@ def attention_op(
 ) -> tuple[Tensor, Tensor]:
     """Results (M, H, d_v), and for softmax the logarithms of the sums (M, H)."""
     mask = AttentionMask(context=context, max_attention_length=reach)
-    layout = JaggedLayout(offsets=offsets, query_offsets=query_offsets, num_targets=targets, mask=mask)
+    parts = None if spans is None else Spans(query_starts=spans[0], key_starts=spans[1], lengths=spans[2])
+    layout = JaggedLayout(offsets=offsets, query_offsets=query_offsets, num_targets=targets, mask=mask, spans=parts)
     bias = AttentionBias(w_pos=w_pos, w_time=w_time, query_times=query_times, key_times=key_times)
     check_problem(q, k, v, layout=layout, bias=bias)
     biases = (w_pos, w_time, query_times, key_times)
     result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     lse = q.new_empty(q.shape[:2] if softmax else (0, 0), dtype=torch.float32)
-    tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases) | {"result": result, "lse_result": lse}
+    tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
+    tensors |= {"result": result, "lse_result": lse}
     problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
     _library().ziggurat_attention_forward(ctypes.byref(problem), _path(path))
     return result, lse
@@ -246,6 +256,7 @@ def attention_backward_op(
     w_time: Tensor | None,
     query_times: Tensor | None,
     key_times: Tensor | None,
+    spans: Tensor | None,
     scale: float,
     divisor: float,
     softmax: bool,
@@ -261,7 +272,7 @@ def attention_backward_op(
     width = padded + (0 if w_time is None else len(w_time))
     dw = torch.zeros((len(offsets) - 1) * q.shape[1], width)
     sums = torch.zeros(width)
-    tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases)
+    tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
     tensors |= {"dq": dq, "dk": dk, "dv": dv, "dw": dw, "grad": grad.to(q.dtype), "out": out, "lse": lse}
     problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
     _library().ziggurat_attention_backward(ctypes.byref(problem), _path(path), sums.data_ptr())
@@ -275,7 +286,7 @@ def _path(path: int) -> int:
 
 @attention_op.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    softmax = others[9]
+    softmax = others[10]
     result = q.new_empty(q.shape[0], q.shape[1], v.shape[2])
     return result, q.new_empty((q.shape[0], q.shape[1]) if softmax else (0, 0), dtype=torch.float32)
 
@@ -287,7 +298,7 @@ def _(grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     return (*(each.new_empty(each.shape) for each in (q, k, v)), *of_biases)
 
 
-_NUM_TENSORS = 10  # of the inputs of attention_op
+_NUM_TENSORS = 11  # of the inputs of attention_op
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -301,7 +312,7 @@ def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor | None) -> tuple[Te
     dq, dk, dv, d_pos, d_time = attention_backward_op(grad, out, lse, *inputs, *ctx.options)
     w_pos, w_time = inputs[6], inputs[7]
     of_biases = (None if w_pos is None else d_pos.to(w_pos.dtype), None if w_time is None else d_time.to(w_time.dtype))
-    return (dq, dk, dv, None, None, None, *of_biases, None, None, *[None] * len(ctx.options))
+    return (dq, dk, dv, None, None, None, *of_biases, None, None, None, *[None] * len(ctx.options))
 
 
 attention_op.register_autograd(_differentiate, setup_context=_keep)
@@ -326,5 +337,9 @@ def _flops_backward(
 def _pairs(keys: Tensor, offsets: Tensor, query_offsets: Tensor | None, targets: Tensor | None, *others: Any) -> int:
     """Pairs of a problem; `others` are the inputs of the operation behind `targets`."""
     del keys
-    mask = AttentionMask(context=others[7], max_attention_length=others[8])
-    return attended_pairs(JaggedLayout(offsets=offsets, query_offsets=query_offsets, num_targets=targets, mask=mask))
+    mask = AttentionMask(context=others[8], max_attention_length=others[9])
+    parts = (
+        None if others[4] is None else Spans(query_starts=others[4][0], key_starts=others[4][1], lengths=others[4][2])
+    )
+    layout = JaggedLayout(offsets=offsets, query_offsets=query_offsets, num_targets=targets, mask=mask, spans=parts)
+    return attended_pairs(layout)

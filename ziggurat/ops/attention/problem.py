@@ -16,6 +16,9 @@ p(i) = max(0, i − C + 1), not more than p(L − T), and i sees j if
 
 Each row therefore sees one interval of columns, and itself: that is all that kernels need to know.
 
+Queries and keys may be parts of their sequences (`Spans`): then a result is what these keys add to it, and what several
+parts add can be put together, wherever they were computed.
+
 Sources: HSTU, Zhai et al., "Actions Speak Louder than Words", ICML 2024, arXiv 2402.17152, section 3 (pointwise
 attention), Appendix H (M-FALCON's mask); the mask's options are those of DLRMv3 / DLRMv4.
 """
@@ -67,6 +70,27 @@ CAUSAL = AttentionMask()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spans:
+    """Where queries and keys stand in sequences of which they are parts, each without gaps.
+
+    A query that sees none of the keys gets zeros, and −∞ as the logarithm of its sum.
+
+    Args:
+        query_starts: (B,) position of each sequence's first query.
+        key_starts: (B,) position of its first key.
+        lengths: (B,) events of the whole sequence, targets among them.
+    """
+
+    query_starts: Int64[Tensor, "B"]
+    key_starts: Int64[Tensor, "B"]
+    lengths: Int64[Tensor, "B"]
+
+    def stacked(self) -> Int64[Tensor, "3 B"]:
+        """The three as one tensor."""
+        return torch.stack([self.query_starts, self.key_starts, self.lengths])
+
+
+@dataclass(frozen=True, kw_only=True)
 class JaggedLayout:
     """Where sequences begin and end, and how many of their events are targets.
 
@@ -77,14 +101,16 @@ class JaggedLayout:
     Args:
         offsets: (B + 1,) of keys and values.
         query_offsets: (B + 1,) of queries and results; None: as `offsets`.
-        num_targets: (B,) events at the end of each sequence that are candidates; None: none.
+        num_targets: (B,) events at the end of each (whole) sequence that are candidates; None: none.
         mask: the same for all sequences; None: causal alone.
+        spans: of parts of sequences; queries may then be more than keys. None: the sequences are whole.
     """
 
     offsets: Int64[Tensor, "B+1"]
     query_offsets: Int64[Tensor, "B+1"] | None = None
     num_targets: Int64[Tensor, "B"] | None = None
     mask: AttentionMask | None = None
+    spans: Spans | None = None
 
     @property
     def rule(self) -> AttentionMask:
@@ -117,40 +143,68 @@ class AttentionBias:
 def attended_pairs(layout: JaggedLayout) -> int:
     """How many pairs (query, key) the masks of all sequences leave: what the cost is linear in."""
     total = 0
-    for b, (length, num_queries) in enumerate(zip(*_lengths(layout), strict=True)):
-        seen = visible(length, num_queries, num_targets=_targets(layout, b, length), mask=layout.rule)
-        low, high = interval(seen)
-        rows = torch.arange(length - num_queries, length)
-        total += int((high - low).sum() + ((rows < low) | (rows >= high)).sum())
+    for part in parts_of(layout):
+        seen = visible(part, mask=layout.rule)
+        columns = part.keys.stop - part.keys.start
+        low, high = (each.sub(part.key_start).clamp(0, columns) for each in (seen.low, seen.high))
+        own = seen.rows - part.key_start
+        high = torch.maximum(low, high)
+        total += int((high - low).sum() + (((own < low) | (own >= high)) & (own >= 0) & (own < columns)).sum())
     return total
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequencePart:
+    """One sequence of a layout: its rows among queries and keys, and where these stand in the whole of it."""
+
+    queries: slice
+    keys: slice
+    query_start: int
+    key_start: int
+    history: int  # events of the whole sequence that are no targets
+
+
+def parts_of(layout: JaggedLayout) -> list[SequencePart]:
+    """The sequences of a layout one by one."""
+    begins, asked = layout.offsets.tolist(), layout.of_queries.tolist()
+    num = len(begins) - 1
+    targets = [0] * num if layout.num_targets is None else layout.num_targets.tolist()
+    lengths = layout.offsets.diff().tolist()
+    starts = [length - (last - first) for length, first, last in zip(lengths, asked[:-1], asked[1:], strict=True)]
+    spans = [starts, [0] * num, lengths] if layout.spans is None else layout.spans.stacked().tolist()
+    return [
+        SequencePart(
+            queries=slice(asked[b], asked[b + 1]),
+            keys=slice(begins[b], begins[b + 1]),
+            query_start=spans[0][b],
+            key_start=spans[1][b],
+            history=spans[2][b] - targets[b],
+        )
+        for b in range(num)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Visible:
-    """The interval [low, high) of columns that each query sees besides itself, and its position p for the bias."""
+    """The interval [low, high) of positions that each query sees besides itself, and its position p for the bias."""
 
     low: Int64[Tensor, "M"]
     high: Int64[Tensor, "M"]
     rows: Int64[Tensor, "M"]
     position: Int64[Tensor, "M"]
 
-    def dense(self, length: int) -> Tensor:
-        """The same as (M, length) booleans."""
-        columns = torch.arange(length, device=self.low.device)
+    def dense(self, length: int, *, first: int = 0) -> Tensor:
+        """The same as (M, length) booleans, for the positions from `first` on."""
+        columns = torch.arange(first, first + length, device=self.low.device)
         inside = (columns >= self.low[:, None]) & (columns < self.high[:, None])
         return inside | (columns == self.rows[:, None])
 
 
-def interval(seen: Visible) -> tuple[Tensor, Tensor]:
-    """Low and high, an empty interval as low = high."""
-    return seen.low, torch.maximum(seen.low, seen.high)
-
-
-def visible(length: int, num_queries: int, *, num_targets: int, mask: AttentionMask) -> Visible:
-    """What the last `num_queries` of `length` events see."""
-    history = length - num_targets
+def visible(part: SequencePart, *, mask: AttentionMask) -> Visible:
+    """What the queries of a part of a sequence see of the whole sequence."""
+    history = part.history
     context = min(mask.context, history)
-    rows = torch.arange(length - num_queries, length)
+    rows = torch.arange(part.query_start, part.query_start + part.queries.stop - part.queries.start)
     last = rows.clamp(max=history)
     high = torch.where(rows < context, history, torch.where(rows < history, rows + 1, history))
     low = torch.zeros_like(rows)
@@ -159,14 +213,6 @@ def visible(length: int, num_queries: int, *, num_targets: int, mask: AttentionM
         first = last - mask.max_attention_length
         low = torch.where((rows >= context) & (first > shift), first, low)
     return Visible(low=low, high=high, rows=rows, position=last)
-
-
-def _lengths(layout: JaggedLayout) -> tuple[list[int], list[int]]:
-    return layout.offsets.diff().tolist(), layout.of_queries.diff().tolist()
-
-
-def _targets(layout: JaggedLayout, b: int, length: int) -> int:
-    return 0 if layout.num_targets is None else min(int(layout.num_targets[b]), length)
 
 
 def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias: AttentionBias | None) -> None:
@@ -182,10 +228,12 @@ def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias
     lengths = _checked_offsets(layout.offsets, len(k), "offsets")
     if layout.query_offsets is not None:
         asked = _checked_offsets(layout.query_offsets, len(q), "query_offsets")
-        if len(asked) != len(lengths) or bool((asked > lengths).any()):
+        if len(asked) != len(lengths) or (layout.spans is None and bool((asked > lengths).any())):
             raise _wrong("query_offsets with as many sequences as offsets, none longer", f"{asked}, {lengths}")
     elif len(q) != len(k):
         raise _wrong("as many queries as keys, or query_offsets", f"{len(q)} queries, {len(k)} keys")
+    if layout.spans is not None:
+        lengths = _check_spans(layout.spans, asked=layout.of_queries.diff(), keys=lengths)
     targets = layout.num_targets
     if targets is not None:
         _integers(targets, "num_targets")
@@ -194,6 +242,21 @@ def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias
     if bias is not None:
         positions = lengths if targets is None else lengths - targets + (targets > 0)
         _check_bias(bias, num_queries=len(q), num_keys=len(k), longest=int(positions.max()) if len(lengths) else 0)
+
+
+def _check_spans(spans: Spans, *, asked: Tensor, keys: Tensor) -> Tensor:
+    """The lengths of whole sequences, in which the parts lie."""
+    for name in ("query_starts", "key_starts", "lengths"):
+        _integers(getattr(spans, name), name)
+        if getattr(spans, name).shape != keys.shape:
+            raise _wrong(f"{name} of {len(keys)} numbers", str(tuple(getattr(spans, name).shape)))
+    for name, starts, counts in (("queries", spans.query_starts, asked), ("keys", spans.key_starts, keys)):
+        outside = (counts > 0) & ((starts < 0) | (starts + counts > spans.lengths))
+        if bool(outside.any()):
+            at = int(outside.nonzero()[0])
+            found = f"positions {int(starts[at])} to {int(starts[at] + counts[at])} of {int(spans.lengths[at])}"
+            raise _wrong(f"{name} inside their sequence", f"{found}, sequence {at}")
+    return spans.lengths
 
 
 def _check_bias(bias: AttentionBias, *, num_queries: int, num_keys: int, longest: int) -> None:

@@ -15,10 +15,18 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, Visible, visible
+from ziggurat.ops.attention.problem import (
+    AttentionBias,
+    AttentionForm,
+    JaggedLayout,
+    SequencePart,
+    Visible,
+    parts_of,
+    visible,
+)
 from ziggurat.ops.attention.time_buckets import time_buckets
 
 
@@ -47,38 +55,64 @@ def jagged_attention_reference(
     """
     exact = q.dtype if q.dtype is torch.float64 else torch.float32
     parts = [(q[:0].sum(-1, keepdim=True) * v[:0]).to(exact)]  # no rows, and differentiable: a batch may be empty
-    begins, ends = layout.offsets.tolist(), layout.of_queries.tolist()
-    targets = [0] * (len(begins) - 1) if layout.num_targets is None else layout.num_targets.tolist()
-    for b in range(len(begins) - 1):
-        keys, queries = slice(begins[b], begins[b + 1]), slice(ends[b], ends[b + 1])
-        length, asked = begins[b + 1] - begins[b], ends[b + 1] - ends[b]
-        seen = visible(length, asked, num_targets=targets[b], mask=layout.rule)
-        scores_HMN = scale * torch.einsum("mhd,nhd->hmn", q[queries].to(exact), k[keys].to(exact))
-        if bias is not None:
-            scores_HMN = scores_HMN + _bias(bias, seen, queries=queries, keys=keys, dtype=exact)
-        mask_MN = seen.dense(length).to(q.device)
+    for part in parts_of(layout):
+        scores_HMN, mask_MN = part_scores(q.to(exact), k.to(exact), part=part, layout=layout, scale=scale, bias=bias)
         if form is not AttentionForm.SOFTMAX:
-            pointwise = F.silu if form is AttentionForm.SILU else F.relu
-            weights_HMN = torch.where(mask_MN, pointwise(scores_HMN) / divisor, 0.0)
+            weights_HMN = torch.where(mask_MN, pointwise(form, scores_HMN) / divisor, 0.0)
         else:
-            weights_HMN = torch.softmax(scores_HMN.masked_fill(~mask_MN, -torch.inf), dim=-1)
-        parts.append(torch.einsum("hmn,nhd->mhd", weights_HMN, v[keys].to(exact)))
+            sees_M1 = mask_MN.any(dim=-1, keepdim=True)
+            masked_HMN = scores_HMN.masked_fill(~mask_MN & sees_M1, -torch.inf)
+            weights_HMN = torch.where(sees_M1, torch.softmax(masked_HMN, dim=-1), 0.0)
+        parts.append(torch.einsum("hmn,nhd->mhd", weights_HMN, v[part.keys].to(exact)))
     return torch.cat(parts).to(v.dtype)
 
 
-def _bias(bias: AttentionBias, seen: Visible, *, queries: slice, keys: slice, dtype: torch.dtype) -> Tensor:
+def pointwise(form: AttentionForm, scores: Tensor) -> Tensor:
+    """The scores of a form without softmax, before they are divided by n."""
+    return F.silu(scores) if form is AttentionForm.SILU else F.relu(scores)
+
+
+def part_scores(
+    q: Float[Tensor, "M H d"],
+    k: Float[Tensor, "N H d"],
+    *,
+    part: SequencePart,
+    layout: JaggedLayout,
+    scale: float,
+    bias: AttentionBias | None,
+) -> tuple[Float[Tensor, "H m n"], Bool[Tensor, "m n"]]:
+    """The scores of one sequence, and which of them count.
+
+    Args:
+        q: queries of all sequences.
+        k: keys of all sequences.
+        part: the sequence.
+        layout: of which it is a part.
+        scale: α.
+        bias: of position and time.
+    """
+    seen = visible(part, mask=layout.rule)
+    scores_HMN = scale * torch.einsum("mhd,nhd->hmn", q[part.queries], k[part.keys])
+    if bias is not None:
+        scores_HMN = scores_HMN + _bias(bias, seen, part=part, dtype=q.dtype)
+    length = part.keys.stop - part.keys.start
+    return scores_HMN, seen.dense(length, first=part.key_start).to(q.device)
+
+
+def _bias(bias: AttentionBias, seen: Visible, *, part: SequencePart, dtype: torch.dtype) -> Tensor:
     """What is added to the scores (M, N) of one sequence."""
-    length = keys.stop - keys.start
-    columns = torch.arange(length)
+    length = part.keys.stop - part.keys.start
+    columns = torch.arange(part.key_start, part.key_start + length)
     added = torch.zeros(len(seen.rows), length, dtype=dtype, device=_device(bias))
     if bias.w_pos is not None:
         reach = (len(bias.w_pos) + 1) // 2
-        distance = columns.clamp(max=int(seen.position[-1]) if len(seen.rows) else 0) - seen.position[:, None]
+        distance = columns.clamp(max=part.history) - seen.position[:, None]
+        distance = distance.clamp(-reach + 1, reach - 1)  # no query sees what lies further
         added = added + bias.w_pos.to(dtype)[(distance + reach - 1).to(bias.w_pos.device)]
     if bias.w_time is not None:
         assert bias.query_times is not None
         assert bias.key_times is not None
-        durations = bias.query_times[queries][:, None] - bias.key_times[keys][None, :]
+        durations = bias.query_times[part.queries][:, None] - bias.key_times[part.keys][None, :]
         added = added + bias.w_time.to(dtype)[time_buckets(durations, num_buckets=len(bias.w_time))]
     return added
 

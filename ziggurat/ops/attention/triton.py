@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.errors import MissingDependencyError
+from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.ops.attention.problem import AttentionBias, JaggedLayout, check_problem
 from ziggurat.ops.attention.time_buckets import bucket_cells
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
@@ -53,6 +53,7 @@ def jagged_attention_triton(
 
     Raises:
         MissingDependencyError: Triton cannot run here.
+        ConfigError: the sequences are parts.
         DataError: shapes, offsets, targets or times do not belong together.
     """
     reason = why_not_triton(q, v)
@@ -64,6 +65,13 @@ def jagged_attention_triton(
             ways_out=("call jagged_attention: the same numbers", "move the model to a CUDA device"),
         )
     check_problem(q, k, v, layout=layout, bias=bias)
+    if layout.spans is not None:
+        raise ConfigError(
+            expected="whole sequences",
+            found="parts of sequences (spans)",
+            where="jagged attention by Triton",
+            ways_out=("call jagged_attention, which knows parts",),
+        )
     return _Pointwise.apply(q, k, v, layout, bias or AttentionBias(), *_weights(bias), (scale, divisor))
 
 

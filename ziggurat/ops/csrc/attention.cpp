@@ -66,7 +66,7 @@ struct Forward {
             float weight = 1;
             if (problem.softmax) top[r - first] = score, total[r - first] = 1;
             else weight = score * problem.inverse * one_gate(problem, score);
-            const Source* own = task.v[task.position(r)];
+            const Source* own = task.v[task.own(r)];
             for (int64_t c = 0; c < problem.value_dim; ++c) sums[(r - first) * padded + c] = weight * to_float(own[c]);
         }
     }
@@ -110,7 +110,7 @@ struct Forward {
     }
 
     void finish(int64_t r, int64_t row) {
-        const float factor = problem.softmax ? 1 / total[row] : 1;
+        const float factor = problem.softmax && total[row] ? 1 / total[row] : 1;  // nothing seen here: zeros, and ln 0
         Source* to = task.plain_row(static_cast<Source*>(problem.result), task.first_query + r, problem.value_dim);
         for (int64_t c = 0; c < problem.value_dim; ++c) put(to + c, sums[row * padded + c] * factor);
         if (problem.softmax) *task.plain_row(problem.lse_result, task.first_query + r, 1) = top[row] + std::log(total[row]);
@@ -170,7 +170,7 @@ struct Backward {
         int32_t bucket = 0;
         const float score = task.own_score(r, &bucket);
         float weight, slope = 0;
-        const Source *value = task.v[task.position(r)], *key = task.k[task.position(r)];
+        const Source *value = task.v[task.own(r)], *key = task.k[task.own(r)];
         for (int64_t c = 0; c < value_dim; ++c) slope += to_float(grad[r][c]) * to_float(value[c]);
         if (problem.softmax) {
             weight = one_exponential(score - lse(r));
@@ -255,7 +255,7 @@ struct Backward {
             *(V*)(g + c) = all ? slope : task.seen(slope, r, block + c);
         }
         if (problem.w_pos) {
-            float* of = dw + (problem.positions - 1) / 2 + block - std::min(task.position(r), task.history);
+            float* of = dw + (problem.positions - 1) / 2 + block + task.distance(r);
             for (int64_t c = begin; c < end; ++c) of[c] += g[c];
         }
         if (problem.w_time) add_times(g, r, block, buckets, begin, end);
@@ -279,12 +279,13 @@ struct Backward {
     // Keys and values of targets: seen by themselves alone, or (their queries being absent) by nobody.
     void write_targets() {
         for (int64_t j = task.history; j < task.length; ++j) {
-            const int64_t r = j - (task.length - task.asked);
+            const int64_t r = j + task.key_start - task.query_start;
+            const bool is_there = r >= 0 && r < task.asked;
             Source* key = task.plain_row(static_cast<Source*>(problem.dk), task.first_key + j, dim);
             Source* value = task.plain_row(static_cast<Source*>(problem.dv), task.first_key + j, value_dim);
-            const float weight = r < 0 ? 0 : own_weight[r], slope = r < 0 ? 0 : own_gradient[r] * problem.scale;
-            for (int64_t c = 0; c < dim; ++c) put(key + c, r < 0 ? 0 : slope * to_float(task.q[r][c]));
-            for (int64_t c = 0; c < value_dim; ++c) put(value + c, r < 0 ? 0 : weight * to_float(grad[r][c]));
+            const float weight = is_there ? own_weight[r] : 0, slope = is_there ? own_gradient[r] * problem.scale : 0;
+            for (int64_t c = 0; c < dim; ++c) put(key + c, is_there ? slope * to_float(task.q[r][c]) : 0);
+            for (int64_t c = 0; c < value_dim; ++c) put(value + c, is_there ? weight * to_float(grad[r][c]) : 0);
         }
     }
 };

@@ -23,6 +23,7 @@ struct Problem {  // as _Problem in cpp.py
     const float *w_pos, *w_time;
     const int32_t* cell_bucket;
     const float *cell_next, *bucket_begins;
+    const int64_t *query_starts, *key_starts, *lengths;  // of parts of sequences; null: queries are the last of all keys
     int64_t q_stride[2], k_stride[2], v_stride[2];  // of a row and of a head, in elements
     int64_t sequences, heads, dim, value_dim, positions, buckets, context, reach, softmax, bf16, threads, relu;
     float scale, inverse;

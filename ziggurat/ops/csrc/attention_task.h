@@ -158,14 +158,17 @@ void pack_columns(const Rows<Source>& rows, Numbers<M>& to) {
         for (int64_t c = 0; c < rows.width; ++c) to[c * padded + r] = convert<M>(rows[r][c]);
 }
 
-// The head of a sequence: its rows, what each of its queries sees, its times and biases.
+// The head of a sequence: its rows, what each of its queries sees, its times and biases. Positions count from the start of
+// the sequence; columns from the first key that is there, `key_start`.
 template <typename M, typename Source>
 struct Task {
     typedef typename M::Wide W;
     typedef typename W::V V;
     typedef typename W::I I;
     const Problem& problem;
-    int64_t head, length, asked, history, first_key, first_query;
+    int64_t head, length, asked, first_key, first_query;
+    int64_t query_start, key_start, end;  // positions of the first query and key, and where the history ends
+    int64_t history;                      // columns that are no targets
     Rows<Source> q, k, v;
     std::vector<int32_t> low, high;  // interval of each query
     std::vector<int64_t> times;
@@ -174,12 +177,15 @@ struct Task {
     Task(const Problem& all, int64_t sequence, int64_t of_head) : problem(all), head(of_head) {
         first_key = all.offsets[sequence], first_query = all.query_offsets[sequence];
         length = all.offsets[sequence + 1] - first_key, asked = all.query_offsets[sequence + 1] - first_query;
-        history = length - (all.targets ? all.targets[sequence] : 0);
+        query_start = all.lengths ? all.query_starts[sequence] : length - asked;
+        key_start = all.lengths ? all.key_starts[sequence] : 0;
+        end = (all.lengths ? all.lengths[sequence] : length) - (all.targets ? all.targets[sequence] : 0);
+        history = std::clamp<int64_t>(end - key_start, 0, length);
         q = {row_of(all.q, all.q_stride, first_query), all.q_stride[0], asked, all.dim};
         k = {row_of(all.k, all.k_stride, first_key), all.k_stride[0], length, all.dim};
         v = {row_of(all.v, all.v_stride, first_key), all.v_stride[0], length, all.value_dim};
         see();
-        if (all.w_time && asked) read_times();
+        if (all.w_time && asked && length) read_times();
     }
 
     const Source* row_of(const void* all, const int64_t* stride, int64_t row) const {
@@ -194,17 +200,24 @@ struct Task {
 
     void see() {
         low.resize(asked), high.resize(asked);
-        const int64_t context = std::min(problem.context, history), shift = std::max<int64_t>(context - 1, 0);
+        const int64_t context = std::min(problem.context, end), shift = std::max<int64_t>(context - 1, 0);
         for (int64_t r = 0; r < asked; ++r) {
-            const int64_t i = position(r);
-            high[r] = i < context ? history : std::min(i + 1, history);
-            const int64_t first = std::min(i, history) - problem.reach;
-            low[r] = problem.reach && i >= context && first > shift ? first : 0;
+            const int64_t i = position(r), last = i < context ? end : std::min(i + 1, end);
+            const int64_t first = std::min(i, end) - problem.reach;
+            high[r] = column(last);
+            low[r] = column(problem.reach && i >= context && first > shift ? first : 0);
         }
     }
 
-    int64_t position(int64_t r) const { return length - asked + r; }
-    bool is_target(int64_t r) const { return position(r) >= history; }
+    int64_t position(int64_t r) const { return query_start + r; }
+    int64_t column(int64_t at) const { return std::clamp<int64_t>(at - key_start, 0, history); }
+
+    // The column of a query itself, and whether it is a target whose key is there.
+    int64_t own(int64_t r) const { return position(r) - key_start; }
+    bool is_target(int64_t r) const { return position(r) >= end && own(r) >= 0 && own(r) < length; }
+
+    // Relative to it, w_pos begins at the first column.
+    int64_t distance(int64_t r) const { return key_start - std::min(position(r), end); }
 
     void read_times() {
         times.resize(round_up(length, kBlock), problem.key_times[first_key + length - 1]);
@@ -231,7 +244,7 @@ struct Task {
         if (!has_bias()) return;
         for (int64_t c = begin; c < end; ++c) s[c] *= problem.scale;
         if (problem.w_pos) {
-            const float* of = problem.w_pos + (problem.positions - 1) / 2 + block - std::min(position(r), history);
+            const float* of = problem.w_pos + (problem.positions - 1) / 2 + block + distance(r);
             for (int64_t c = begin; c < end; ++c) s[c] += of[c];
         }
         if (!problem.w_time) return;
@@ -264,13 +277,13 @@ struct Task {
 
     // The score of a target for itself.
     float own_score(int64_t r, int32_t* of_bucket) const {
-        const Source *left = q[r], *right = k[position(r)];
+        const Source *left = q[r], *right = k[own(r)];
         float sum = 0;
         for (int64_t c = 0; c < problem.dim; ++c) sum += to_float(left[c]) * to_float(right[c]);
         sum *= problem.scale;
         if (problem.w_pos) sum += problem.w_pos[(problem.positions - 1) / 2];
         if (problem.w_time) {
-            *of_bucket = bucket(problem.query_times[first_query + r], times[position(r)]);
+            *of_bucket = bucket(problem.query_times[first_query + r], times[own(r)]);
             sum += problem.w_time[*of_bucket];
         }
         return sum;
