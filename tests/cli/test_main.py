@@ -25,7 +25,7 @@ FROZEN = {
     "train": {
         *("--config", "--schema", "--towers", "--compression", "--out", "--resume", "--settings"),
         *("--model", "--baseline"),
-        *("--plan", "--tower-size", "--dense", "--wire", "--exchange"),
+        *("--plan", "--tower-size", "--context", "--dense", "--wire", "--exchange"),
         *(f"--{name}" for name in SHORT),
     },
     "prepare": {"--config", "--schema"},

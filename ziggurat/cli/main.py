@@ -142,6 +142,9 @@ def build_parser() -> VerbParser:
         "--tower-size", metavar="S", help="short for --parallel.tower-size: ranks that share their towers"
     )
     ranks.add_argument(
+        "--context", metavar="N", help="short for --parallel.context: ranks that divide long histories between them"
+    )
+    ranks.add_argument(
         "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"
     )
     ranks.add_argument(

@@ -40,6 +40,7 @@ FLAGS = {
     "parallel.wire.between-towers": "--wire",
     "parallel.tower-size": "--tower-size",
     "parallel.exchange": "--exchange",
+    "parallel.context": "--context",
 }
 RENAMED = {"parallel.ranks-a-host": "parallel.ranks-per-host"}
 _LISTED = "ziggurat train RECIPE --settings"

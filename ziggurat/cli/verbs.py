@@ -371,4 +371,5 @@ def _rank_overrides(options: argparse.Namespace) -> dict[str, str]:
     """What the short flags for many ranks stand for."""
     given = {"dense": options.dense, "wire.between-towers": options.wire, "tower-size": options.tower_size}
     given["exchange"] = options.exchange
+    given["context"] = options.context
     return {f"parallel.{name}": text for name, text in given.items() if text is not None}

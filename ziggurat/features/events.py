@@ -52,6 +52,8 @@ ASKED_AT = "asked_at"  # one time: when what came next happened
 EARLIER = "earlier"  # items before the history, each once, of validation and test samples: no answer to a question
 NEXT_ITEM = "next_item"  # the label, always 1
 QUESTION = "question"  # of candidates: which ones were asked together, behind one history
+# Extras of a batch whose samples are pieces of histories: where each begins, and how long the whole history is.
+PIECE_STARTS, PIECE_LENGTHS = "piece_starts", "piece_lengths"
 
 
 def of_history(name: str) -> str:

@@ -1,6 +1,7 @@
 """parallelize: a model that was written for one device becomes parallel, and no number changes. All on one page.
 
     plan checked ─► tables spread ─► towers spread, their modules replicated in the tower group
+                 ─► attention over histories spread over the ranks of a context group
                  ─► dense network replicated or sharded over all ranks
 
 Every rank must bring the same model, plan and settings (`same_model.py` compares them before anything is built), and a
@@ -23,6 +24,8 @@ from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
 from ziggurat.models.length_cost import length_cost
+from ziggurat.parallel.context.attention import check_context, spread_stack
+from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
@@ -52,6 +55,7 @@ class ParallelConfig:
         num_parts: parts of a batch in a training step, so that the last hop overlaps with computation
             (`pipeline.py`); 1 does not cut.
         exchange: when rows of the next batch travel; see `Exchange`.
+        passing: what travels between ranks that divide histories between them: keys and values, or queries.
     """
 
     dense: DenseParallelism = DenseParallelism.DDP
@@ -59,6 +63,7 @@ class ParallelConfig:
     reduction: Reduction = Reduction.FP32
     num_parts: int = 1
     exchange: Exchange = Exchange.PLAIN
+    passing: Passing = Passing.AUTO
 
 
 @dataclass(frozen=True)
@@ -114,13 +119,15 @@ def parallelize(
 
     Raises:
         PlanError: the plan does not fit the model or the job, or ranks have different plans.
-        ConfigError: ranks have different models, settings or seeds; names what differs.
+        ConfigError: ranks have different models, settings or seeds; names what differs. Or histories are to be
+            divided and the model has none, or its batches are cut in parts.
     """
     config = config or ParallelConfig()
     require_same_model(model, plan, settings=to_json(config), seed=seed)
     check_plan(plan, model.inputs, topology)
     _check_towers(model, plan)
     check_dense(model)
+    check_context(model, topology, num_parts=config.num_parts)
     cost, cost_source = length_cost(model) if count_costs else (SampleCost(), _NOT_COUNTED)
     traffic, flow = Traffic(topology), Flow()
     whole = model.embeddings
@@ -163,6 +170,8 @@ def parallelize(
             )
         )
         model.towers = transform  # type: ignore[assignment]
+    if topology.context.size > 1:
+        spread_stack(model, group=topology.context, traffic=traffic, passing=config.passing)
     network = parallel_dense(
         DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
     )

@@ -10,6 +10,7 @@ is exchanged therefore runs along one axis (Luo et al., "Disaggregated Multi-Tow
       group t=1 [ 4     5     6     7 ]
                   └ PEER: {0, 4}, {1, 5} …: the places with the same s, one in every tower group
 
+    CONTEXT: consecutive places that divide long histories between them (`parallel/context`).
     HOST: the places of one host.  REPLICA: the same place of every host, {0, 4}, {1, 5} …; dense weights that are cut
     inside a host (HSDP) are copied along it.
 
@@ -76,6 +77,7 @@ class Axis(StrEnum):
     HOST = "host"
     TOWER = "tower"
     PEER = "peer"
+    CONTEXT = "context"
     REPLICA = "replica"
 
 
@@ -126,6 +128,11 @@ class Topology:
     def peers(self) -> RankGroup:
         """The ranks with the same place in every tower group."""
         return self.axes[Axis.PEER]
+
+    @property
+    def context(self) -> RankGroup:
+        """The ranks that have pieces of the same histories."""
+        return self.axes[Axis.CONTEXT]
 
     @property
     def host(self) -> RankGroup:
@@ -202,6 +209,7 @@ class Topology:
         hosts: Sequence[int] = (),
         order: Sequence[int] = (),
         ranks_a_host: int = 0,
+        context_size: int = 1,
     ) -> Topology:
         """Group the ranks of the default process group; collective over all of them.
 
@@ -212,6 +220,7 @@ class Topology:
             hosts: the host of every rank of the launcher, for layouts that are emulated or known better.
             order: the launcher's rank at every place, rank 0 first; () puts host after host.
             ranks_a_host: the old name of `ranks_per_host`.
+            context_size: consecutive places that divide histories between them; 1: none does.
 
         Raises:
             TopologyError: hosts have different numbers of ranks, S does not divide the ranks, or the order is none;
@@ -223,6 +232,7 @@ class Topology:
         world_size = dist.get_world_size()
         tower_size = tower_size or world_size
         host_of = _agree(ranks_per_host=ranks_per_host or ranks_a_host, hosts=hosts, tower_size=tower_size)
+        _check_context(context_size, world_size)
         first_rank = {host: host_of.index(host) for host in host_of}
         order = tuple(order) or tuple(sorted(range(world_size), key=lambda rank: (first_rank[host_of[rank]], rank)))
         _check_order(order, world_size)
@@ -232,6 +242,7 @@ class Topology:
         wanted = {
             Axis.WORLD: [list(range(world_size))],
             Axis.TOWER: [list(range(first, first + tower_size)) for first in range(0, world_size, tower_size)],
+            Axis.CONTEXT: [list(range(first, first + context_size)) for first in range(0, world_size, context_size)],
             Axis.PEER: [list(range(place, world_size, tower_size)) for place in range(tower_size)],
             Axis.HOST: by_host,
             Axis.REPLICA: [list(column) for column in zip(*by_host, strict=True)],
@@ -282,12 +293,12 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
 
     Args:
         topology: the ranks.
-        axis: WORLD or TOWER.
+        axis: WORLD, TOWER or CONTEXT.
         what: what the ranks meet for, for errors.
         backend: of the process group; "": that of the job.
     """
-    size = {Axis.WORLD: topology.world_size, Axis.TOWER: topology.tower_size}[axis]
     mine = topology.axes[axis]
+    size = mine.size
     if mine.process_group is None:
         return mine
     made: dist.ProcessGroup | None = None
@@ -345,6 +356,18 @@ def _host(rank: int, ranks_per_host: int, hosts: Sequence[int]) -> int:
         return rank // int(os.environ["LOCAL_WORLD_SIZE"])
     digest = hashlib.sha256(f"{socket.gethostname()}/{agent or 0}".encode()).digest()
     return int.from_bytes(digest[:7], "little")
+
+
+def _check_context(size: int, world_size: int) -> None:
+    if size >= 1 and world_size % size == 0:
+        return
+    divisors = [each for each in range(1, world_size + 1) if world_size % each == 0]
+    raise TopologyError(
+        expected=f"a number of ranks for each history that divides {world_size}: one of {divisors}",
+        found=str(size),
+        where="context",
+        ways_out=("change --context", "start another number of ranks"),
+    )
 
 
 def _check_order(order: Sequence[int], world_size: int) -> None:

@@ -17,6 +17,7 @@ from ziggurat.features.schema import Schema, table_of
 from ziggurat.models import MODEL_CONFIGS, ModelConfig, TowerModelConfig
 from ziggurat.models.build import check_config_class, check_towers, kind_of
 from ziggurat.parallel.agreement import PATIENCE_S
+from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism, Reduction
 from ziggurat.parallel.device import Device
 from ziggurat.parallel.exchange.wire import WireConfig
@@ -62,6 +63,8 @@ class RanksConfig:
         exchange: when rows of the next batch travel: plain, when it has its turn; prioritised, those that the present
             step does not touch while it computes, where that is measured to be faster; prioritised_always, without
             measuring. The result has the same bits.
+        context: N, consecutive ranks that divide long histories between them in training; 1: none does.
+        passing: what travels between them: keys and values, queries, or what takes less time by measured rates.
         tower_size: S, ranks that hold the same towers together; 0: the fastest on `cluster` where that is given,
             else the ranks of a host, if the towers allow it.
         cluster: these machines, as `ziggurat plan --cluster` names them (a name, or a file): predicts the step of every
@@ -79,6 +82,8 @@ class RanksConfig:
     reduction: Reduction = Reduction.FP32
     num_parts: Count = 1
     exchange: Exchange = Exchange.PLAIN
+    context: Count = 1
+    passing: Passing = Passing.AUTO
     tower_size: CountOrNone = 0
     cluster: str = ""
     ranks_per_host: CountOrNone = 0
@@ -94,6 +99,7 @@ class RanksConfig:
             reduction=self.reduction,
             num_parts=self.num_parts,
             exchange=self.exchange,
+            passing=self.passing,
         )
 
 

@@ -46,7 +46,8 @@ class Ranks:
 
     Raises:
         TopologyError: hosts have different numbers of ranks; on every rank.
-        ConfigError: a plan without ranks to execute it, or ranks that were started with different settings.
+        ConfigError: a plan, or histories to divide, without ranks to do it; or ranks that were started with different
+            settings.
     """
 
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
@@ -64,6 +65,13 @@ class Ranks:
             stated["--device, as chosen"] = kinds[self._agreement.rank]
             settled = fingerprint(config) | ({} if plan is None else flattened(plan, prefix="plan"))
             require_equal(settled | stated, where="settings, before anything is read")
+        if config.parallel.context > 1 and not self.are_many:
+            raise ConfigError(
+                expected="several ranks to divide histories between them",
+                found="one device",
+                where=f"--context {config.parallel.context}",
+                ways_out=("torchrun --nproc-per-node N -m ziggurat train …", "--context 1"),
+            )
         if plan is not None and not self.are_many:
             raise ConfigError(
                 expected="several ranks to execute a plan",
@@ -123,7 +131,11 @@ class Ranks:
         plan = from_json(Plan, made["plan"], where="plan of rank 0")
         self.tower_size_reason = made["reason"]
         config = self._config
-        topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=config.parallel.ranks_per_host)
+        topology = Topology.create(
+            tower_size=plan.ranks_per_group,
+            ranks_per_host=config.parallel.ranks_per_host,
+            context_size=config.parallel.context,
+        )
         training = config.training
         counted = training.balance is not Balance.NONE and not training.balance_cost
         return parallelize(model, plan, topology, config=config.parallel.parallel, count_costs=counted)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ziggurat.data.balance.partition import Balance, straggler_share
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
+from ziggurat.parallel.context.deal import ContextDeal
 from ziggurat.parallel.exchange.samples import Dealt, SampleExchange
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.config import Compile, TrainingConfig
@@ -35,10 +37,13 @@ class Balancer:
     Args:
         deal: what deals a batch; collective.
         lines: how, for the start-up report.
+        balances: whether samples are dealt by their cost, so that loads say something.
     """
 
-    def __init__(self, deal: Callable[[Batch], Dealt], *, lines: dict[str, str] | None = None) -> None:
-        self._deal, self.lines = deal, lines or {}
+    def __init__(
+        self, deal: Callable[[Batch], Dealt], *, lines: dict[str, str] | None = None, balances: bool = True
+    ) -> None:
+        self._deal, self.lines, self.balances = deal, lines or {}, balances
         self._thread: threading.Thread | None = None
         self._result: Dealt | BaseException | None = None
         self._loads = np.zeros(2)  # Σ mean / max over steps, before and after
@@ -84,18 +89,44 @@ class Balancer:
 
 
 def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | None) -> Balancer | None:
-    """What deals samples as the settings say; None where they are trained as they come. Collective.
+    """What deals samples, and pieces of their histories, as the settings say; None where they are trained as they come.
+
+    Collective.
 
     Raises:
-        ConfigError: a setting of balance that can take no effect, or would change the result.
+        ConfigError: a setting of balance that can take no effect, or would change the result; or histories in pieces
+            for a compiled network.
     """
+    balance, lines = _balance_of(config, model=model, parallel=parallel)
+    if parallel is None or parallel.topology.context.size == 1:
+        return None if balance is None else Balancer(balance, lines=lines)
+    size = parallel.topology.context.size
+    if config.compile is not Compile.OFF:
+        ways = ("--training.compile off", "--context 1")
+        raise _refused("a network that is not compiled", config.compile.value, ways, f"compile, with --context {size}")
+    cut = ContextDeal(model, topology=parallel.topology, traffic=parallel.traffic)
+
+    def deal(batch: Batch) -> Dealt:
+        if balance is None:
+            return Dealt(batch=cut(batch), loads=np.ones(1), loads_before=np.ones(1))
+        dealt = balance(batch)
+        return replace(dealt, batch=cut(dealt.batch))
+
+    lines |= {"histories are cut": f"into {2 * size} pieces each, two for each of {size} ranks"}
+    return Balancer(deal, lines=lines, balances=balance is not None)
+
+
+def _balance_of(
+    config: TrainingConfig, *, model: Model, parallel: Parallel | None
+) -> tuple[SampleExchange | None, dict[str, str]]:
+    """What deals samples by their cost, and how, for the start-up report; None where they stay."""
     if config.token_budget and config.compile is not Compile.OFF:
         ways = ("--training.token-budget 0", "--training.compile off")
         found = f"token-budget {config.token_budget}, compile {config.compile.value}"
         raise _refused("batches of one size, for a compiled network", found, ways, "token-budget")
     if config.balance is Balance.NONE:
         _check_unused(config)
-        return None
+        return None, {}
     if parallel is None or parallel.topology.world_size == 1:
         raise _refused("several ranks, whose work is balanced", "one device", (_OFF, "--training.token-budget TOKENS"))
     world_size, block = parallel.topology.world_size, model.coupled_samples
@@ -130,7 +161,7 @@ def balancer_of(config: TrainingConfig, *, model: Model, parallel: Parallel | No
         "cost of a sample": f"{cost.describe()} ({source})",
         "samples travel through": exchange.medium,
     }
-    return Balancer(exchange, lines=lines)
+    return exchange, lines
 
 
 def _check_unused(config: TrainingConfig) -> None:

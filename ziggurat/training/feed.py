@@ -11,8 +11,8 @@ The state of the source is read *after a batch and before the next*: a checkpoin
 k + 1, although batch k + 1 has been taken already. After the last batch of an epoch it is read when the source has said
 that there is no other, so that its next `iter` begins the next epoch.
 
-Where ranks balance their work (`balancing.py`), a batch is dealt anew two steps early, and what is below sees the dealt
-one only. Positions are those of the batches as the source made them.
+Where ranks balance their work, or divide histories (`balancing.py`), a batch is dealt anew two steps early, and what is
+below sees the dealt one only. Positions are those of the batches as the source made them.
 
 Negatives that are drawn (`negatives.py`) join a batch when it is taken. Before the step after which the model searches
 for harder ones the next batch is not taken ahead: what is drawn for it depends on what is found.
@@ -34,6 +34,7 @@ from torch import Tensor
 from ziggurat.data.source import LoaderSource, as_source, state_from_json, state_to_json
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
+from ziggurat.features.events import PIECE_STARTS
 from ziggurat.training.balancing import Balancer
 from ziggurat.training.config import Decay, TrainingConfig
 from ziggurat.training.negatives import DrawnNegatives
@@ -48,7 +49,7 @@ class Fed:
         batch: to train on, on the device.
         upcoming: the batch after it, if it is known by now.
         num_rows: samples of the step, over all ranks.
-        row_ids: of the samples of the data in the batch.
+        row_ids: of the samples of the data in the batch; of one that is in pieces, on the rank that has its end.
         is_last: whether the epoch has no batch after it.
     """
 
@@ -67,6 +68,11 @@ class _Taken:
     num_rows: int
     state: dict[str, Any]
     is_done: bool
+
+
+def trained_rows(batch: Batch) -> Int64[Tensor, "B"]:
+    """The row ids that a step on this batch trains; pieces of histories that have none are left out."""
+    return batch.row_ids[batch.row_ids >= 0] if PIECE_STARTS in batch.extras else batch.row_ids
 
 
 class Feed:
@@ -156,7 +162,7 @@ class Feed:
         current = next(taken)
         batch = None if current.batch is None else made(current.batch, step)
         while current.batch is not None and batch is not None:
-            row_ids, following = current.batch.row_ids, next(taken)
+            row_ids, following = trained_rows(current.batch), next(taken)
             step += 1
             is_due = negatives is not None and negatives.is_due(step)
             ahead = None if is_due or following.batch is None else made(following.batch, step)
@@ -168,7 +174,7 @@ class Feed:
 
     def timing(self) -> dict[str, float]:
         """Share of time lost to the slowest rank by planned cost, as samples came and as dealt; {} where none are."""
-        if self.balancer is None:
+        if self.balancer is None or not self.balancer.balances:
             return {}
         before, after = self.balancer.planned_shares()
         return {"unbalanced_straggler_share": round(before, 6), "planned_straggler_share": round(after, 6)}

@@ -33,7 +33,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.topology import Axis, Topology, own_group
+from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group
 
 _PURPOSE = "balance: {}"
 
@@ -103,7 +103,7 @@ class SampleExchange:
         parts = [take_samples(batch, torch.from_numpy(np.flatnonzero(mine == rank))) for rank in range(group.size)]
         before = np.repeat(np.arange(group.size), sizes)
         return Dealt(
-            batch=concatenate_batches(self._exchanged(parts)),
+            batch=concatenate_batches(exchange_samples(parts, group=group, traffic=self._traffic, purpose=_PURPOSE)),
             loads=loads_of(all_costs, ranks, num_ranks=group.size),
             loads_before=loads_of(all_costs, before, num_ranks=group.size),
         )
@@ -121,39 +121,46 @@ class SampleExchange:
         )
         return list(came.wait().split(list(sizes)))
 
-    def _exchanged(self, parts: list[Batch]) -> list[Batch]:
-        """The samples that each rank has for this one, in the order of ranks; what stays is not copied."""
-        group = self._group
-        own = parts[group.position]
-        letters = [
-            _letter(part) if part.batch_size and rank != group.position else torch.empty(0, dtype=torch.uint8)
-            for rank, part in enumerate(parts)
-        ]
-        sent = [letter.numel() for letter in letters]
-        told = all_to_all(
-            torch.tensor(sent),
-            sent=[1] * group.size,
-            received=[1] * group.size,
-            group=group,
-            traffic=self._traffic,
-            purpose=_PURPOSE.format("bytes"),
-        )
-        received = told.wait().tolist()
-        came = all_to_all(
-            torch.cat(letters),
-            sent=sent,
-            received=received,
-            group=group,
-            traffic=self._traffic,
-            purpose=_PURPOSE.format("samples"),
-        )
-        found: list[Batch] = []
-        for rank, text in enumerate(came.wait().split(received)):
-            if rank == group.position:
-                found.append(own)
-            elif len(text):
-                found.append(batch_of_parts(load(text.numpy().tobytes())))
-        return found
+
+def exchange_samples(parts: list[Batch], *, group: RankGroup, traffic: Traffic, purpose: str) -> list[Batch]:
+    """The samples that each rank has for this one, in the order of ranks; what stays is not copied. Collective.
+
+    Args:
+        parts: what this rank has for each rank of the group.
+        group: which nothing else uses meanwhile (`own_group`).
+        traffic: counts the messages.
+        purpose: of messages, with a place for what they hold.
+    """
+    own = parts[group.position]
+    letters = [
+        _letter(part) if part.batch_size and rank != group.position else torch.empty(0, dtype=torch.uint8)
+        for rank, part in enumerate(parts)
+    ]
+    sent = [letter.numel() for letter in letters]
+    told = all_to_all(
+        torch.tensor(sent),
+        sent=[1] * group.size,
+        received=[1] * group.size,
+        group=group,
+        traffic=traffic,
+        purpose=purpose.format("bytes"),
+    )
+    received = told.wait().tolist()
+    came = all_to_all(
+        torch.cat(letters),
+        sent=sent,
+        received=received,
+        group=group,
+        traffic=traffic,
+        purpose=purpose.format("samples"),
+    )
+    found: list[Batch] = []
+    for rank, text in enumerate(came.wait().split(received)):
+        if rank == group.position:
+            found.append(own)
+        elif len(text):
+            found.append(batch_of_parts(load(text.numpy().tobytes())))
+    return found
 
 
 def _letter(part: Batch) -> Tensor:

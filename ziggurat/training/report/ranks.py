@@ -12,6 +12,7 @@ import torch
 
 from ziggurat.models import Model
 from ziggurat.parallel.agreement import Agreement
+from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
@@ -45,6 +46,7 @@ def rank_sections(
     lines = {
         "ranks": topology.describe(),
         "ranks of one host": _host_link(topology),
+        **_context(topology, config.passing),
         "dense network": f"{config.dense.value}: {_DENSE[config.dense]}; reduced as {config.reduction.value}",
     }
     towers = model.towers
@@ -61,6 +63,15 @@ def rank_sections(
         ranks = ", ".join(str(shard.rank) for shard in shards)
         plan[name] = f"{shards[0].placement.value}, rank {ranks}, {mib:,.2f} MiB"
     return {"Ranks": lines, "Plan": plan}
+
+
+def _context(topology: Topology, passing: Passing) -> dict[str, str]:
+    """Who divides histories, if anybody does."""
+    size = topology.context.size
+    if size == 1:
+        return {}
+    ways = {Passing.AUTO: "keys or queries, whichever is faster by measured rates", Passing.KEYS: "keys and values"}
+    return {"histories": f"divided between {size} ranks; between them travel {ways.get(passing, 'queries')}"}
 
 
 def _host_link(topology: Topology) -> str:

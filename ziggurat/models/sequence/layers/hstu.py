@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
 from ziggurat.models.sequence.layers.places import SequencePlaces
-from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, checked
@@ -250,7 +249,7 @@ class HSTULayer(SequenceLayer):
         bias = AttentionBias(
             w_pos=self.w_pos, w_time=self.w_time, query_times=places.query_times, key_times=places.key_times
         )
-        return jagged_attention(
+        return places.attention(
             *(q, k, v),
             layout=places.layout,
             form=AttentionForm.SILU,

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import DataError
 from ziggurat.features.jagged import offsets_of
-from ziggurat.ops.attention.problem import JaggedLayout
+from ziggurat.ops.attention.choose import jagged_attention
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
 
 
 class AskedAt(StrEnum):
@@ -32,19 +34,40 @@ class AskedAt(StrEnum):
     OWN = "own"  # when it happens itself
 
 
+class Attention(Protocol):
+    """How queries gather from keys: `jagged_attention`, or one that reaches over ranks."""
+
+    def __call__(
+        self,
+        q: Float[Tensor, "M H d"],
+        k: Float[Tensor, "N H d"],
+        v: Float[Tensor, "N H dv"],
+        *,
+        layout: JaggedLayout,
+        form: AttentionForm,
+        scale: float,
+        divisor: float = 1.0,
+        bias: AttentionBias | None = None,
+    ) -> Float[Tensor, "M H dv"]:
+        """As `jagged_attention`."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class SequencePlaces:
-    """Where events stand: sequences, targets, times.
+    """Where events stand: sequences, targets, times; and how they meet.
 
     Args:
         layout: where sequences begin, which of them are targets, and what sees what.
         key_times: (N,) of every event; None where no layer has a bias by time.
         query_times: (M,) when each query is asked.
+        attention: what layers attend with.
     """
 
     layout: JaggedLayout
     key_times: Int64[Tensor, "N"] | None = None
     query_times: Int64[Tensor, "M"] | None = None
+    attention: Attention = jagged_attention
 
 
 def asked_times(

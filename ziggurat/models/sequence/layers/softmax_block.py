@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from ziggurat.errors import ConfigError
 from ziggurat.models.sequence.layers.layer import Projected, SequenceLayer
 from ziggurat.models.sequence.layers.places import SequencePlaces
-from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.problem import AttentionForm
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Count, Dim, Fraction, PositiveFloat, checked
@@ -179,7 +178,7 @@ class SoftmaxBlock(SequenceLayer):
         """Attention over what each event sees."""
         form, scale = self.config.weights, (self.config.dim // self.config.num_heads) ** -0.5
         divisor = 1.0 if form is AttentionForm.SOFTMAX else float(self.config.max_length)
-        return jagged_attention(q, k, v, layout=places.layout, form=form, scale=scale, divisor=divisor)
+        return places.attention(q, k, v, layout=places.layout, form=form, scale=scale, divisor=divisor)
 
     def finish(
         self, events_MD: Float[Tensor, "M D"], gathered: Float[Tensor, "M H dv"], rest: Float[Tensor, "M R"]

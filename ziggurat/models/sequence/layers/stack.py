@@ -28,8 +28,16 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.model import Unpooled
 from ziggurat.models.sequence.layers.layer import SequenceLayer
-from ziggurat.models.sequence.layers.places import AskedAt, SequencePlaces, asked_times, cut_lists, join_lists
-from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
+from ziggurat.models.sequence.layers.places import (
+    AskedAt,
+    Attention,
+    SequencePlaces,
+    asked_times,
+    cut_lists,
+    join_lists,
+)
+from ziggurat.ops.attention.choose import jagged_attention
+from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout, Spans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,9 @@ class SequenceStack(nn.Module):
         layers: HSTU layers, softmax blocks, or any other `SequenceLayer`.
         mask: context and maximum attention length of all layers.
         asked: the time that an event of a history is asked at.
+
+    Attributes:
+        attention: what layers attend with; parallelism puts one that reaches over ranks in its place.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class SequenceStack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.mask = AttentionMask() if mask is None else mask
         self.asked = asked
+        self.attention: Attention = jagged_attention
 
     def forward(self, events_ND: Float[Tensor, "N D"], *, places: SequencePlaces) -> Float[Tensor, "N D"]:
         """All events through all layers.
@@ -93,6 +105,7 @@ class SequenceStack(nn.Module):
         times: Int64[Tensor, "N"] | None = None,
         num_targets: Int64[Tensor, "B"] | None = None,
         last: Int64[Tensor, "B"] | None = None,
+        spans: Spans | None = None,
     ) -> SequencePlaces:
         """Places of histories with their candidates, by this stack's mask and rule for times.
 
@@ -101,19 +114,20 @@ class SequenceStack(nn.Module):
             times: of the events; of a candidate: when it is asked.
             num_targets: candidates at the end of each sequence.
             last: when the last event of a history without candidates is asked; None: at its own time.
+            spans: of histories that are pieces of longer ones; `last` is then what comes after each piece.
 
         Raises:
             DataError: times are no int64, or not one an event.
         """
-        layout = JaggedLayout(offsets=offsets, num_targets=num_targets, mask=self.mask)
+        layout = JaggedLayout(offsets=offsets, num_targets=num_targets, mask=self.mask, spans=spans)
         if times is None:
-            return SequencePlaces(layout=layout)
+            return SequencePlaces(layout=layout, attention=self.attention)
         asked = asked_times(times, offsets=offsets, asked=self.asked, last=last)
         if num_targets is not None:
             position = torch.arange(len(times)) - offsets[:-1].repeat_interleave(offsets.diff(), output_size=len(times))
             history = (offsets.diff() - num_targets).repeat_interleave(offsets.diff(), output_size=len(times))
             asked = torch.where(position >= history - 1, times, asked)
-        return SequencePlaces(layout=layout, key_times=times, query_times=asked)
+        return SequencePlaces(layout=layout, key_times=times, query_times=asked, attention=self.attention)
 
     def remember(
         self, events_ND: Float[Tensor, "N D"], *, offsets: Int64[Tensor, "B+1"], times: Int64[Tensor, "N"] | None = None

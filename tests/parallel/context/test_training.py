@@ -1,0 +1,117 @@
+"""Steps of next-item models whose histories are divided, with sharded tables and data parallelism, as on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.sequence.test_next_item import INPUTS, batch_of
+from ziggurat.config import from_json, to_json
+from ziggurat.embeddings import EmbeddingConfig
+from ziggurat.errors import ConfigError, TopologyError
+from ziggurat.features.events import HISTORY, PIECE_LENGTHS, PIECE_STARTS
+from ziggurat.models import DINConfig, NextItemConfig, build_model
+from ziggurat.models.sequence.next_item import LayerPreset, Positions
+from ziggurat.models.sequence.next_item_loss import NextItemNegatives
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.context.choice import Passing
+from ziggurat.parallel.context.pieces import head_and_tail
+from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.parallelize import ParallelConfig, parallelize
+from ziggurat.parallel.topology import Topology
+from ziggurat.plan import Placement, Plan, TablePlacement
+from ziggurat.testing.batches import small_inputs
+from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
+from ziggurat.testing.ranks import run_ranks
+
+# All items are candidates: drawn ones depend on the rank that draws.
+MODEL = NextItemConfig(
+    embedding_dim=8,
+    num_layers=2,
+    dropout=0.0,
+    negatives=NextItemNegatives.ALL,
+    temperature=0.5,
+    embedding=EmbeddingConfig(kernel=KernelChoice.TORCH),
+)
+PLAN = Plan(
+    world_size=4,
+    tables=(
+        TablePlacement(table="item", placement=Placement.ROW_WISE, ranks=(0, 1, 2, 3)),
+        TablePlacement(table="kind", placement=Placement.TABLE_WISE, ranks=(1,)),
+        TablePlacement(table="action", placement=Placement.DATA_PARALLEL, ranks=(0, 1, 2, 3)),
+    ),
+)
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"layers": LayerPreset.HSTU.value},
+    {"layers": LayerPreset.STU.value, "positions": Positions.FROM_END.value, "max_attention_length": 2},
+    {"layers": LayerPreset.SASREC.value},
+)
+
+
+def check(rank: int, model_json: Any) -> None:
+    """Several models and ways to run, one after the other, in one group of processes."""
+    plan = from_json(Plan, to_json(PLAN), where="test")
+    batch = batch_of([4, 6, 0, 1, 2, 5, 3])
+    ways = [(2, DenseParallelism.DDP, Passing.KEYS), (4, DenseParallelism.DDP, Passing.QUERIES)]
+    for number, variant in enumerate(VARIANTS):
+        config = from_json(NextItemConfig, model_json | variant, where="test")
+        size, dense, passing = (2, DenseParallelism.FSDP, Passing.AUTO) if number == 1 else ways[number % 2]
+        assert_same_as_single_device(
+            lambda config=config: build_model(config, INPUTS, seed=3),
+            plan,
+            batch=batch,
+            config=ParallelConfig(dense=dense, passing=passing),
+            context=size,
+            tolerance=Tolerance(others=5e-6),
+        )
+    with pytest.raises(TopologyError, match="--context"):
+        Topology.create(context_size=3)
+    topology = Topology.create(context_size=2)
+    assert topology.context.ranks == ((0, 1), (2, 3))[rank // 2]
+    inputs = small_inputs()
+    tables = tuple(
+        TablePlacement(table=table.name, placement=Placement.DATA_PARALLEL, ranks=(0, 1, 2, 3))
+        for table in inputs.tables
+    )
+    with pytest.raises(ConfigError, match="DIN, which has none"):
+        parallelize(build_model(DINConfig(embedding_dim=4), inputs), Plan(world_size=4, tables=tables), topology)
+
+
+def test_steps_on_divided_histories_are_those_of_one_device() -> None:
+    run_ranks(check, 4, to_json(MODEL))
+
+
+def test_pieces_ask_what_the_history_asks() -> None:
+    model = build_model(MODEL, INPUTS, seed=3)
+    batch = batch_of([4, 6, 0, 1])
+    lengths = model.history_lengths(batch)
+    assert lengths.tolist() == [4, 6, 0, 1]
+    asked, answers = [], []
+    for rank in range(2):
+        cut = head_and_tail(lengths, rank=rank, num_ranks=2)
+        pieces = model.pieces_of(batch, starts=cut.starts, counts=cut.counts)
+        rows, offsets = model.lists_of(pieces, HISTORY)
+        assert torch.equal(offsets.diff(), cut.counts.reshape(-1))
+        assert torch.equal(pieces.extras[PIECE_STARTS], cut.starts.reshape(-1))
+        assert torch.equal(pieces.extras[PIECE_LENGTHS], lengths.repeat(2))
+        assert not model.lists_of(pieces, "earlier")[0].numel()
+        for piece, count in enumerate(cut.counts.reshape(-1).tolist()):
+            if count:
+                asked.append((piece % 4, rows[offsets[piece]].item()))
+                times = pieces.sequences["asked_at"]
+                answers.append((pieces.single[:, piece].tolist(), times.values["time"][times.offsets[piece]].item()))
+    whole, begins = model.lists_of(batch, HISTORY)
+    moments = batch.sequences["history_times"].values["time"]
+    later = {int(at): number for number, at in enumerate(moments)}
+    ends = batch.sequences["asked_at"].values["time"].tolist()
+    for (sample, first), (item, when) in zip(asked, answers, strict=True):
+        assert first in whole[begins[sample] : begins[sample + 1]]
+        if when in later:  # what follows is an event of the history itself
+            at = later[when]
+            assert item == [int(whole[at]), 3 + int(whole[at]) % 3]
+            assert begins[sample] < at < begins[sample + 1]
+        else:
+            assert when == ends[sample]
+            assert item == batch.single[:, sample].tolist()

@@ -1,0 +1,1 @@
+"""Context parallelism: histories that are too long for one rank lie on several, and attention reaches across them."""

@@ -1,0 +1,187 @@
+"""ContextAttention: takes the place of attention in the layers of a model whose histories are cut over ranks.
+
+    batch of pieces ─► places (spans) ─► every layer: project ─► attend ─► finish
+                                                               └ this: across the ranks of the context group
+
+Layers compute on the events that a rank has; only here do they meet those of others. What is not cut (evaluation, other
+models' calls) goes to ordinary attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.errors import ConfigError
+from ziggurat.models import Model
+from ziggurat.models.sequence.cut import CutsHistories
+from ziggurat.ops.attention.choose import jagged_attention
+from ziggurat.ops.attention.partial import AttentionSettings
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
+from ziggurat.parallel.context.choice import ContextRates, Passing, RowWidths, choose_travelling, measure_rates
+from ziggurat.parallel.context.pieces import Histories, head_and_tail
+from ziggurat.parallel.context.spread import Spread
+from ziggurat.parallel.context.travel import spread_attention
+from ziggurat.parallel.context.work import Times, Travelling, Work
+from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.topology import RankGroup, Topology
+
+
+@dataclass(eq=False)
+class _Kept:
+    """What the layers of one pass share."""
+
+    layout: JaggedLayout
+    spread: Spread
+    times: list[Times] = field(default_factory=list)
+    travelling: dict[RowWidths, Travelling] = field(default_factory=dict)
+
+
+class ContextAttention:
+    """Attention of layers over histories whose pieces lie on the ranks of a group; calls are collective.
+
+    Args:
+        group: the ranks, in the order of their pieces.
+        traffic: counts the messages.
+        passing: what travels; `auto` measures the group at the first call.
+
+    Attributes:
+        chosen: what travelled, and how often, for reports.
+    """
+
+    def __init__(self, group: RankGroup, *, traffic: Traffic, passing: Passing = Passing.AUTO) -> None:
+        self._group, self._traffic, self._passing = group, traffic, passing
+        self._kept: _Kept | None = None
+        self._rates: ContextRates | None = None
+        self.chosen = dict.fromkeys(Travelling, 0)
+
+    def __call__(
+        self,
+        q: Float[Tensor, "M H d"],
+        k: Float[Tensor, "N H d"],
+        v: Float[Tensor, "N H dv"],
+        *,
+        layout: JaggedLayout,
+        form: AttentionForm,
+        scale: float,
+        divisor: float = 1.0,
+        bias: AttentionBias | None = None,
+    ) -> Float[Tensor, "M H dv"]:
+        """As `jagged_attention`; a layout with spans is that of this rank's heads and tails, heads first.
+
+        Args:
+            q: queries of this rank's events.
+            k: keys of them.
+            v: values of them.
+            layout: pieces of all histories, and how long these are.
+            form: how scores become weights.
+            scale: α.
+            divisor: n.
+            bias: of position and time.
+        """
+        settings = AttentionSettings(form=form, scale=scale, divisor=divisor)
+        if layout.spans is None:
+            return jagged_attention(q, k, v, layout=layout, form=form, scale=scale, divisor=divisor, bias=bias)
+        bias = bias or AttentionBias()
+        kept = self._of(layout)
+        widths = RowWidths(
+            query=q.shape[1] * q.shape[2],
+            value=v.shape[1] * v.shape[2],
+            num_heads=q.shape[1],
+            number_bytes=q.element_size(),
+            is_softmax=form is AttentionForm.SOFTMAX,
+            is_training=torch.is_grad_enabled(),
+        )
+        if widths not in kept.travelling:
+            kept.travelling[widths] = self._choose(kept.spread, widths)
+        if bias.w_time is not None and not kept.times:
+            kept.times = _times_of_all(kept.spread, bias)
+        times, travelling = kept.times if bias.w_time is not None else [], kept.travelling[widths]
+        self.chosen[travelling] += 1
+        work = Work(kept.spread, settings, travelling, times=times, w_pos=bias.w_pos, w_time=bias.w_time)
+        return spread_attention(q, k, v, work=work)
+
+    def _of(self, layout: JaggedLayout) -> _Kept:
+        """Who has what, found once for all layers of a pass."""
+        if self._kept is not None and self._kept.layout is layout:
+            return self._kept
+        assert layout.spans is not None
+        lengths = layout.spans.lengths[: len(layout.spans.lengths) // 2].cpu()
+        histories = Histories(lengths, mask=layout.rule)
+        if layout.num_targets is not None:
+            histories = Histories(lengths, layout.num_targets[: len(lengths)].cpu(), layout.rule)
+        pieces = [head_and_tail(lengths, rank=rank, num_ranks=self._group.size) for rank in range(self._group.size)]
+        spread = Spread(histories, pieces, pieces, self._group, self._traffic)
+        self._kept = _Kept(layout, spread)
+        return self._kept
+
+    def _choose(self, spread: Spread, widths: RowWidths) -> Travelling:
+        if self._passing is not Passing.AUTO:
+            return Travelling(self._passing.value)
+        if self._rates is None:
+            self._rates = measure_rates(spread)
+        return choose_travelling(
+            spread.histories,
+            queries=spread.queries,
+            keys=spread.keys,
+            widths=widths,
+            rates=self._rates,
+            overlaps=spread.overlaps,
+        )
+
+
+def _times_of_all(spread: Spread, bias: AttentionBias) -> list[Times]:
+    """The times of the events of every rank."""
+    assert bias.query_times is not None
+    assert bias.key_times is not None
+    asked = [each.num_rows for each in spread.queries]
+    held = [each.num_rows for each in spread.keys]
+    queries = spread.everybody(bias.query_times, asked, purpose="times")
+    keys = spread.everybody(bias.key_times, held, purpose="times")
+    return [Times(*both) for both in zip(queries, keys, strict=True)]
+
+
+def check_context(model: Model, topology: Topology, *, num_parts: int) -> None:
+    """Refuse to divide the histories of a model that has none.
+
+    Args:
+        model: on one device.
+        topology: the ranks.
+        num_parts: parts of a batch in a step.
+
+    Raises:
+        ConfigError: the model cannot train on pieces of histories, or its batches are cut into parts.
+    """
+    size = topology.context.size
+    if size == 1:
+        return
+    if not isinstance(model, CutsHistories):
+        raise ConfigError(
+            expected="a model with layers over histories (a SequenceStack), such as next_item",
+            found=f"{type(model).__name__}, which has none",
+            where=f"--context {size}",
+            ways_out=("--context 1: ranks then divide samples alone", "ziggurat train movielens_hstu"),
+        )
+    if num_parts > 1:
+        raise ConfigError(
+            expected="batches in one part, because the ranks of a history compute it together",
+            found=f"{num_parts} parts",
+            where=f"--context {size}",
+            ways_out=("--parallel.num-parts 1", "--context 1"),
+        )
+
+
+def spread_stack(model: Model, *, group: RankGroup, traffic: Traffic, passing: Passing) -> None:
+    """Let the layers of a model reach over the ranks of a group, in place.
+
+    Args:
+        model: which can cut histories.
+        group: the ranks.
+        traffic: counts the messages.
+        passing: what travels.
+    """
+    assert isinstance(model, CutsHistories)
+    model.stack.attention = ContextAttention(group, traffic=traffic, passing=passing)
