@@ -13,13 +13,22 @@ from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.errors import ConfigError, TopologyError
 from ziggurat.features.events import HISTORY, PIECE_LENGTHS, PIECE_STARTS
+from ziggurat.features.jagged import offsets_of
 from ziggurat.models import DINConfig, NextItemConfig, build_model
+from ziggurat.models.sequence.layers.hstu import HSTULayer, hstu_research
+from ziggurat.models.sequence.layers.places import AskedAt
+from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, sasrec
+from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import LayerPreset, Positions
 from ziggurat.models.sequence.next_item_loss import NextItemNegatives
+from ziggurat.ops.attention.problem import Spans
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.parallel.context.attention import ContextAttention
 from ziggurat.parallel.context.choice import Passing
-from ziggurat.parallel.context.pieces import head_and_tail
+from ziggurat.parallel.context.histories import remember_spread, score_spread, share_of_candidates
+from ziggurat.parallel.context.pieces import Pieces, head_and_tail
 from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Placement, Plan, TablePlacement
@@ -82,9 +91,47 @@ def check(rank: int, model_json: Any) -> None:
         )
 
 
+def check_scores() -> None:
+    """Candidates behind histories on four ranks score as behind remembered ones on one device."""
+    topology = Topology.create(context_size=4)
+    me, generator = topology.context.position, torch.Generator().manual_seed(1)
+    lengths, counts = torch.tensor([9, 0, 40, 1]), torch.tensor([5, 3, 0, 7])
+    begins, firsts = offsets_of(lengths), offsets_of(counts)
+    events, candidates = (torch.randn(int(each.sum()), 8, generator=generator) for each in (lengths, counts))
+    times = torch.randint(0, 10**6, (len(events),), generator=generator)
+    asked_at = torch.tensor([10**6, 5, 7, 10**5])
+    for layer in (HSTULayer(hstu_research(dim=8, num_heads=2, max_length=64)), SoftmaxBlock(sasrec(dim=8))):
+        own = {"times": times} if isinstance(layer, HSTULayer) else {}
+        asked = {"asked_at": asked_at} if own else {}
+        torch.manual_seed(2)
+        for weight in layer.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+        stack = SequenceStack([layer.eval(), layer], asked=AskedAt.OWN)
+        with torch.no_grad():
+            _, kept = stack.remember(events, offsets=begins, **own)
+            wanted = stack.score(candidates, offsets=firsts, histories=kept, **asked)
+            with pytest.raises(ConfigError, match="reach over ranks"):
+                remember_spread(stack, events, places=stack.places_of(begins))
+            mine = head_and_tail(lengths, rank=me, num_ranks=4)
+            rows = mine.rows_within(Pieces(torch.zeros(2, 4, dtype=torch.int64), lengths.repeat(2, 1))) % len(events)
+            starts = mine.starts.reshape(-1)
+            spans = Spans(query_starts=starts, key_starts=starts, lengths=lengths.repeat(2))
+            for passing in Passing:
+                stack.attention = ContextAttention(topology.context, traffic=Traffic(topology), passing=passing)
+                places = stack.places_of(mine.offsets, times=times[rows] if own else None, spans=spans)
+                _, spread = remember_spread(stack, events[rows], places=places)
+                share = share_of_candidates(counts, rank=me, num_ranks=4)
+                at = Pieces(share[:1], (share[1] - share[0])[None]).rows_within(
+                    Pieces(torch.zeros(1, 4, dtype=torch.int64), counts[None])
+                )
+                found = score_spread(stack, candidates[at], counts=counts, histories=spread, **asked)
+                torch.testing.assert_close(found, wanted[at], rtol=1e-5, atol=1e-5)
+
+
 def check_all(rank: int, model_json: Any) -> list[tuple[int, str, float, float]]:
     """Attention alone on two and on four ranks, then whole steps: in one group of processes."""
     found = differences(rank, list(range(6)), 2) + differences(rank, list(range(6, 12)), 4)
+    check_scores()
     check(rank, model_json)
     return found
 

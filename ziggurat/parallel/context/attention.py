@@ -87,16 +87,9 @@ class ContextAttention:
             return jagged_attention(q, k, v, layout=layout, form=form, scale=scale, divisor=divisor, bias=bias)
         bias = bias or AttentionBias()
         kept = self._of(layout)
-        widths = RowWidths(
-            query=q.shape[1] * q.shape[2],
-            value=v.shape[1] * v.shape[2],
-            num_heads=q.shape[1],
-            number_bytes=q.element_size(),
-            is_softmax=form is AttentionForm.SOFTMAX,
-            is_training=torch.is_grad_enabled(),
-        )
+        widths = row_widths(q, v, form=form)
         if widths not in kept.travelling:
-            kept.travelling[widths] = self._choose(kept.spread, widths)
+            kept.travelling[widths] = self.choose(kept.spread, widths)
         if bias.w_time is not None and not kept.times:
             kept.times = _times_of_all(kept.spread, bias)
         times, travelling = kept.times if bias.w_time is not None else [], kept.travelling[widths]
@@ -118,7 +111,18 @@ class ContextAttention:
         self._kept = _Kept(layout, spread)
         return self._kept
 
-    def _choose(self, spread: Spread, widths: RowWidths) -> Travelling:
+    @property
+    def group(self) -> RankGroup:
+        """The ranks, in the order of their pieces."""
+        return self._group
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has been sent."""
+        return self._traffic
+
+    def choose(self, spread: Spread, widths: RowWidths) -> Travelling:
+        """What travels in one attention; the same on every rank. Collective where the group is not measured yet."""
         if self._passing is not Passing.AUTO:
             return Travelling(self._passing.value)
         if self._rates is None:
@@ -131,6 +135,18 @@ class ContextAttention:
             rates=self._rates,
             overlaps=spread.overlaps,
         )
+
+
+def row_widths(q: Tensor, v: Tensor, *, form: AttentionForm) -> RowWidths:
+    """Widths of the rows of these queries and values."""
+    return RowWidths(
+        query=q.shape[1] * q.shape[2],
+        value=v.shape[1] * v.shape[2],
+        num_heads=q.shape[1],
+        number_bytes=q.element_size(),
+        is_softmax=form is AttentionForm.SOFTMAX,
+        is_training=torch.is_grad_enabled(),
+    )
 
 
 def _times_of_all(spread: Spread, bias: AttentionBias) -> list[Times]:

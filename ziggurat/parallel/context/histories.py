@@ -1,0 +1,215 @@
+"""Histories whose keys and values stay on the ranks that computed them, and candidates that are scored behind them.
+
+    remember      pieces of the histories through all layers; each rank keeps its keys and values
+    score         rank r brings its share of the candidates; in every layer their queries meet the keys of all ranks,
+                  which (pass-Q) they travel to, or which (pass-KV) come to them
+
+One long user's candidates are few rows against a history of 10⁵, so what travels is their queries and what they gather,
+2·b numbers a head and layer, however long the history is. Candidates see the history and themselves, so the result is
+that of `SequenceStack.score` on one device.
+
+Sources: M-FALCON, Zhai et al., arXiv 2402.17152, Appendix H; decoding by pass-Q: Yang et al., arXiv 2411.01783,
+algorithm 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.models.sequence.layers.layer import SequenceLayer
+from ziggurat.models.sequence.layers.places import SequencePlaces
+from ziggurat.models.sequence.layers.stack import SequenceStack
+from ziggurat.ops.attention.partial import AttentionSettings
+from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, AttentionMask, JaggedLayout
+from ziggurat.parallel.context.attention import ContextAttention, row_widths
+from ziggurat.parallel.context.pieces import Histories, Pieces, head_and_tail
+from ziggurat.parallel.context.spread import Spread
+from ziggurat.parallel.context.travel import spread_attention
+from ziggurat.parallel.context.work import Times, Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadHistories:
+    """Keys and values of this rank's pieces of histories, layer by layer.
+
+    Args:
+        keys_values: of each layer; heads, then tails.
+        lengths: (B,) events of the whole histories.
+        times: of this rank's events, where a layer asks for them.
+    """
+
+    keys_values: tuple[tuple[Tensor, Tensor], ...]
+    lengths: Int64[Tensor, "B"]
+    times: Int64[Tensor, "N"] | None
+
+
+def remember_spread(
+    stack: SequenceStack, events_ND: Float[Tensor, "N D"], *, places: SequencePlaces
+) -> tuple[Float[Tensor, "N D"], SpreadHistories]:
+    """Outputs of this rank's pieces of histories, and their keys and values; collective over the context group.
+
+    Args:
+        stack: layers that reach over ranks (`parallelize` with a context axis).
+        events_ND: vectors of this rank's events: heads of all histories, then tails.
+        places: of them, from `stack.places_of(…, spans=…)`.
+
+    Raises:
+        ConfigError: the stack does not reach over ranks.
+    """
+    _context_of(stack)
+    spans = places.layout.spans
+    assert spans is not None, "pieces of histories have spans"
+    kept = []
+    for layer in _layers(stack):
+        projected = layer.project(events_ND)
+        kept.append((projected.k, projected.v))
+        gathered = layer.attend(projected.q, projected.k, projected.v, places)
+        events_ND = layer.finish(events_ND, gathered, projected.rest)
+    lengths = spans.lengths[: len(spans.lengths) // 2]
+    return events_ND, SpreadHistories(keys_values=tuple(kept), lengths=lengths, times=places.key_times)
+
+
+def share_of_candidates(counts: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -> Int64[Tensor, "2 B"]:
+    """The first candidate of each history that a rank brings, and the first that it does not.
+
+    Args:
+        counts: candidates of each history.
+        rank: of the context group.
+        num_ranks: of the group.
+    """
+    return torch.stack([counts * rank // num_ranks, counts * (rank + 1) // num_ranks])
+
+
+def score_spread(
+    stack: SequenceStack,
+    candidates_MD: Float[Tensor, "M D"],
+    *,
+    counts: Int64[Tensor, "B"],
+    histories: SpreadHistories,
+    asked_at: Int64[Tensor, "B"] | None = None,
+) -> Float[Tensor, "M D"]:
+    """Outputs of this rank's candidates behind histories that are spread over ranks; collective over the group.
+
+    Args:
+        stack: layers that reach over ranks.
+        candidates_MD: vectors of this rank's share (`share_of_candidates`), history after history.
+        counts: candidates of each history, over all ranks; the same on every rank.
+        histories: what `remember_spread` gave.
+        asked_at: time of each history's question; needed where histories have times.
+
+    Raises:
+        ConfigError: the stack does not reach over ranks.
+        DataError: not this rank's share of the candidates, or times where histories have none.
+    """
+    context = _context_of(stack)
+    size, me = context.group.size, context.group.position
+    shares = [share_of_candidates(counts, rank=rank, num_ranks=size) for rank in range(size)]
+    mine = shares[me][1] - shares[me][0]
+    _check(candidates_MD, mine, counts, histories, asked_at)
+    rows = [Pieces((histories.lengths + first)[None], (last - first)[None]) for first, last in shares]
+    keys = []
+    for rank, own in enumerate(rows):
+        cached = head_and_tail(histories.lengths, rank=rank, num_ranks=size)
+        keys.append(Pieces(torch.cat([cached.starts, own.starts]), torch.cat([cached.counts, own.counts])))
+    spread = Spread(
+        Histories(histories.lengths + counts, counts, stack.mask), rows, keys, context.group, context.traffic
+    )
+    times = _times(spread, histories, asked_at, [last - first for first, last in shares])
+    behind = _Behind(context, spread, times)
+    layout = JaggedLayout(offsets=rows[me].offsets, mask=AttentionMask())  # what is seen is in `spread`
+    places = SequencePlaces(
+        layout=layout,
+        key_times=None if asked_at is None else times[me].queries,
+        query_times=None if asked_at is None else times[me].queries,
+    )
+    for layer, kept in zip(_layers(stack), histories.keys_values, strict=True):
+        projected = layer.project(candidates_MD)
+        own = replace(places, attention=replace(behind, kept=kept))
+        gathered = layer.attend(projected.q, projected.k, projected.v, own)
+        candidates_MD = layer.finish(candidates_MD, gathered, projected.rest)
+    return candidates_MD
+
+
+@dataclass(frozen=True)
+class _Behind:
+    """Attention of candidates to kept keys, and to themselves."""
+
+    context: ContextAttention
+    spread: Spread
+    times: Sequence[Times]
+    kept: tuple[Tensor, Tensor] | None = None
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        layout: JaggedLayout,
+        form: AttentionForm,
+        scale: float,
+        divisor: float = 1.0,
+        bias: AttentionBias | None = None,
+    ) -> Tensor:
+        del layout
+        assert self.kept is not None
+        bias = bias or AttentionBias()
+        work = Work(
+            self.spread,
+            AttentionSettings(form=form, scale=scale, divisor=divisor),
+            self.context.choose(self.spread, row_widths(q, v, form=form)),
+            times=self.times if bias.w_time is not None else (),
+            w_pos=bias.w_pos,
+            w_time=bias.w_time,
+        )
+        return spread_attention(q, torch.cat([self.kept[0], k]), torch.cat([self.kept[1], v]), work=work)
+
+
+def _times(spread: Spread, histories: SpreadHistories, asked_at: Tensor | None, asked: Sequence[Tensor]) -> list[Times]:
+    """Of all ranks: candidates are asked at one time of their history, which is also their own."""
+    if asked_at is None or histories.times is None:
+        return []
+    of_rows = [asked_at.repeat_interleave(counts) for counts in asked]
+    sizes = [keys.num_rows - len(own) for keys, own in zip(spread.keys, of_rows, strict=True)]
+    cached = spread.everybody(histories.times, sizes, purpose="times")
+    return [Times(own, torch.cat([old, own])) for old, own in zip(cached, of_rows, strict=True)]
+
+
+def _layers(stack: SequenceStack) -> list[SequenceLayer]:
+    return [layer for layer in stack.layers if isinstance(layer, SequenceLayer)]
+
+
+def _context_of(stack: SequenceStack) -> ContextAttention:
+    if isinstance(stack.attention, ContextAttention):
+        return stack.attention
+    raise ConfigError(
+        expected="a stack whose layers reach over ranks",
+        found="one of this device alone",
+        where="histories that are spread over ranks",
+        ways_out=("parallelize the model on a topology with context_size above 1", "call stack.remember and score"),
+    )
+
+
+def _check(
+    candidates: Tensor, mine: Tensor, counts: Tensor, histories: SpreadHistories, asked_at: Tensor | None
+) -> None:
+    if len(counts) != len(histories.lengths) or len(candidates) != int(mine.sum()):
+        raise DataError(
+            expected=f"counts of {len(histories.lengths)} histories, and this rank's {int(mine.sum())} candidates",
+            found=f"{len(counts)} counts, {len(candidates)} candidates",
+            where="candidates behind histories that are spread over ranks",
+            ways_out="give each rank its share: share_of_candidates says which",
+        )
+    if (asked_at is None) != (histories.times is None):
+        raise DataError(
+            expected="asked_at exactly where the histories have times",
+            found="none" if asked_at is None else "one",
+            where="candidates behind histories that are spread over ranks",
+            ways_out="remember with times and ask with asked_at, or neither",
+        )
