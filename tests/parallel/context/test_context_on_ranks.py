@@ -14,7 +14,7 @@ from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.errors import ConfigError, TopologyError
 from ziggurat.features.events import HISTORY, PIECE_LENGTHS, PIECE_STARTS
 from ziggurat.features.jagged import offsets_of
-from ziggurat.models import DINConfig, NextItemConfig, build_model
+from ziggurat.models import DNNConfig, NextItemConfig, build_model
 from ziggurat.models.sequence.layers.hstu import HSTULayer, hstu_research
 from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, sasrec
@@ -85,10 +85,9 @@ def check(rank: int, model_json: Any) -> None:
         TablePlacement(table=table.name, placement=Placement.DATA_PARALLEL, ranks=(0, 1, 2, 3))
         for table in inputs.tables
     )
-    with pytest.raises(ConfigError, match="DIN, which has none"):
-        parallelize(
-            build_model(DINConfig(embedding_dim=4), inputs, seed=0), Plan(world_size=4, tables=tables), topology
-        )
+    dnn = build_model(DNNConfig(embedding_dim=4), inputs, seed=0)
+    with pytest.raises(ConfigError, match="DNN, which has none"):
+        parallelize(dnn, Plan(world_size=4, tables=tables), topology)
 
 
 def check_scores() -> None:

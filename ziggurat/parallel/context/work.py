@@ -24,7 +24,7 @@ from ziggurat.parallel.context.spread import Spread
 
 
 class Travelling(StrEnum):
-    """What travels."""
+    """Which of the two goes to the rank that has the other: keys and values, or queries."""
 
     KEYS = "pass_kv"
     QUERIES = "pass_q"
