@@ -134,25 +134,7 @@ def build_parser() -> VerbParser:
     )
     add_model_argument(train, about="config class of a model of your own, in the place of the recipe's model")
     train.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE)")
-    ranks = train.add_argument_group("on many ranks (torchrun --nproc-per-node N -m ziggurat train ...)")
-    ranks.add_argument(
-        "--plan", metavar="FILE", help="plan.json: where each table goes (default: balanced, table-wise)"
-    )
-    ranks.add_argument(
-        "--tower-size", metavar="S", help="short for --parallel.tower-size: ranks that share their towers"
-    )
-    ranks.add_argument(
-        "--context", metavar="N", help="short for --parallel.context: ranks that divide long histories between them"
-    )
-    ranks.add_argument(
-        "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"
-    )
-    ranks.add_argument(
-        "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
-    )
-    ranks.add_argument(
-        "--exchange", metavar="WHEN", help="short for --parallel.exchange: plain, prioritised or prioritised_always"
-    )
+    _rank_arguments(train)
     train.add_argument("--resume", action="store_true", help="go on from the newest intact checkpoint")
     train.add_argument(
         "--baseline", action="store_true", help="afterwards also logistic regression on the same rows, for the report"
@@ -227,6 +209,28 @@ IMPORT_EPILOG = """examples:
   ziggurat data import --sql "SELECT user, item, click FROM events" --database shop.sqlite --out events.parquet
   ziggurat data import --sql "SELECT * FROM events" --database postgresql://me@host/shop --out events.parquet
 """
+
+
+def _rank_arguments(verb: argparse.ArgumentParser) -> None:
+    ranks = verb.add_argument_group("on many ranks (torchrun --nproc-per-node N -m ziggurat train ...)")
+    ranks.add_argument(
+        "--plan", metavar="FILE", help="plan.json: where each table goes (default: balanced, table-wise)"
+    )
+    ranks.add_argument(
+        "--tower-size", metavar="S", help="short for --parallel.tower-size: ranks that share their towers"
+    )
+    ranks.add_argument(
+        "--context", metavar="N", help="short for --parallel.context: ranks that divide long histories between them"
+    )
+    ranks.add_argument(
+        "--dense", metavar="HOW", help="short for --parallel.dense: ddp, fsdp or hsdp, for the dense network"
+    )
+    ranks.add_argument(
+        "--wire", metavar="FORMAT", help="short for --parallel.wire.between-towers: fp32, bf16, fp16, int8 or fp8"
+    )
+    ranks.add_argument(
+        "--exchange", metavar="WHEN", help="short for --parallel.exchange: plain, prioritised or prioritised_always"
+    )
 
 
 def _data_verb(parser: argparse.ArgumentParser) -> None:

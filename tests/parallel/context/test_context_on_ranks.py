@@ -86,7 +86,7 @@ def check(rank: int, model_json: Any) -> None:
         for table in inputs.tables
     )
     dnn = build_model(DNNConfig(embedding_dim=4), inputs, seed=0)
-    with pytest.raises(ConfigError, match="DNN, which has none"):
+    with pytest.raises(ConfigError, match="DNN, which does not"):
         parallelize(dnn, Plan(world_size=4, tables=tables), topology)
 
 
