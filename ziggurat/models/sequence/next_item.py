@@ -44,7 +44,7 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import EARLIER, HISTORY, PIECE_LENGTHS, PIECE_STARTS, of_history
+from ziggurat.features.events import EARLIER, HISTORY, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
@@ -66,9 +66,9 @@ from ziggurat.models.sequence.next_item_loss import (
     log_expected,
     next_item_losses,
 )
-from ziggurat.models.sequence.next_item_pieces import pieces_of_histories
+from ziggurat.models.sequence.next_item_pieces import PIECES, edges_of, pieces_of_histories, spans_of
 from ziggurat.models.towers.layer import TowerLayer
-from ziggurat.ops.attention.problem import AttentionForm, AttentionMask, Spans
+from ziggurat.ops.attention.problem import AttentionForm, AttentionMask
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, Range, checked
 
@@ -260,7 +260,7 @@ class NextItem(Model):
         _, offsets_B1 = self.lists_of(batch, HISTORY)
         times, asked = question_times(batch, offsets_B1)
         named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked}
-        named |= {name: value for name, value in batch.extras.items() if name in (PIECE_STARTS, PIECE_LENGTHS)}
+        named |= {name: value for name, value in batch.extras.items() if name in PIECES}
         if not torch.is_grad_enabled():
             return named
         rows_C = self._draw(batch)
@@ -354,20 +354,12 @@ class NextItem(Model):
         for name in self._actions:
             events_ND = events_ND + embedded.sequences[name].expanded().values
         if self.positions is not None:
-            from_start = self.config.positions is Positions.FROM_START
-            edges_B = offsets_B1[:-1] if from_start else offsets_B1[1:] - 1
-            if PIECE_STARTS in named:
-                edges_B = offsets_B1[:-1] - named[PIECE_STARTS]
-                edges_B = edges_B if from_start else edges_B + named[PIECE_LENGTHS] - 1
+            edges_B = edges_of(offsets_B1, named, from_start=self.config.positions is Positions.FROM_START)
             edges_N = edges_B.repeat_interleave(offsets_B1.diff(), output_size=total)
             events_ND = events_ND + self.positions((torch.arange(total, device=edges_N.device) - edges_N).abs())
         events_ND = dropout(events_ND, p=self.config.dropout, training=self.training)
         times_N = named.get(_TIMES, offsets_B1.new_zeros(total))
-        spans = None
-        if PIECE_STARTS in named:
-            starts_B = named[PIECE_STARTS]
-            spans = Spans(query_starts=starts_B, key_starts=starts_B, lengths=named[PIECE_LENGTHS])
-        places = self.stack.places_of(offsets_B1, times=times_N, last=named.get(_ASKED), spans=spans)
+        places = self.stack.places_of(offsets_B1, times=times_N, last=named.get(_ASKED), spans=spans_of(named))
         return self.norm(self.stack(events_ND, places=places))
 
     def _sized(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

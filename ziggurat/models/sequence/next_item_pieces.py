@@ -11,6 +11,8 @@ begins and how long the whole is travels with it (`PIECE_STARTS`, `PIECE_LENGTHS
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -19,6 +21,33 @@ from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.events import ASKED_AT, EARLIER, HISTORY, HISTORY_TIMES, PIECE_LENGTHS, PIECE_STARTS, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import MOMENT, moments_group, offsets_of
+from ziggurat.ops.attention.problem import Spans
+
+PIECES = (PIECE_STARTS, PIECE_LENGTHS)
+
+
+def spans_of(named: Mapping[str, Tensor]) -> Spans | None:
+    """Where the pieces of a batch stand; None where its histories are whole.
+
+    Args:
+        named: what the dense network reads beside features.
+    """
+    if PIECE_STARTS not in named:
+        return None
+    starts_B = named[PIECE_STARTS]
+    return Spans(query_starts=starts_B, key_starts=starts_B, lengths=named[PIECE_LENGTHS])
+
+
+def edges_of(offsets_B1: Int64[Tensor, "B+1"], named: Mapping[str, Tensor], *, from_start: bool) -> Int64[Tensor, "B"]:
+    """Where, among the events of a batch, each whole history begins, or has its last event.
+
+    Args:
+        offsets_B1: of the events.
+        named: what the dense network reads beside features.
+        from_start: the beginning, not the end.
+    """
+    begins_B = offsets_B1[:-1] - named.get(PIECE_STARTS, 0)
+    return begins_B if from_start else begins_B + named.get(PIECE_LENGTHS, offsets_B1.diff()) - 1
 
 
 def pieces_of_histories(
