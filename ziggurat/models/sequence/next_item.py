@@ -257,10 +257,9 @@ class NextItem(Model):
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
-        _, offsets_B1 = self.lists_of(batch, HISTORY)
-        times, asked = question_times(batch, offsets_B1)
-        named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked}
-        named |= {name: value for name, value in batch.extras.items() if name in PIECES}
+        times, asked = question_times(batch, self.lists_of(batch, HISTORY)[1])
+        pieces = {name: value for name, value in batch.extras.items() if name in PIECES}
+        named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked, **pieces}
         if not torch.is_grad_enabled():
             return named
         rows_C = self._draw(batch)
@@ -319,8 +318,6 @@ class NextItem(Model):
         weights_N = self._weights(batch)[:, 0].repeat_interleave(offsets_B1.diff(), output_size=len(rows_N))
         return (weights_N * (answers_N >= NUM_RESERVED_ROWS)).sum().reshape(1)
 
-    # ------------------------------------------------------------------------------------------ pieces of histories
-
     def history_lengths(self, batch: Batch) -> Int64[Tensor, "B"]:
         """Events of each history."""
         return self.lists_of(batch.expanded(), HISTORY)[1].diff()
@@ -358,8 +355,8 @@ class NextItem(Model):
             edges_N = edges_B.repeat_interleave(offsets_B1.diff(), output_size=total)
             events_ND = events_ND + self.positions((torch.arange(total, device=edges_N.device) - edges_N).abs())
         events_ND = dropout(events_ND, p=self.config.dropout, training=self.training)
-        times_N = named.get(_TIMES, offsets_B1.new_zeros(total))
-        places = self.stack.places_of(offsets_B1, times=times_N, last=named.get(_ASKED), spans=spans_of(named))
+        known = {"times": named.get(_TIMES, offsets_B1.new_zeros(total)), "last": named.get(_ASKED)}
+        places = self.stack.places_of(offsets_B1, spans=spans_of(named), **known)
         return self.norm(self.stack(events_ND, places=places))
 
     def _sized(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
