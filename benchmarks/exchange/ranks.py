@@ -87,7 +87,8 @@ class ExchangeRanks:
         self._steps: dict[str, TrainStep] = {}
         self._numbers: dict[str, int] = {}
         for name in settings["exchanges"]:
-            self._steps[name], self._numbers[name] = _made(shape, topology, Exchange(name)), 0
+            # A topology each: what one has announced lies in memory of its own while the others have their turns.
+            self._steps[name], self._numbers[name] = _made(shape, Topology.create(), Exchange(name)), 0
         self.info: dict[str, Any] = {name: step.overlaps() for name, step in self._steps.items()}
 
     def run(self, name: str, steps: int) -> float:

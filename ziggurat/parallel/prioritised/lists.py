@@ -28,7 +28,7 @@ from ziggurat.plan import Placement
 
 @dataclass(frozen=True)
 class ListHop:
-    """One un-pooled feature.
+    """One un-pooled feature, and how its vectors travel.
 
     Args:
         spec: the feature.
