@@ -7,6 +7,10 @@
 // A row is decoded where it is added, so a lookup reads the bytes of the format and writes nothing but the sum. Each row
 // of an update belongs to one thread, and its noise is counted: threads do not change a bit.
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #include "parts.h"
 #include "rules.h"
 
@@ -16,7 +20,17 @@ constexpr int64_t kBfloat16 = 1, kSplit = 2, kInt8 = 3, kInt4 = 4;  // formats
 constexpr int64_t kEnds = 4;                                        // bytes of the two ends of a row of codes
 
 typedef _Float16 Half;
+
+#ifdef __AVX2__  // the compiler's own conversion from eight bytes goes through single numbers
+inline Bits eight_bytes(const uint8_t* from) {
+  return (Bits)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+}
+#else
 typedef uint8_t Bytes __attribute__((vector_size(8), aligned(1), may_alias));
+inline Bits eight_bytes(const uint8_t* from) {
+  return __builtin_convertvector(*reinterpret_cast<const Bytes*>(from), Bits);
+}
+#endif
 
 inline float half_at(const uint8_t* from) {
   Half x;
@@ -51,7 +65,7 @@ struct Reader {
     if (kFormat == kBfloat16 || kFormat == kSplit) return load_bfloat16(reinterpret_cast<const uint16_t*>(row) + d);
     Bits codes;
     if (kFormat == kInt8) {
-      codes = __builtin_convertvector(*reinterpret_cast<const Bytes*>(row + d), Bits);
+      codes = eight_bytes(row + d);
     } else {
       uint32_t word;
       std::memcpy(&word, row + d / 2, 4);
@@ -136,16 +150,38 @@ inline Half to_half(float x, int64_t own) {
   return static_cast<Half>(x + 0.0f);
 }
 
-template <int D, int64_t kFormat>
-void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word, float* codes) {
+// The smallest and the largest number of a row, and whether one is not finite (then the other two mean nothing).
+struct Range {
+  float low, high;
+  bool infinite;
+};
+
+template <int D>
+Range range_of(const float* w, int64_t dim) {
   const int64_t size = D ? D : dim;
   uint32_t infinite = 0;
   for (int64_t d = 0; d < size; d++) infinite |= (bits_of(w[d]) & 0x7F800000u) == 0x7F800000u;
   float low = w[0], high = w[0];
-  for (int64_t d = 1; d < size; d++) {
-    low = w[d] < low ? w[d] : low;
-    high = w[d] > high ? w[d] : high;
+  int64_t d = 0;
+  if (size >= kLanes) {
+    Lanes lows = load(w), highs = lows;
+    for (d = kLanes; d + kLanes <= size; d += kLanes) {
+      const Lanes x = load(w + d);
+      lows = x < lows ? x : lows;
+      highs = x > highs ? x : highs;
+    }
+    for (int l = 0; l < kLanes; l++) low = std::min(low, lows[l]), high = std::max(high, highs[l]);
   }
+  if constexpr (D == 0) {  // the others are multiples of eight
+    for (; d < size; d++) low = std::min(low, w[d]), high = std::max(high, w[d]);
+  }
+  return {low, high, infinite != 0};
+}
+
+template <int D, int64_t kFormat>
+void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word, float* codes) {
+  const int64_t size = D ? D : dim;
+  const auto [low, high, infinite] = range_of<D>(w, dim);
   const int64_t own = word ? static_cast<int64_t>(noise(*word, -1) >> 19) : -1;
   const Half nan = static_cast<Half>(NAN);
   const Half ends[2] = {infinite ? nan : to_half(low, own), infinite ? nan : to_half(high, own)};
@@ -156,10 +192,18 @@ void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word
     return;
   }
   const float per = top / (last - first);
-  for (int64_t d = 0; d < size; d++) {
-    const float u = word ? static_cast<float>(noise(*word, d) >> 8) * 0x1p-24f : 0.5f;
-    const float x = std::min(std::max((w[d] - first) * per + u, 0.0f), top);
-    codes[d] = w[d] == low ? 0.0f : w[d] == high ? top : x;
+  const float smallest = low, largest = high;
+  const auto fill = [&](auto u) {
+    for (int64_t d = 0; d < size; d++) {
+      const float x = std::min(std::max((w[d] - first) * per + u(d), 0.0f), top);
+      codes[d] = w[d] == smallest ? 0.0f : w[d] == largest ? top : x;
+    }
+  };
+  if (word) {
+    const uint32_t own_word = *word;
+    fill([own_word](int64_t d) { return static_cast<float>(static_cast<int32_t>(noise(own_word, d) >> 8)) * 0x1p-24f; });
+  } else {
+    fill([](int64_t) { return 0.5f; });
   }
   uint8_t* out = row + kEnds;
   if (kFormat == kInt8) {
@@ -175,10 +219,15 @@ void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word
 template <int D>
 void write_bfloat16(const float* w, uint16_t* row, int64_t dim, const uint32_t* word) {
   const int64_t size = D ? D : dim;
+  if (word && !range_of<D>(w, dim).infinite) {
+    const uint32_t own_word = *word;
+    for (int64_t d = 0; d < size; d++) row[d] = static_cast<uint16_t>((bits_of(w[d]) + (noise(own_word, d) >> 16)) >> 16);
+    return;
+  }
   for (int64_t d = 0; d < size; d++) {
-    const uint32_t bits = bits_of(w[d]), added = word ? noise(*word, d) >> 16 : 0;
+    const uint32_t bits = bits_of(w[d]);
     const bool is_finite = (bits & 0x7F800000u) != 0x7F800000u;
-    row[d] = word && is_finite ? static_cast<uint16_t>((bits + added) >> 16) : to_bfloat16(w[d]);
+    row[d] = word && is_finite ? static_cast<uint16_t>((bits + (noise(*word, d) >> 16)) >> 16) : to_bfloat16(w[d]);
   }
 }
 
