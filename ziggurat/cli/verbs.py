@@ -132,10 +132,16 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     print_line(f"end    {fit.end}")
     if options.baseline:
         _train_baseline(options, folder)
-    elif config.recipe.startswith("table_") and config.recipe != "table_logistic_regression":
+    elif _has_baseline(config):
         print_line(f"next   better than logistic regression? ziggurat report {folder} --baseline")
     print_line(f"report {result.report}")
     return 0
+
+
+def _has_baseline(config: RunConfig) -> bool:
+    """Is there a baseline worth naming: for files of the user's own, of samples?"""
+    is_table = config.recipe.startswith("table_") and config.recipe != "table_logistic_regression"
+    return is_table and config.table_schema.events is None
 
 
 def _train_baseline(options: argparse.Namespace, folder: Path) -> None:

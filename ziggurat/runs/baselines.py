@@ -151,6 +151,16 @@ def check_baseline(config: RunConfig) -> None:
             where="baseline",
             ways_out="leave --baseline out",
         )
+    if config.table_schema.events is not None:
+        raise ConfigError(
+            expected="a run on samples: logistic regression has no order of events to learn from",
+            found="a schema with [events]",
+            where="baseline",
+            ways_out=(
+                "leave --baseline out",
+                "compare with ziggurat train movielens_dlrm, or another model of samples",
+            ),
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             expected="one process: the baseline is trained on one device",

@@ -69,7 +69,7 @@ def wanted(frame: pl.DataFrame, *, split: SplitConfig, events: Events) -> list[l
     )
     times = sorted(frame["time"])
     cuts = [
-        times[round(len(times) * (1 - share))]
+        times[min(len(times) - 1, round(len(times) * (1 - share)))]
         for share in (split.valid_fraction + split.test_fraction, split.test_fraction)
     ]
     parts: list[list[tuple[Any, ...]]] = [[], [], []]
@@ -212,6 +212,30 @@ def test_logs_that_give_no_candidates_are_refused(
         prepare(config, schema=schema_of(window=window), folder=tmp_path / "cache")
     assert words in str(raised.value)
     assert raised.value.ways_out
+
+
+@pytest.mark.parametrize(
+    ("label", "stars", "words"),
+    [
+        (Label(name="like", column="stars"), pl.lit(3), "0 or 1"),
+        (Label(name="like", column="stars", positive="y", negative="n"), pl.lit("maybe"), "'y' or 'n'"),
+        (Label(name="stars", task=Task.REGRESSION), pl.lit(float("inf")), "a finite number"),
+    ],
+)
+def test_a_wrong_label_is_named_by_its_own_file_and_row(
+    label: Label, stars: pl.Expr, words: str, tmp_path: Path
+) -> None:
+    frame = random_log(8).with_columns(stars=pl.when(pl.int_range(pl.len()) == 5).then(stars))  # others: no label
+    frame.write_parquet(tmp_path / "events.parquet")
+    whole = schema_of()
+    schema = Schema(
+        features=whole.features, group="user", time="time", items=whole.items, events=whole.events, labels=(label,)
+    )
+    config = DataConfig(train=(str(tmp_path / "events.parquet"),))
+    with pytest.raises(DataError) as raised:
+        prepare(config, schema=schema, folder=tmp_path / "cache")
+    assert words in str(raised.value)
+    assert "events.parquet, row 5" in str(raised.value)
 
 
 def test_an_event_has_all_labels_or_none(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import torch
 
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, SchemaError
+from ziggurat.runs.baselines import check_baseline
 from ziggurat.runs.load import Run, load_run
 
 SCHEMA = """
@@ -139,6 +140,10 @@ def test_a_log_without_events_and_columns_that_are_not_there_are_refused(run: Ru
         run.predict(log.clear())
     with pytest.raises(ConfigError, match="each named once"):
         run.predict(log, keep=("film", "film"))
+    with pytest.raises(SchemaError, match="verb"):
+        run.predict(log.drop("verb"))
+    with pytest.raises(ConfigError, match="a run on samples"):
+        check_baseline(run.config)
     with torch.no_grad():
         one = run.predict(log.head(1))  # a user of one event, asked from nothing
     assert len(one) == 1

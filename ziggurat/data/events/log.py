@@ -27,6 +27,7 @@ import polars as pl
 from jaxtyping import Bool, Int64
 
 from ziggurat.data.preprocess.values.cells import Faults, canonical_text, with_nulls, wrong_type
+from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import DataError
@@ -143,9 +144,11 @@ def _read_chunk(
         )
     times = _times(chunk, schema.time, faults, future=schema.events.future_times)
     of_labels = {column_of(label) for label in schema.labels}
-    raw = {name: _as_nulls(chunk.column(name)) if name in of_labels else chunk.column(name) for name in carried}
+    raw = {name: needed_column(chunk, name) for name in carried}
+    raw |= {name: _as_nulls(raw[name]) for name in of_labels & set(raw)}
     if not is_asked:
         _refuse_some_labels(raw, schema, faults)
+        _refuse_wrong_labels(raw, schema, faults)
     columns |= {f"carried:{name}": series for name, series in raw.items()}
     frame = pl.DataFrame({"time:": times, "row:": chunk.global_rows, **columns})
     return frame.filter(pl.Series(faults.report(bad_rows))) if faults.found else frame
@@ -153,7 +156,7 @@ def _read_chunk(
 
 def _ids(chunk: RawChunk, column: str, faults: Faults, *, role: str, may_miss: bool = False) -> pl.Series:
     """The canonical texts of a column, as categories."""
-    series = chunk.column(column)
+    series = needed_column(chunk, column)
     texts = canonical_text(series)
     if texts is None:
         raise wrong_type(series, chunk, role=role, expected="ids: text, integers, booleans or categories")
@@ -190,6 +193,18 @@ def _refuse_some_labels(raw: Mapping[str, pl.Series], schema: Schema, faults: Fa
         )
 
 
+def _refuse_wrong_labels(raw: Mapping[str, pl.Series], schema: Schema, faults: Faults) -> None:
+    """What is there can be a label: said with the user's own file and row, not with those of the samples."""
+    for label in schema.labels:
+        series = raw[column_of(label)]
+        if series.dtype == pl.Null or (label.positive and series.dtype != pl.String):
+            continue
+        if series.null_count() and (series.dtype == pl.String or series.dtype.is_numeric()):
+            stand_in = pl.lit(label.positive or "1" if series.dtype == pl.String else 1)  # absence is no fault here
+            series = series.to_frame().select(pl.col(series.name).fill_null(stand_in.cast(series.dtype))).to_series()
+        parse_label(label, series, faults)
+
+
 def _missing(faults: Faults, index: int, *, column: str, role: str) -> None:
     faults.add(
         index,
@@ -202,7 +217,7 @@ def _missing(faults: Faults, index: int, *, column: str, role: str) -> None:
 
 
 def _times(chunk: RawChunk, column: str, faults: Faults, *, future: FutureTimes) -> Int64[np.ndarray, " N"]:
-    series = chunk.column(column)
+    series = needed_column(chunk, column)
     dtype, is_date = series.dtype, series.dtype.is_temporal()
     if dtype == pl.String or dtype.is_integer():
         texts = series.str.strip_chars() if dtype == pl.String else series

@@ -145,7 +145,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         if isinstance(feature, Categorical) and _is_hashed(schema, feature) and column in chunk.spans:
             parsed.ids[feature.name] = Ids.of(chunk.spans[column])
             continue
-        series = _column(chunk, column)
+        series = needed_column(chunk, column)
         role = f"{feature.kind} feature {feature.name!r}"
         if isinstance(feature, Dense):
             parsed.numbers[feature.name] = read_numbers(series, faults=faults, role=role)
@@ -165,9 +165,9 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
             _parse_list(parsed, feature, series, table=schema.table(table_of(feature)), faults=faults)
     if with_labels:
         for label in schema.labels:
-            parsed.labels[label.name] = _parse_label(label, _column(chunk, column_of(label)), faults)
+            parsed.labels[label.name] = parse_label(label, needed_column(chunk, column_of(label)), faults)
         if schema.weight:
-            parsed.weights = _parse_weights(_column(chunk, schema.weight, role="weight"), faults)
+            parsed.weights = _parse_weights(needed_column(chunk, schema.weight, role="weight"), faults)
         if schema.session:
             parsed.sessions = _parse_groups(schema.session, chunk, texts, faults, role="the session")
     if schema.group:
@@ -178,7 +178,17 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
     return parsed
 
 
-def _column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
+def needed_column(chunk: RawChunk, name: str, *, role: str = "") -> pl.Series:
+    """A column that a chunk must have; a frame of the user's own may lack it.
+
+    Args:
+        chunk: raw rows.
+        name: of the column.
+        role: what it is for, in the error.
+
+    Raises:
+        SchemaError: it is not there.
+    """
     if not chunk.has_column(name):
         raise missing_column(chunk.path, name, chunk.columns, asked=role)
     return chunk.column(name)
@@ -286,7 +296,17 @@ def identity_rows(
     return rows, int(outside.sum())
 
 
-def _parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
+def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
+    """The numbers of a label, float32; cells that are none, or nothing, are faults.
+
+    Args:
+        label: what it means.
+        series: the raw column.
+        faults: takes what cannot be a label.
+
+    Raises:
+        SchemaError: a column of another type altogether.
+    """
     if label.positive:
         return _parse_label_of_texts(label, series, faults)
     ways = _BINARY_WAYS if label.task is Task.BINARY else ()
@@ -354,7 +374,7 @@ def _parse_groups(
     if name in chunk.spans:
         ids = Ids.of(chunk.spans[name])
     else:
-        series = texts[name] if name in texts else _column(chunk, name, role=role.removeprefix("the "))
+        series = texts[name] if name in texts else needed_column(chunk, name, role=role.removeprefix("the "))
         ids = Ids.of(read_ids(series, faults=faults, role=role))
     groups = ids.keys.view(np.int64)
     return groups if ids.missing is None else np.where(ids.missing, 0, groups)
