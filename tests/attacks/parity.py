@@ -32,7 +32,7 @@ from tests.parallel.test_parity import FIELDS, TOWERS, inputs
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import TableOptimizerKind
 from ziggurat.errors import ZigguratError
-from ziggurat.models import MODEL_CONFIGS, AttentionActivation, build_model
+from ziggurat.models import MODEL_CONFIGS, AttentionActivation, HistoryInput, build_model
 from ziggurat.models.blocks.mlp import Normalization
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism
@@ -151,6 +151,10 @@ def model_of(case: Case) -> Any:
             changes[name] = dataclasses.replace(value, hidden_dims=(6,), dropout=0.0, normalization=Normalization.NONE)
     if case.kind == "din":
         changes |= {"histories": ("tags",), "attention_activation": AttentionActivation.RELU}
+    if case.kind in ("bst", "dien", "transact", "onetrans"):
+        changes["history"] = HistoryInput(lists=("tags",))
+        zero = {"dien": "alpha", "transact": "dropout"}.get(case.kind)  # drawn by each rank
+        changes |= {} if zero is None else {zero: 0.0}
     if case.kind == "two_tower":  # without counts of items: nothing observed these samples
         changes |= {"negatives_block": 3, "correction": "none", "temperature_is": "learned"}
     if "tower_module" in names and config.tower_module.kind.value == "linear":

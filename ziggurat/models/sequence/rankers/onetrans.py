@@ -303,11 +303,11 @@ class OneTrans(RankingModel):
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """All layers, then the MLP on the tokens of what is no event."""
         events, named = self.history.events(embedded), embedded.named
-        values_ND = self.events(events.values)
+        values_ND = self.events(events.values).float()  # residuals stay in FP32 under autocast
         if self.positions is not None:
             values_ND = values_ND + self.positions(events, named.get(AGES))
         events = Unpooled(values=values_ND, offsets=events.offsets)
-        fields_BTD = self._tokens(embedded.dense, embedded.fields, embedded.vectors)
+        fields_BTD = self._tokens(embedded.dense, embedded.fields, embedded.vectors).float()
         for number, layer in enumerate(self.layers, start=1):
             kept = None
             if _KEPT.format(number) in named:
