@@ -188,7 +188,7 @@ class TargetAttention(nn.Module):
         scores_PO = self.output(hidden_PH) if len(self.layers) else hidden_PH
         scores_P = scores_PO.squeeze(1).to(keys_PD.dtype)
         if self.config.weights is AttentionWeights.SOFTMAX:
-            return softmax_of_lists(scores_P, copies.samples, num_samples=len(target_BD))
+            return softmax_of_lists(scores_P, copies.samples, num_samples=target_BD.shape[0])
         return scores_P
 
     def _first_layer(self, target_BD: Tensor, keys_ND: Tensor, keys_PD: Tensor, *, copies: ListCopies) -> Tensor:

@@ -182,7 +182,7 @@ class BST(RankingModel):
         values_NE = events.values
         if self.positions is not None:
             values_NE = torch.cat([values_NE, self.positions(events, embedded.named.get(AGES))], dim=1)
-            candidate_BE = torch.cat([candidate_BE, self.positions.of_candidate(len(candidate_BE))], dim=1)
+            candidate_BE = torch.cat([candidate_BE, self.positions.of_candidate(candidate_BE.shape[0])], dim=1)
         joined_ME, places_N, places_B1 = append_rows(values_NE, candidate_BE.unsqueeze(1), lists=events)
         layout = JaggedLayout(offsets=offsets_with(events, num_rows=1), mask=self.mask)
         for layer in self.layers:

@@ -204,7 +204,7 @@ class Interests(nn.Module):
         scores_N = (states.values * asked_BE[samples_N]).sum(dim=1)
         if self.config.weights is AttentionWeights.PLAIN:
             return scores_N
-        return softmax_of_lists(scores_N, samples_N, num_samples=len(candidate_BE))
+        return softmax_of_lists(scores_N, samples_N, num_samples=candidate_BE.shape[0])
 
 
 class DIEN(RankingModel):
