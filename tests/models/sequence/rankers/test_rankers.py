@@ -30,7 +30,6 @@ from ziggurat.features.samples import take_samples
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DNNConfig, EventPosition, HistoryInput, build_model, flops_per_sample, num_parameters
 from ziggurat.models.length_cost import LOOKUP_FLOPS, length_cost
-from ziggurat.plan import Towers
 
 LENGTHS = [3, 0, 6, 1, 2, 5]
 VARIANTS: list[Any] = [
@@ -276,16 +275,3 @@ def test_settings_that_cannot_be_are_refused() -> None:
     for config in (*MODELS, DNNConfig(), dataclasses.replace(RANKMIXER, pooling="schema")):
         with pytest.raises(ConfigError, match="tags"):
             build_model(config, dataclasses.replace(INPUTS, jagged=unread), seed=0)
-
-
-def test_towers_hold_histories_that_are_pooled() -> None:
-    """A list inside a tower is pooled there; a candidate inside one cannot attend to a history, and says so."""
-    towers = Towers(towers=(("item", "brand", "items"), ("user", "tags", "brands", "acts", "others", "other_brands")))
-    pooled: Any = dataclasses.replace(RANKMIXER, pooling="schema")
-    model = build_model(pooled, INPUTS, seed=0, towers=towers)
-    assert model(histories(LENGTHS)).shape == (len(LENGTHS), 2)
-    with pytest.raises(ConfigError, match="pooling = schema with towers"):
-        build_model(RANKMIXER, INPUTS, seed=0, towers=towers)
-    for config in (BST, DIEN, TRANSACT, ONETRANS):
-        with pytest.raises(ConfigError, match="a model with an interaction above the towers"):
-            build_model(config, INPUTS, seed=0, towers=towers)
