@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.runs.test_initial_tables import TEACHER
+from ziggurat.cli.main import main
 from ziggurat.config import override
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings.storage import LowPrecisionStorage
@@ -47,6 +49,10 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert storage.num_bytes == storage.num_rows * storage.row_format.row_bytes(storage.dim)
     report = STARTUP.read(RunFolder(tmp_path / "whole").startup)
     assert report["Training"]["tables"].endswith(f"in {row_format}")
+    assert main(["export", str(tmp_path / "whole"), "--out", str(tmp_path / "export")]) == 0
+    exported = load_file(tmp_path / "export" / "ranker" / "weights.safetensors")
+    for name in whole.model.embeddings.tables.places:
+        assert torch.equal(exported[f"embeddings.tables.{name}.weight"], whole.model.embeddings.table(name)), name
     with pytest.raises(ConfigError, match=r"tables\.weights"):
         train_run(config_of("int8", epochs=3), folder=tmp_path / "resumed", resume=True)
 

@@ -30,7 +30,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.embeddings import TableOptimizerKind
-from ziggurat.embeddings.storage import MemoryStorage, QuantisedStorage, TablePrecision
+from ziggurat.embeddings.storage import MemoryStorage, QuantisedStorage, TablePart, TablePrecision
 from ziggurat.embeddings.storage.quantised import encode, layout
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import ConfigError, ExportError
@@ -98,8 +98,9 @@ def save_model(packed: PackedModel, folder: Path, *, tables: TablePrecision) -> 
     save_preprocessing(packed.preprocessing, folder / PREPROCESSING)
     tensors: dict[str, Tensor] = {}
     places: set[int] = set()
-    for name, tensor in packed.model.state_dict().items():
-        tensor = tensor.detach().cpu()
+    for name, value in packed.model.state_dict().items():
+        # Tables that the run keeps in few bits have no tensor of their own: their rows are decoded here.
+        tensor = value.rows.read(0, len(value)) if isinstance(value, TablePart) else value.detach().cpu()
         if tensor.data_ptr() in places:
             tensor = tensor.clone()  # two names of one weight: the format has no such thing
         places.add(tensor.data_ptr())
