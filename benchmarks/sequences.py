@@ -31,7 +31,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """`--cases`, `--seeds`, `--minutes`, `--runs`."""
     parser = argparse.ArgumentParser(prog="ziggurat bench sequences")
     parser.add_argument("--cases", default=",".join(CASES), help=f"out of {', '.join(CASES)}")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each case of quality")
+    parser.add_argument("--seeds", type=int, choices=range(1, 101), metavar="1…100", default=5, help="runs of a case")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no training after so long")
     parser.add_argument("--runs", type=Path, help="folder of the runs (default: runs/sequences)")
     return parser.parse_args(list(arguments))
