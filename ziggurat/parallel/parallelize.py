@@ -171,7 +171,7 @@ def parallelize(
         )
         model.towers = transform  # type: ignore[assignment]
     if topology.context.size > 1:
-        spread_stack(model, group=topology.context, traffic=traffic, passing=config.passing)
+        spread_stack(model, topology=topology, traffic=traffic, passing=config.passing)
     network = parallel_dense(
         DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
     )

@@ -27,7 +27,7 @@ from ziggurat.parallel.context.spread import Spread
 from ziggurat.parallel.context.travel import spread_attention
 from ziggurat.parallel.context.work import Times, Travelling, Work
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.topology import RankGroup, Topology
+from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group
 
 
 @dataclass(eq=False)
@@ -190,14 +190,17 @@ def check_context(model: Model, topology: Topology, *, num_parts: int) -> None:
         )
 
 
-def spread_stack(model: Model, *, group: RankGroup, traffic: Traffic, passing: Passing) -> None:
-    """Let the layers of a model reach over the ranks of a group, in place.
+def spread_stack(model: Model, *, topology: Topology, traffic: Traffic, passing: Passing) -> None:
+    """Let the layers of a model reach over the ranks of their context group, in place; collective over all ranks.
+
+    They have a process group of their own: a step has many of these messages, while others of it are still under way.
 
     Args:
         model: which can cut histories.
-        group: the ranks.
+        topology: the ranks.
         traffic: counts the messages.
         passing: what travels.
     """
     assert isinstance(model, CutsHistories)
+    group = own_group(topology, Axis.CONTEXT, what="attend to histories together")
     model.stack.attention = ContextAttention(group, traffic=traffic, passing=passing)
