@@ -76,6 +76,11 @@ def check(rank: int, model_json: Any) -> None:
             context=size,
             tolerance=Tolerance(others=5e-6),
         )
+    # Its messages never wait behind others of the step, of which 64 may be under way.
+    topology, model = Topology.create(context_size=4), build_model(MODEL, INPUTS, seed=3)
+    parallelize(model, plan, topology)
+    assert isinstance(model.stack.attention, ContextAttention)
+    assert model.stack.attention.group.process_group is not topology.world.process_group
     with pytest.raises(TopologyError, match="--context"):
         Topology.create(context_size=3)
     topology = Topology.create(context_size=2)
