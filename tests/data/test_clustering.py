@@ -230,3 +230,30 @@ def test_what_is_no_time_is_refused_with_the_first_rows(tmp_path: Path, monkeypa
     with pytest.raises(DataError, match="'soon'"):
         cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=tmp_path / "no.parquet")
     assert read == [10]
+
+
+def test_dates_are_read_in_the_order_that_all_rows_show(tmp_path: Path) -> None:
+    """A bucket may have dates of one kind alone: 03/01/2024 is before 02/14/2024 if the day stands first."""
+    times = ["02/14/2024 10:00", "02/03/2024 10:00", "01/12/2024 10:00", "03/01/2024 10:00"]
+    frame = pl.DataFrame({"session": ["a", "b", "b", "b"], "at": times})
+    frame.write_csv(tmp_path / "log.csv")
+    out = tmp_path / "out.parquet"
+    done = cluster_by_session([tmp_path / "log.csv"], session="session", time="at", out=out)
+    assert pl.read_parquet(out)["at"].to_list() == [times[0], times[2], times[1], times[3]]
+    assert (done.without_time, done.backwards) == (0, 1)
+    frame[1:].write_csv(tmp_path / "log.csv")
+    with pytest.raises(DataError, match="whether the day or the month stands first"):
+        cluster_by_session([tmp_path / "log.csv"], session="session", time="at", out=tmp_path / "two.parquet")
+
+
+def test_categories_of_several_files_are_texts(tmp_path: Path) -> None:
+    files = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    for path, sessions in zip(files, (["b", "a"], ["a", "c"]), strict=True):
+        tags = pl.Series([sessions, sessions[:1]], dtype=pl.List(pl.Categorical))
+        pl.DataFrame({"session": pl.Series(sessions, dtype=pl.Categorical), "tags": tags}).write_parquet(path)
+    cluster_by_session(files, session="session", out=tmp_path / "out.parquet")
+    found = pl.read_parquet(tmp_path / "out.parquet")
+    assert found.to_dict(as_series=False) == {
+        "session": ["b", "a", "a", "c"],
+        "tags": [["b", "a"], ["b"], ["a", "c"], ["a"]],
+    }

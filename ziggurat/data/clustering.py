@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 from ziggurat.data.column_encodings import smallest_encodings
 from ziggurat.data.preprocess.fit.work import PublishedError, Work
 from ziggurat.data.preprocess.values.times import readable_times
-from ziggurat.data.raw.dates import DateOrder
+from ziggurat.data.raw.dates import DateOrder, OrderSigns
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.session_columns import source_with_sessions
 from ziggurat.errors import DataError
@@ -136,7 +136,7 @@ def cluster_by_session(
 
 
 def _fingerprint(paths: Sequence[DataPath], **settings: str | int) -> str:
-    return digest_of({"version": 2, "files": [list(facts_of(path)) for path in paths], **settings})
+    return digest_of({"version": 3, "files": [list(facts_of(path)) for path in paths], **settings})
 
 
 def _counts_of(target: Path, fingerprint: str) -> dict[str, int] | None:
@@ -155,13 +155,14 @@ class _Clustering:
         self._work = work
         self._session, self._time, self._bucket_bytes, self._progress = session, time, bucket_bytes, progress
         self._schema: pa.Schema | None = None
+        self._signs, self._order = OrderSigns(), DateOrder.AUTO
         self.num_rows = self.num_sessions = self.without_session = self.without_time = self.backwards = self.cut = 0
 
     def run(self, source: RawSource, fingerprint: str) -> None:
         """Do what is not done yet, or wait for a process that does it."""
         folder = self._work.folder / "buckets"
         spread = self._work.once(f"spread-{fingerprint[:16]}", lambda: self._spread_anew(source, folder))
-        self.num_rows = spread["num_rows"]
+        self.num_rows, self._order = spread["num_rows"], DateOrder(spread["date_order"])
         while True:
             with self._work.claimed("write") as is_mine:
                 if is_mine:
@@ -174,12 +175,29 @@ class _Clustering:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         buckets = self.spread(source, folder)
-        return {"num_rows": self.num_rows, "buckets": [bucket.name for bucket in buckets]}
+        names = [bucket.name for bucket in buckets]
+        return {"num_rows": self.num_rows, "buckets": names, "date_order": self._order_of_dates().value}
+
+    def _order_of_dates(self) -> DateOrder:
+        """What the dates of all rows show; a bucket alone may show nothing, or something else."""
+        order = self._signs.order
+        if order is None:
+            raise DataError(
+                expected="a date that shows whether the day or the month stands first (25/12/2023)",
+                found="dates like 01/03/2024, and none that shows it",
+                where=f"column {self._time!r}",
+                ways_out=(
+                    "write dates with the year first: 2024-03-01",
+                    "leave the time out: rows stay in the order of the files",
+                ),
+            )
+        return order
 
     def _refuse_other_than_times(self, frame: pl.DataFrame) -> None:
         """Refuse a column without a time in the first rows; where they are empty, all rows are looked at later."""
         present = frame[self._time].drop_nulls()
-        if len(present) and np.isnan(readable_times(present, order=DateOrder.AUTO)).all():
+        orders = (DateOrder.DAY_FIRST, DateOrder.MONTH_FIRST)
+        if len(present) and all(np.isnan(readable_times(present, order=order)).all() for order in orders):
             raise self._no_times(f"{str(present[0])[:100]!r}, and none in the first {frame.height:,} rows")
 
     def _no_times(self, found: str) -> DataError:
@@ -198,7 +216,9 @@ class _Clustering:
         key_type: pl.DataType | None = None
         try:
             for chunk in source.frames():
-                frame = chunk.frame
+                frame = _without_categories(chunk.frame)
+                if self._time and frame[self._time].dtype == pl.String:
+                    self._signs.add(frame[self._time])
                 if not num_buckets:
                     if self._time:
                         self._refuse_other_than_times(frame)
@@ -296,7 +316,7 @@ class _Clustering:
         frame = frame.with_columns(first)
         keys = [_FIRST]
         if self._time:
-            times = readable_times(frame[self._time], order=DateOrder.AUTO)
+            times = readable_times(frame[self._time], order=self._order)
             self.without_time += int(np.isnan(times).sum())
             frame = frame.with_columns(pl.Series(_TIME, times)).sort(_FIRST, _ROW)
             fell = (pl.col(_TIME).diff() < 0) & (pl.col(_FIRST).diff() == 0)
@@ -321,6 +341,21 @@ def without_session(sessions: pl.Series) -> pl.Series:
     elif sessions.dtype == pl.String:
         absent |= (sessions == "").fill_null(False)
     return absent
+
+
+def _without_categories(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with categories as texts: each chunk numbers them in its own way."""
+    kinds = {name: _without_category(dtype) for name, dtype in frame.schema.items()}
+    changed = {name: kind for name, kind in kinds.items() if kind != frame.schema[name]}
+    return frame.cast(pl.Schema(changed)) if changed else frame
+
+
+def _without_category(dtype: pl.DataType) -> pl.DataType:
+    if isinstance(dtype, pl.Categorical | pl.Enum):
+        return pl.String()
+    if isinstance(dtype, pl.List):
+        return pl.List(_without_category(dtype.inner))  # pyright: ignore[reportArgumentType]
+    return dtype
 
 
 def _frame(batches: list[pa.RecordBatch]) -> pl.DataFrame:

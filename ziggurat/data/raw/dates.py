@@ -14,6 +14,7 @@ in ISO form already are read without it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 import polars as pl
@@ -68,14 +69,43 @@ def find_order(texts: pl.Series) -> DateOrder | None:
         AUTO where no date needs an order; the order that more dates demand; None if there are dates like 01/03/2024
         and nothing shows how to read them.
     """
-    if not texts.str.contains(DAY_OR_MONTH_FIRST).any():
-        return DateOrder.AUTO
-    parts = texts.drop_nulls().str.strip_chars().str.extract_groups(DAY_OR_MONTH_FIRST).struct.unnest()
-    first, second = (parts.to_series(place).drop_nulls().cast(pl.Int32) for place in (0, 1))
-    day_first, month_first = int((first > 12).sum()), int((second > 12).sum())
-    if day_first == month_first:
-        return None
-    return DateOrder.DAY_FIRST if day_first > month_first else DateOrder.MONTH_FIRST
+    signs = OrderSigns()
+    signs.add(texts)
+    return signs.order
+
+
+@dataclass(kw_only=True)
+class OrderSigns:
+    """What the dates seen so far show about their order, for columns that come in chunks.
+
+    Args:
+        in_question: whether a date needs an order.
+        day_first: dates that can only have the day first.
+        month_first: dates that can only have the month first.
+    """
+
+    in_question: bool = False
+    day_first: int = 0
+    month_first: int = 0
+
+    def add(self, texts: pl.Series) -> None:
+        """Look at more texts of the column."""
+        if not texts.str.contains(DAY_OR_MONTH_FIRST).any():
+            return
+        parts = texts.drop_nulls().str.strip_chars().str.extract_groups(DAY_OR_MONTH_FIRST).struct.unnest()
+        first, second = (parts.to_series(place).drop_nulls().cast(pl.Int32) for place in (0, 1))
+        self.in_question = True
+        self.day_first += int((first > 12).sum())
+        self.month_first += int((second > 12).sum())
+
+    @property
+    def order(self) -> DateOrder | None:
+        """What `find_order` says of all texts."""
+        if not self.in_question:
+            return DateOrder.AUTO
+        if self.day_first == self.month_first:
+            return None
+        return DateOrder.DAY_FIRST if self.day_first > self.month_first else DateOrder.MONTH_FIRST
 
 
 def parse_dates(texts: pl.Series, *, order: DateOrder) -> pl.Series:
