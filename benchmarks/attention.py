@@ -67,7 +67,7 @@ def settings(*, quick: bool) -> list[Setting]:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.exp(torch.randn(16 if quick else 64, generator=generator) * 0.9 + 4.6).clamp(1, 200).int().tolist()
     found = []
-    for form in AttentionForm:
+    for form in (AttentionForm.SILU, AttentionForm.SOFTMAX):
         found.append(Setting(name=f"{form.value}_users_200", lengths=drawn, heads=2, dim=32, form=form))
         for length in (1024,) if quick else (1024, 4096):
             shape = {"lengths": [length], "heads": 4096 // length, "form": form, "goal_share": GOAL_SHARE}
@@ -112,8 +112,7 @@ class Contest:
         if setting.with_bias:
             w_pos, w_time = self.weights
             bias = AttentionBias(w_pos=w_pos, w_time=w_time, query_times=self.times, key_times=self.times)
-        is_silu = setting.form is AttentionForm.SILU
-        divisor = float(self.most) if is_silu else 1.0
+        divisor = 1.0 if setting.form is AttentionForm.SOFTMAX else float(self.most)
         options = {"layout": self.layout, "form": setting.form, "scale": self.scale, "divisor": divisor, "bias": bias}
         result = jagged_attention(*self.ours, **options)  # type: ignore[arg-type]
         return [result, *torch.autograd.grad(result, self._leaves(self.ours), self.grads[0])]
@@ -128,7 +127,8 @@ class Contest:
             if self.setting.with_bias:
                 scores = scores + self._padded_bias()[:, None].to(scores.dtype)
             seen = torch.ones(self.most, self.most, dtype=torch.bool).tril() & self.inside[:, None, None, :]
-            result = torch.einsum("bhmn,bhnd->bhmd", F.silu(scores) / self.most * seen, v)
+            activated = F.silu(scores) if self.setting.form is AttentionForm.SILU else F.relu(scores)
+            result = torch.einsum("bhmn,bhnd->bhmd", activated / self.most * seen, v)
         return [result, *torch.autograd.grad(result, self._leaves(self.padded), self.grads[1])]
 
     def _padded_bias(self) -> Tensor:
