@@ -134,6 +134,16 @@ def test_every_event_has_a_score_and_open_ones_are_no_history(run: Run, tmp_path
     assert scores["like"].is_between(0, 1).all()
 
 
+def test_an_event_without_a_label_moves_no_question_of_those_that_have_one(run: Run) -> None:
+    log = events(users=1, seed=3).head(10)  # two questions of five
+    unknown = {"tossed": pl.lit(None, pl.Int64)}
+    history_alone = log[6:7].with_columns(**unknown, time=pl.col("time") + 1)  # between candidates of the second
+    scores = run.predict(pl.concat([log, history_alone]))
+    asked = log[5:].with_columns(**unknown, verb=pl.lit(None, pl.String))
+    apart = run.predict(pl.concat([log[:5], asked]))
+    np.testing.assert_allclose(scores["like"][:10], apart["like"], rtol=0, atol=1e-6)
+
+
 def test_a_log_without_events_and_columns_that_are_not_there_are_refused(run: Run) -> None:
     log = events(users=2, seed=2)
     with pytest.raises(DataError, match="at least one event"):

@@ -53,7 +53,8 @@ def decode(rows_NW: Shaped[Tensor, "N W"], row_format: RowFormat, *, dim: int) -
     """The numbers of rows, as lookups read them."""
     if not row_format.has_codes:
         return (rows_NW.to(torch.int32) << 16).view(torch.float32)
-    low_N1, high_N1 = rows_NW[:, :4].contiguous().view(torch.float16).float().split(1, dim=1)
+    ends = rows_NW[:, :4].clone(memory_format=torch.contiguous_format)  # aligned, also where it is one odd row
+    low_N1, high_N1 = ends.view(torch.float16).float().split(1, dim=1)
     codes = rows_NW[:, 4:]
     if row_format is RowFormat.INT4:
         codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, :dim]

@@ -9,7 +9,8 @@
 
 An event is open if none of its labels and none of its actions has a value. Open events that no other one of the user
 lies between are candidates of one question, however many they are; they stand in no history. Without labels in the data
-and without actions in the schema nothing is open.
+and without actions in the schema nothing is open. Events that happened but have no label, and are history alone in
+training, are asked apart from those that have: they move no question of these.
 
 Ids that the run does not know are counted, as for any prediction. Memory: that of the log, and about 2^18 events of
 lists at a time.
@@ -121,10 +122,12 @@ def _scores(run: Run, log: EventLog, *, progress: Progress | None) -> np.ndarray
     schema = run.config.table_schema
     assert schema.events is not None, "asked by who has events"
     happened = _happened(run, log)
-    places, parts = np.flatnonzero(happened), np.cumsum(happened)
+    labels, parts = label_columns(schema), np.cumsum(happened)
+    is_candidate = happened & log.has_all(labels if all(name in log.carried for name in labels) else ())
+    known = [np.flatnonzero(is_candidate), np.flatnonzero(happened & ~is_candidate)]
     open_places = np.flatnonzero(~happened)
     asked = [
-        asked_together(log, places, parts=np.zeros_like(places), most=schema.events.candidates),
+        *(asked_together(log, each, parts=np.zeros_like(each), most=schema.events.candidates) for each in known),
         asked_together(log, open_places, parts=parts[open_places], most=0),
     ]
     scores = np.zeros((len(log.users), len(schema.labels)), dtype=np.float32)
