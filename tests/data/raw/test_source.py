@@ -419,3 +419,11 @@ def test_memory_stays_within_blocks(tmp_path: Path):
     alive = [chunk.num_rows for chunk in RawSource(path, text=text).frames(chunk_rows=100)]
     assert sum(alive) == 50_000
     assert max(alive) == 100
+
+
+def test_a_mark_of_byte_order_in_the_first_field_of_a_row_is_kept(tmp_path):
+    (tmp_path / "a.csv").write_bytes("a,b\n\ufeffx,1\n\ufeffy,2\n".encode())
+    for block_bytes in (12, 1 << 20):
+        text = TextOptions(block_bytes=block_bytes, max_record_bytes=10)
+        frames = [chunk.frame for chunk in RawSource(tmp_path / "a.csv", text=text).frames(chunk_rows=1)]
+        assert pl.concat(frames)["a"].to_list() == ["\ufeffx", "\ufeffy"]

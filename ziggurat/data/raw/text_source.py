@@ -305,6 +305,8 @@ class _Parser:
         self, text: bytes, *, columns: Sequence[str], numbers: frozenset[str], has_quotes: bool
     ) -> pl.DataFrame:
         layout, names = self.file.layout, self.file.columns
+        if self.file.header and text.startswith(_UTF8_MARK):
+            text = _UTF8_MARK + text  # polars drops one, and this one belongs to the first field
         wanted = [self.places[name] for name in columns]
         frame = pl.read_csv(
             text,
