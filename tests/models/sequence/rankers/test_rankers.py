@@ -212,6 +212,13 @@ def shortened(batch: Batch, name: str) -> Batch:
     return dataclasses.replace(batch, jagged=JaggedRows.joined(lists))
 
 
+def test_onetrans_hands_over_no_tensor_that_is_always_empty() -> None:
+    model = made(ONETRANS)
+    named = model.further(histories([3, 6, 1]))
+    assert "kept_1" in named
+    assert all(len(each) for each in named.values()), "a program of torch.export would know no other size"
+
+
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
 def test_lists_that_are_no_history_are_refused(config: Any) -> None:
     model, batch = made(config), histories(LENGTHS)

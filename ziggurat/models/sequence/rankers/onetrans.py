@@ -291,7 +291,7 @@ class OneTrans(RankingModel):
         offsets_B1, length = self.history.offsets_of(batch), self.history.max_length
         for number in range(1, self.config.num_layers + 1):
             most = self.config.kept(number, length=length)
-            if most == length:
+            if most in (0, length):
                 continue
             kept_B1 = offsets_of(offsets_B1.diff().clamp(max=most))
             shift_B = offsets_B1[1:] - kept_B1[1:]
@@ -310,7 +310,10 @@ class OneTrans(RankingModel):
         fields_BTD = self._tokens(embedded.dense, embedded.fields, embedded.vectors).float()
         for number, layer in enumerate(self.layers, start=1):
             kept = None
-            if _KEPT.format(number) in named:
+            if not self.config.kept(number, length=self.history.max_length):
+                # Not handed over with the batch: torch.export takes a size of 0 for a constant.
+                kept = events.offsets[:0], torch.zeros_like(events.offsets)
+            elif _KEPT.format(number) in named:
                 kept = named[_KEPT.format(number)], named[_OFFSETS.format(number)]
             events, fields_BTD = layer(events, fields_BTD, kept=kept)
         return Outputs(logits=self.heads(self.norm(fields_BTD).flatten(1)))
