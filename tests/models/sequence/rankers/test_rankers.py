@@ -146,6 +146,13 @@ def test_a_sample_does_not_depend_on_the_others(config: Any) -> None:
 
 
 @pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
+def test_no_input_of_the_dense_network_is_always_empty(config: Any) -> None:
+    # torch.export would make a constant of such an input's size, and refuse to leave it open.
+    embedded = made(config).eval().embed(histories(LENGTHS))
+    assert {name: len(each) for name, each in embedded.named.items() if len(each) < 2} == {}
+
+
+@pytest.mark.parametrize("config", MODELS, ids=lambda config: config.kind)
 def test_autocast_changes_little(config: Any) -> None:
     model, batch = made(config), histories(LENGTHS)
     exact = model.eval()(batch)
