@@ -338,6 +338,18 @@ def test_decimal_commas_become_points_in_requests() -> None:
     assert found["age"].to_list() == ["3", "4.25", "5"]
 
 
+def test_lists_that_describe_the_same_events_are_missing_together() -> None:
+    names = ("clicks", "brands", "tags")
+    schema = zg.Schema(features=tuple(zg.Sequence(name=name) for name in names), labels=(zg.Label(name="like"),))
+    frame = pl.DataFrame({name: [["a", "b"]] * 100 for name in names})
+    lengths = {
+        name: cells.list.len().fill_null(0).to_list()
+        for name, cells in unseen(frame, schema, joined=(("clicks", "brands"),)).to_dict().items()
+    }
+    assert lengths["clicks"] == lengths["brands"] != lengths["tags"]
+    assert set(lengths["clicks"]) == {0, 2}
+
+
 @pytest.mark.slow
 def test_parity_on_a_hundred_thousand_rows(shop: Shop, tmp_path: Path) -> None:
     """Training's evaluation, the loaded run and the export agree, unseen ids and empty lists included."""

@@ -157,18 +157,28 @@ def _metrics(run: Run, first: np.ndarray, second: np.ndarray, labels: np.ndarray
 def _requests(run: Run, ranker: Ranker, chunk: RawChunk) -> float:
     """The largest difference where rows come as requests, and some cells are unseen, missing or empty."""
     schema = run.preprocessing.schema
-    changed = unseen(plain_rows(chunk, schema).head(256), schema)
+    changed = unseen(plain_rows(chunk, schema).head(256), schema, joined=run.model.joined_lists)
     rows = request_rows(changed)
     return largest_difference(run.scores(changed), ranker.score_rows(rows).numpy())
 
 
-def unseen(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """Raw rows some of whose cells are ids that nobody has seen, missing, or empty lists."""
+def unseen(frame: pl.DataFrame, schema: Schema, *, joined: tuple[tuple[str, ...], ...] = ()) -> pl.DataFrame:
+    """Raw rows some of whose cells are ids that nobody has seen, missing, or empty lists.
+
+    Args:
+        frame: raw rows.
+        schema: of them.
+        joined: groups of features that describe the same events, and so are missing together; see `Model`.
+    """
     draw = np.random.default_rng(0)
+    together = {name: group[0] for group in joined for name in group}
+    of_group = {first: pl.Series(draw.integers(0, 8, frame.height)) for first in dict.fromkeys(together.values())}
     changes = []
     for feature in schema.features:
         name = column_of(feature)
         kind, cells = frame.schema[name], pl.Series(draw.integers(0, 8, frame.height))
+        if feature.name in together:
+            cells = of_group[together[feature.name]].replace(1, 0)
         cell = pl.when(pl.lit(cells) == 0).then(pl.lit(None, dtype=kind))
         if isinstance(feature, Categorical) and kind == pl.String and _is_free(schema, feature):
             cell = cell.when(pl.lit(cells) == 1).then(pl.lit(_NEVER_SEEN))
