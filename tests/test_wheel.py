@@ -57,6 +57,7 @@ def test_the_wheel_holds_every_file_of_the_package(site: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiles the C++ that the wheel brings")
+@pytest.mark.slow
 def test_the_wheel_runs_outside_of_the_checkout(site: Path, tmp_path: Path) -> None:
     events(600).drop("tags").write_parquet(tmp_path / "events.parquet")
     features = (ziggurat.Categorical(name="user_id"), ziggurat.Dense(name="price"))

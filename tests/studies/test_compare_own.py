@@ -181,6 +181,7 @@ def test_next_items_are_judged_among_all_items(place: Path, capsys: pytest.Captu
     assert (folder / "hstu_no_bias/variant0_seed0/evaluations/test.json").is_file()
 
 
+@pytest.mark.slow
 def test_scales_on_a_table_of_ones_own(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["scale", "dnn", "--data", "table", *OWN, "--compute", "1x..4x", "--points", "3"]
     assert main([*given, "--training.loader.batch-size", "300"]) == 0

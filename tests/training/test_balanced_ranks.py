@@ -59,6 +59,7 @@ def test_balanced_ranks_train_as_one_device(
     assert "as dealt" in text
 
 
+@pytest.mark.slow
 def test_resumed_run_deals_as_before(tmp_path: Path) -> None:
     """Stopped in the middle of an epoch, while batches for later steps are on their way."""
     case, changes = Case(dropout=0.2), {"balance": Balance.VARIABLE}

@@ -94,7 +94,7 @@ def test_reference_is_the_equation(form: AttentionForm) -> None:
             bucket = min(19, math.floor(math.log(max(1, abs(int(times[i] - times[j])))) / 0.301))
             score = 0.5 * float(q[i, 0] @ k[j, 0]) + float(w_pos[place]) + float(w_time[bucket])
             silu = score / (1 + math.exp(-score)) / divisor
-            weights.append({"silu": silu, "relu": max(0.0, score), "softmax": math.exp(score)}[form.value])
+            weights.append({"silu": silu, "relu": max(0.0, score) / divisor, "softmax": math.exp(score)}[form.value])
         total = sum(weights) if form is AttentionForm.SOFTMAX else 1.0
         expected = sum(weight / total * v[j, 0] for weight, j in zip(weights, columns, strict=True))
         torch.testing.assert_close(found[i, 0], expected, rtol=1e-6, atol=1e-9)

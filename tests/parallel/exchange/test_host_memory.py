@@ -133,7 +133,7 @@ def links(rank: int, refused: int) -> tuple[dict[str, bool], str]:
 
 
 def test_memory_joins_ranks_of_one_host_and_no_others() -> None:
-    expected = {"world": False, "tower": True, "peer": False, "host": True, "replica": False}
+    expected = {"world": False, "tower": True, "peer": False, "host": True, "replica": False, "context": False}
     assert run_ranks(links, 4, -1) == [(expected, "through shared memory")] * 4
 
 

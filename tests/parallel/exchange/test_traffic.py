@@ -74,6 +74,7 @@ def test_flat_exchange() -> None:
         assert counted["ids"] == (BATCH * 2 * 4, BATCH * 4 * 4)  # 32 bits for each of two features of each other rank
 
 
+@pytest.mark.slow
 def test_bytes_that_cross_hosts_do_not_depend_on_how_ranks_are_numbered() -> None:
     for compression in (0.0, 4.0):
         neighbours = run_ranks(traffic_of_a_step, 4, compression, "fp32")
