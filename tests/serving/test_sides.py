@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -119,3 +120,25 @@ def test_what_is_no_id_is_refused(value: Any) -> None:
 def test_what_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(RequestError, match="age"):
         frame_of([{"age": value}], SCHEMA)
+
+
+def test_pairs_have_the_moments_of_their_users() -> None:
+    from ziggurat.features.batch import Batch
+    from ziggurat.features.inputs import InputSpec, MomentsSpec
+    from ziggurat.features.jagged import moments_group
+    from ziggurat.serving.answering.sides import EncodedSide, join
+
+    inputs = InputSpec(moments=(MomentsSpec(name="at", max_length=3),))
+    plain = Batch(
+        dense=torch.empty(2, 0),
+        single=torch.empty(0, 2, dtype=torch.int64),
+        labels=torch.empty(2, 0),
+        row_ids=torch.arange(2),
+    )
+    times = moments_group(torch.tensor([5, 7, 9]), torch.tensor([0, 1, 3]))
+    users = EncodedSide(inputs=inputs, batch=dataclasses.replace(plain, sequences={"at": times}))
+    items = EncodedSide(inputs=InputSpec(), batch=plain)
+    pairs = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1])
+    found = join(inputs, users=users, items=items, pairs=pairs).sequences["at"]
+    assert found.values["time"].tolist() == [7, 9, 5, 7, 9]
+    assert found.offsets.tolist() == [0, 2, 3, 5]

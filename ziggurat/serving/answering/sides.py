@@ -26,6 +26,7 @@ from torch import Tensor
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import MOMENT, SequenceGroup, moments_group
 from ziggurat.features.schema import table_of
 
 _CHUNK_ROWS = 65_536
@@ -133,6 +134,7 @@ def join(
     single = torch.empty(len(inputs.single), size, dtype=torch.int64)
     vectors: dict[str, Tensor] = {}
     lists: dict[str, tuple[Tensor, Tensor]] = {}
+    moments: dict[str, SequenceGroup] = {}
     dense_at = {name: index for index, name in enumerate(inputs.dense)}
     single_at = {spec.name: index for index, spec in enumerate(inputs.single)}
     for side, chosen in sides:
@@ -143,6 +145,10 @@ def join(
         vectors |= {spec.name: side.batch.vectors[spec.name][chosen] for spec in side.inputs.vectors}
         for index, spec in enumerate(side.inputs.jagged):
             lists[spec.name] = _take_lists(side.batch, index, chosen)
+        for spec in side.inputs.moments:
+            group = side.batch.sequences[spec.name].expanded()
+            times, lengths = _take(group.values[MOMENT], group.offsets, chosen)
+            moments[spec.name] = moments_group(times, _offsets_of(lengths))
     ordered = [lists[spec.name] for spec in inputs.jagged]
     jagged = JaggedRows.empty()
     if ordered:
@@ -153,6 +159,7 @@ def join(
         single=single,
         jagged=jagged,
         vectors={spec.name: vectors[spec.name] for spec in inputs.vectors},
+        sequences={spec.name: moments[spec.name] for spec in inputs.moments},
         labels=torch.empty(size, 0),
         row_ids=torch.arange(size),
     )
@@ -162,11 +169,16 @@ def _take_lists(batch: Batch, feature: int, chosen: Int64[Tensor, "P"]) -> tuple
     """Values and lengths of the lists of one feature of some samples."""
     size = batch.batch_size
     offsets = batch.jagged.offsets[feature * size : (feature + 1) * size + 1]
+    return _take(batch.jagged.values, offsets, chosen)
+
+
+def _take(values: Tensor, offsets: Int64[Tensor, "B+1"], chosen: Int64[Tensor, "P"]) -> tuple[Tensor, Tensor]:
+    """Values and lengths of some lists."""
     starts, lengths = offsets[:-1][chosen], offsets.diff()[chosen]
     ends = lengths.cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
     at = torch.arange(total) + (starts - (ends - lengths)).repeat_interleave(lengths, output_size=total)
-    return batch.jagged.values[at], lengths
+    return values[at], lengths
 
 
 def _offsets_of(lengths: Int64[Tensor, "N"]) -> Int64[Tensor, "N+1"]:
