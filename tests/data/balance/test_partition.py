@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.data.balance.partition import (
@@ -29,6 +29,7 @@ def drawn_lengths(name: str, *, seed: int = 0, num: int = 64 * 128) -> np.ndarra
 
 @settings(max_examples=150, deadline=None)
 @given(COSTS, st.integers(1, 9), st.sampled_from(Balance))
+@example([0.0, 3.0], 6, Balance.VARIABLE)  # a sixth of six times three is less than three
 def test_every_sample_has_a_rank(costs: list[float], num_ranks: int, balance: Balance) -> None:
     values = np.array(costs)
     ranks = partition(values, balance=balance, num_ranks=num_ranks)

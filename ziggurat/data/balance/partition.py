@@ -99,7 +99,8 @@ def variable(costs: np.ndarray, *, num_ranks: int, shares: Sequence[float] | Non
     ends = np.cumsum(costs).tolist()
     if not ends or not ends[-1]:  # nothing costs anything
         return partition(costs, balance=Balance.NONE, num_ranks=num_ranks)
-    low, high = 0.0, ends[-1] / max(min(wanted), 1e-9)  # `high` always fits: the first rank takes all
+    # `high` always fits, with room for rounding: a rank takes all that is left
+    low, high = 0.0, ends[-1] / max(min(wanted), 1e-9) * (1 + 1e-9)
     best = _cuts(ends, high, wanted)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
