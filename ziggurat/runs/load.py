@@ -326,8 +326,7 @@ class Run:
 def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = ()) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
-    # Scores depend on neither.
-    any_size = replace(config, parallel=replace(config.parallel, tower_size=0, context=1))
+    any_size = replace(config, parallel=replace(config.parallel, tower_size=0, context=1))  # scores depend on neither
     given = {"run": Path(folder).absolute(), "step": step}
     with job(device=config.device, timeout_s=config.parallel.timeout_s):
         yield load_run(folder, step=step, models=models, ranks=Ranks(any_size, plan=None, given=given))
