@@ -17,6 +17,13 @@ class TableInit(StrEnum):
     NORMAL = "normal"  # mean 0, standard deviation init_std; the BARS benchmark uses 1e-4
 
 
+class InitialDraw(StrEnum):
+    """What the random numbers of initial weights follow from; see `embeddings/initial_rows.py`."""
+
+    BLOCKS = "blocks"  # torch's generator, seeded for every 4,096 rows: a row costs a block
+    ROWS = "rows"  # counted: each row by itself, for tables of which a run touches a small part
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class EmbeddingConfig:
@@ -29,6 +36,7 @@ class EmbeddingConfig:
             (`EmbeddingTables.kernel_name`), since kernels agree only up to rounding.
         init: distribution of the initial weights.
         init_std: standard deviation for `init = "normal"`.
+        init_draw: what the random numbers follow from; `rows` for tables on disk of which a run touches a small part.
         eps: ε of the rules that divide.
         weight_decay: λ, an L2 term on the rows that a step touches (not on the whole table). With `adam_dense` the
             whole table is penalised instead, by the trainer's `embedding_l2`.
@@ -42,6 +50,7 @@ class EmbeddingConfig:
     kernel: KernelChoice = KernelChoice.AUTO
     init: TableInit = TableInit.UNIFORM
     init_std: float = 1e-4
+    init_draw: InitialDraw = InitialDraw.BLOCKS
     eps: float = 1e-8
     weight_decay: float = 0.0
     beta1: float = 0.9

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
-from ziggurat.embeddings.room import TableSize
 from ziggurat.errors import ConfigError, DataError, PlanError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import JaggedSpec
 from ziggurat.models import Model
 from ziggurat.models.blocks.fields import FieldAlignment
+from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
 from ziggurat.planning.towers.items import FeatureLoad
 from ziggurat.planning.towers.partitioner import TowerPartition, TowerPartitionConfig, partition_towers
@@ -199,7 +200,7 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
         lengths: mean length of each list; features without one read a row a sample.
     """
     tables = model.embeddings
-    sizes, loads = tables.tables.sizes, []
+    loads = []
     for spec in model.inputs.lookups:
         place = tables.tables.places[spec.table]
         is_list = isinstance(spec, JaggedSpec)
@@ -207,7 +208,7 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
             FeatureLoad(
                 name=spec.name,
                 table=spec.table,
-                table_bytes=table_bytes(sizes[spec.table]),
+                table_bytes=table_bytes(tables.config.optimizer, num_rows=place.num_rows, dim=place.dim),
                 lookups=lengths[spec.name] if is_list else 1.0,
                 dim=place.dim,
             )
@@ -215,9 +216,13 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
     return tuple(loads)
 
 
-def table_bytes(size: TableSize) -> int:
-    """Weights, in their format, and optimizer state of one table."""
-    return size.weight_bytes + size.state_bytes
+def table_bytes(optimizer: TableOptimizerKind, *, num_rows: int, dim: int) -> int:
+    """FP32 weights and optimizer state of one table."""
+    if optimizer is TableOptimizerKind.ADAM_DENSE:
+        state = 2 * num_rows * dim  # torch's Adam: two moments
+    else:
+        state = sum(prod(shape) for shape in state_shapes(optimizer, num_rows=num_rows, dim=dim).values())
+    return 4 * (num_rows * dim + state)
 
 
 def lookup_dims(model: Model) -> tuple[int, ...]:

@@ -1,0 +1,331 @@
+"""DiskRows: the rows of the tables of one dim in a file, weights and state beside each other, exact.
+
+    fetch   rows ──► on their way to the disk? ──► read ahead? ──► never changed? drawn : read from the file
+    store   rows ──► queue ──► thread ──► file                                       (`write_behind.py`)
+    announce rows of a coming batch ──► thread reads those that the file has
+
+Numbers are FP32, as they were: training is bit for bit that of tables in memory. The file is sparse: rows that nobody
+has changed are a function of seed, table and row (`embeddings/initial_rows.py`), so a table of 10⁹ rows is made in no
+time, and what it takes of the disk grows with the rows that a run touches, page by page. Where a row costs a block of
+4,096 to draw (`init_draw = "blocks"`), the whole block is written when one of its rows is first asked for.
+
+Safety. The file is scratch, without a name: it goes with the process, however that ends. What a run goes on from is in
+its checkpoints alone, which hold the rows that were changed (`changed`), written aside and published by a rename; no
+write-back touches them. A kill at any byte of a write-back loses what a run in memory would lose: the steps since the
+last checkpoint. Within a process a row that was written in part or overwritten is found by its tag and told; a disk
+that refuses (full, gone, read-only) is told by the next call, with what waits kept, so that training stops before it
+computes with a wrong row.
+
+Memory: three bits for each row that was ever touched, what waits to be written (32 MiB, twice while it is written), and
+what was read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from ziggurat.embeddings.config import InitialDraw
+from ziggurat.embeddings.initial_rows import BLOCK_ROWS, InitialRows
+from ziggurat.embeddings.storage.cached.backing import RowBacking
+from ziggurat.embeddings.storage.disk.bitmap import RowMarks
+from ziggurat.embeddings.storage.disk.write_behind import RowValues, WriteBehind
+from ziggurat.embeddings.storage.table_storage import WEIGHT
+from ziggurat.errors import FileError
+from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
+from ziggurat.ops.row_file import RowFile, RowState
+from ziggurat.ops.row_file.file import why_not_cpp
+
+
+@dataclass(eq=False)
+class _Ahead:
+    """Rows that were read, or are being read, before they are asked for."""
+
+    rows: Int64[np.ndarray, "N"]
+    read: Future[tuple[Float[np.ndarray, "N W"], np.ndarray]]
+    stale: list[Int64[np.ndarray, "N"]] = field(default_factory=list)  # stored since
+
+
+class DiskRows(RowBacking):
+    """Rows of the tables of one dim in a file.
+
+    Args:
+        num_rows: R.
+        dim: D.
+        folder: on the disk that holds them.
+
+    Raises:
+        FileError: from any method: the disk refuses, or gave back other bytes than were written.
+
+    Attributes:
+        changed: rows that were stored since the last checkpoint.
+        touched: rows that were ever stored, which are all that a checkpoint has to hold.
+    """
+
+    def __init__(self, num_rows: int, dim: int, *, folder: str | Path) -> None:
+        super().__init__(num_rows, dim)
+        self.folder = Path(folder)
+        self.changed, self.touched = RowMarks(num_rows), RowMarks(num_rows)
+        self._kept = RowMarks(num_rows)  # in the file, or on the way to it
+        self._drawn: list[tuple[int, int, InitialRows]] = []  # first row, number of rows, what they begin as
+        self._columns: dict[str, slice] = {WEIGHT: slice(0, dim)}
+        self._flat: set[str] = set()  # arrays of one number a row
+        self._initial_state: dict[str, float] = {}
+        self._ahead: _Ahead | None = None
+        self._reader: ThreadPoolExecutor | None = None
+        self._open()
+
+    @property
+    def num_bytes(self) -> int:
+        """Marks of rows, if all were touched."""
+        return 3 * self.num_rows // 8
+
+    @property
+    def disk_bytes(self) -> int:
+        """What the file takes now."""
+        return self._file.disk_bytes
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(self._columns)
+
+    def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
+        """Rows get columns for the state; weights that were stored before are written again beside it."""
+        before, old, old_keys = self._file, self.touched, len(self._columns)
+        self.flush()
+        columns, width = {WEIGHT: slice(0, self.dim)}, self.dim
+        for key, shape in state_shapes(kind, num_rows=self.num_rows, dim=self.dim).items():
+            columns[key] = slice(width, width + (shape[1] if len(shape) > 1 else 1))
+            width = columns[key].stop
+            self._flat |= {key} if len(shape) == 1 else set()
+        self._columns = columns
+        self._initial_state = {key: initial_sum if key == "sum" else 0.0 for key in columns if key != WEIGHT}
+        if old_keys == 1 and len(columns) == 1:
+            return
+        self._kept, self._ahead = RowMarks(self.num_rows), None
+        self._open()
+        for rows in old.parts():
+            payload = self._with_state(before.read(rows)[0].view(np.float32)[:, : self.dim])
+            self._put(RowValues(rows, payload))
+        self.flush()
+        before.close()
+
+    def draw(self, first_row: int, num_rows: int, initial: InitialRows) -> None:
+        """Say what rows begin as: a function of them. Rows that were changed before begin anew.
+
+        Args:
+            first_row: of the storage.
+            num_rows: how many.
+            initial: of the part of a table that these rows are.
+        """
+        kept = [entry for entry in self._drawn if entry[0] >= first_row + num_rows or entry[0] + entry[1] <= first_row]
+        self._drawn = sorted([*kept, (first_row, num_rows, initial)], key=lambda entry: entry[0])
+        for rows in self._kept.parts(range(first_row, first_row + num_rows)):
+            self.changed.add(rows[self.touched.has(rows)])
+            self._put(RowValues(rows, self._initial(rows)))
+
+    def fetch(self, rows_N: Int64[Tensor, "N"], *, keys: Sequence[str]) -> dict[str, Float[Tensor, "N *D"]]:
+        """See `RowBacking.fetch`."""
+        rows, order = np.unique(rows_N.numpy(), return_inverse=True)
+        found = self._fetch(rows)
+        return {key: self._part(found, key)[torch.from_numpy(order)] for key in keys}
+
+    def store(self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int = 0) -> None:
+        """See `RowBacking.store`; nothing is rounded."""
+        del step
+        rows = rows_N.numpy()
+        order = np.argsort(rows)
+        rows = rows[order]
+        if not len(rows):
+            return
+        if set(values) >= set(self._columns):
+            payload = np.empty((len(rows), self._width), dtype=np.float32)
+        else:
+            payload = self._fetch(rows)
+        for key, tensor in values.items():
+            payload[:, self._columns[key]] = tensor.detach().numpy().reshape(len(rows), -1)[order]
+        self.touched.add(rows)
+        self.changed.add(rows)
+        self._put(RowValues(rows, payload))
+
+    def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """A copy of consecutive rows."""
+        return self._part(self._fetch(np.arange(first_row, first_row + num_rows)), key)
+
+    def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """Replace consecutive rows of one array."""
+        self.store(torch.arange(first_row, first_row + len(values)), {key: values})
+
+    def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
+        """Begin to read the rows of a coming batch that the file has."""
+        if self._ahead is not None and not self._ahead.read.done():
+            return  # the disk is behind: the batch is read when it is asked for
+        rows = np.unique(rows_N.numpy())
+        rows = rows[self._kept.has(rows)]
+        on_their_way = self._behind.take(rows, out=np.empty((len(rows), self._width), dtype=np.float32))
+        rows = rows[~on_their_way]
+        if len(rows):
+            self._reader = self._reader or ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
+            self._ahead = _Ahead(rows, self._reader.submit(self._read_file, rows))
+
+    def flush(self) -> None:
+        """Wait until the file has all rows."""
+        self._behind.flush()
+
+    def initial(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """What rows begin as."""
+        return self._part(self._initial(rows_N.numpy()), key)
+
+    def drawn(self, first_row: int) -> InitialRows | None:
+        """What the part of a table that begins at a row was drawn as."""
+        return next((initial for first, _, initial in self._drawn if first == first_row), None)
+
+    def initial_state(self, key: str) -> float:
+        """What the optimizer's numbers begin as."""
+        return self._initial_state[key]
+
+    def describe(self) -> dict[str, Any]:
+        """Where, and how it is read."""
+        layout = self._file.layout
+        return {
+            "folder": str(self.folder),
+            "row_bytes_on_disk": layout.unit_bytes // layout.rows_per_unit,
+            "direct_io": self._file.is_direct,
+            "without C++": why_not_cpp() or "no",
+        }
+
+    @property
+    def _width(self) -> int:
+        return max(columns.stop for columns in self._columns.values())
+
+    def _open(self) -> None:
+        self._file = RowFile(self.folder, num_rows=self.num_rows, payload_bytes=4 * self._width)
+        self._behind = WriteBehind(_Writer(self._file))
+
+    def _part(self, payload: Float[np.ndarray, "N W"], key: str) -> Float[Tensor, "N *D"]:
+        columns = payload[:, self._columns[key]]
+        return torch.from_numpy(np.ascontiguousarray(columns[:, 0] if key in self._flat else columns))
+
+    def _put(self, values: RowValues) -> None:
+        self._kept.add(values.rows)
+        if self._ahead is not None:
+            self._ahead.stale.append(values.rows)
+        self._behind.put(values)
+
+    def _fetch(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
+        """Numbers of sorted distinct rows."""
+        out = np.empty((len(rows), self._width), dtype=np.float32)
+        missing = ~self._kept.has(rows)
+        if missing.any():
+            out[missing] = self._begin(rows[missing])
+        wanted = np.flatnonzero(~missing)
+        if len(wanted):
+            part = np.empty((len(wanted), self._width), dtype=np.float32)
+            found = self._behind.take(rows[wanted], out=part)
+            found |= self._take_ahead(rows[wanted], out=part, known=found)
+            if not found.all():
+                rest = np.flatnonzero(~found)
+                values, states = self._read_file(rows[wanted[rest]])
+                self._check(rows[wanted[rest]], states)
+                part[rest] = values
+            out[wanted] = part
+        return out
+
+    def _begin(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
+        """Numbers of rows that the file does not have; blocks that cost a draw are kept whole."""
+        blocks = list[Int64[np.ndarray, "N"]]()
+        for first, num_rows, initial in self._drawn:
+            mine = rows[(rows >= first) & (rows < first + num_rows)]
+            if initial.config.init_draw is InitialDraw.ROWS or not len(mine):
+                continue
+            shift = initial.first_row - first
+            for block in np.unique((mine + shift) // BLOCK_ROWS).tolist():
+                begin, end = block * BLOCK_ROWS - shift, (block + 1) * BLOCK_ROWS - shift
+                whole = np.arange(max(begin, first), min(end, first + num_rows))
+                blocks.append(whole[~self._kept.has(whole)])
+        if not blocks:
+            return self._initial(rows)
+        out = np.empty((len(rows), self._width), dtype=np.float32)
+        done = np.zeros(len(rows), dtype=bool)
+        for block in blocks:
+            drawn = RowValues(block, self._initial(block))
+            hit, at = drawn.find(rows)
+            out[hit] = drawn.values[at[hit]]
+            done |= hit
+            self._put(drawn)
+        if not done.all():
+            out[~done] = self._initial(rows[~done])
+        return out
+
+    def _initial(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
+        """What rows begin as: drawn weights, zeros where nothing was said; constant state."""
+        weight = np.zeros((len(rows), self.dim), dtype=np.float32)
+        for first, num_rows, initial in self._drawn:
+            mine = (rows >= first) & (rows < first + num_rows)
+            if mine.any():
+                weight[mine] = initial.take(torch.from_numpy(rows[mine] - first)).numpy()
+        return self._with_state(weight)
+
+    def _with_state(self, weight: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N W"]:
+        payload = np.empty((len(weight), self._width), dtype=np.float32)
+        payload[:, : self.dim] = weight
+        for key, value in self._initial_state.items():
+            payload[:, self._columns[key]] = value
+        return payload
+
+    def _read_file(self, rows: Int64[np.ndarray, "N"]) -> tuple[Float[np.ndarray, "N W"], np.ndarray]:
+        payload, states = self._file.read(rows)
+        return payload.view(np.float32), states
+
+    def _take_ahead(
+        self, rows: Int64[np.ndarray, "N"], *, out: Float[np.ndarray, "N W"], known: Bool[np.ndarray, "N"]
+    ) -> Bool[np.ndarray, "N"]:
+        """Copy what was read ahead and is still right, but for rows that are known."""
+        ahead = self._ahead
+        if ahead is None:
+            return np.zeros(len(rows), dtype=bool)
+        values, states = ahead.read.result()
+        hit, at = RowValues(ahead.rows, values).find(rows)
+        hit &= ~known
+        for stale in ahead.stale:
+            hit &= ~np.isin(rows, stale)
+        self._check(rows[hit], states[at[hit]])
+        out[hit] = values[at[hit]]
+        return hit
+
+    def _check(self, rows: Int64[np.ndarray, "N"], states: np.ndarray) -> None:
+        wrong = np.flatnonzero(states != RowState.AS_WRITTEN)
+        if len(wrong):
+            row, state = int(rows[wrong[0]]), RowState(int(states[wrong[0]]))
+            lost = (
+                "a row that was written is gone" if state is RowState.NEVER_WRITTEN else "another row, or half of one"
+            )
+            raise FileError(
+                expected="rows of tables as they were written",
+                found=f"{lost}: row {row:,} of {self.num_rows:,} and {len(wrong) - 1:,} others in this read",
+                where=str(self.folder),
+                ways_out=(
+                    "look for disk errors in the system log (dmesg)",
+                    "go on from the last checkpoint, which does not use this file: --resume",
+                    "name a folder on another disk: --tables.disk FOLDER",
+                ),
+            )
+
+
+class _Writer:
+    """Writes to the file of rows without holding on to the table that reads it."""
+
+    def __init__(self, file: RowFile) -> None:
+        self._file = file
+
+    def __call__(self, values: RowValues) -> None:
+        self._file.write(values.rows, values.values.view(np.uint8))
