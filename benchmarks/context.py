@@ -54,7 +54,7 @@ def _job(network: Any, name: str) -> Job:
 
 
 def _memory_and_speed(report: Report, *, quick: bool) -> None:
-    base, rounds = (2048, 2) if quick else (4096, 2)
+    base, rounds = (2048, 2) if quick else (4096, 5)
     longest, steps_ms, limit = {}, {}, 0.0
     for ranks in (1, 2, 4):
         network = PlainNetwork(config=NetworkConfig(hosts=1, ranks_per_host=ranks, rate_mbit=0.0), reason="one host")

@@ -38,10 +38,13 @@ class Scene:
     limit: float | None = None
     visible: bool = True
     names: tuple[str, ...] = ()
+    colours: dict[str, Colour] = field(default_factory=dict)
 
 
 def test_round_trip_through_json_text() -> None:
-    scene = Scene(shape=Square(side_lengths=(3,)), colour=Colour.BLUE, limit=2.5, names=("a", "b"))
+    scene = Scene(
+        shape=Square(side_lengths=(3,)), colour=Colour.BLUE, limit=2.5, names=("a", "b"), colours={"x": Colour.BLUE}
+    )
     assert from_json(Scene, json.loads(json.dumps(to_json(scene))), where="file") == scene
 
 
@@ -52,6 +55,17 @@ def test_a_file_with_the_old_name_of_a_field_is_read() -> None:
     assert from_json(RanksConfig, old, where="file") == RanksConfig(ranks_per_host=2)
     with pytest.raises(ConfigError, match="ranks_a_host"):
         from_json(RanksConfig, {**data, "ranks_a_host": 4}, where="file")
+
+
+def test_values_by_name_are_given_listed_and_refused_where_they_are_none() -> None:
+    scene = override(Scene(), {"colours": "roof = red, a=b.c=blue"})
+    assert scene.colours == {"roof": Colour.RED, "a=b.c": Colour.BLUE}
+    assert ("colours", "list of NAME=red|blue", "roof=red,a=b.c=blue") in list(settings(scene))
+    for text in ("roof", "=red", "roof=red,roof=blue"):
+        with pytest.raises(ConfigError, match="each name once"):
+            override(Scene(), {"colours": text})
+    with pytest.raises(ConfigError, match="red"):
+        override(Scene(), {"colours": "roof=green"})
 
 
 def test_overrides_of_every_type() -> None:
@@ -98,7 +112,8 @@ def test_bad_files_are_named(data: dict, path: str) -> None:
 
 
 def test_settings_list_every_leaf() -> None:
-    assert {path for path, _, _ in settings(Scene())} == {"shape.radius", "colour", "limit", "visible", "names"}
+    leaves = {"shape.radius", "colour", "limit", "visible", "names", "colours"}
+    assert {path for path, _, _ in settings(Scene())} == leaves
 
 
 def test_errors_have_four_parts_and_builtin_parents() -> None:

@@ -1,9 +1,9 @@
 """Configs: frozen dataclasses to JSON and back, and overrides from the command line.
 
 Every run writes its whole configuration as JSON and can be repeated from it. The types are the schema: a config is a
-tree of frozen dataclasses whose fields are numbers, strings, booleans, enums, tuples, `None` or other configs. A union
-of configs (`DLRMConfig | DCNv2Config`) is told apart by a `kind: Literal[...]` field, never by a class name. Classes of
-the user's own join it where the caller names them (`kinds=`); no file makes this code import anything.
+tree of frozen dataclasses whose fields are numbers, strings, booleans, enums, tuples, values by name, `None` or other
+configs. A union of configs (`DLRMConfig | DCNv2Config`) is told apart by a `kind: Literal[...]` field, never by a class
+name. Classes of the user's own join it where the caller names them (`kinds=`); no file makes this code import anything.
 
     to_json(RunConfig(...))                       -> {"training": {"epochs": 2, …}, "model": {"kind": "dlrm", …}}
     from_json(RunConfig, data, where="run.json")  -> RunConfig(...)
@@ -40,6 +40,8 @@ def to_json(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {name: to_json(item) for name, item in value.items()}
     assert value is None or isinstance(value, str | int | float | bool), f"{type(value)} cannot be in a config"
     return value
 
@@ -75,7 +77,8 @@ def override(
 
     Args:
         config: a frozen dataclass.
-        changes: dotted path (dashes or underscores) to text. Tuples are comma separated, `none` is None.
+        changes: dotted path (dashes or underscores) to text. Tuples are comma separated, and so are named values
+            (`user_id=int8,item_id=bf16`); `none` is None.
         where: names the origin in errors.
         also: what else a path is called, for errors: "training.epochs" → "--epochs".
 
@@ -120,6 +123,8 @@ def flattened(value: Any, *, prefix: str = "") -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={_shown(item)}" for name, item in value.items())
     if isinstance(value, tuple):
         return (" | " if any(isinstance(item, tuple) for item in value) else ",").join(_shown(item) for item in value)
     return value.value if isinstance(value, enum.Enum) else str(value)
@@ -167,6 +172,8 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     if origin is tuple:
         items = [item.strip() for item in text.strip("()[] ").split(",") if item.strip()]
         return tuple(_parse(arguments[0], item, path=path, where=where) for item in items)
+    if origin is dict:
+        return {name: _parse(arguments[1], value, path=path, where=where) for name, value in _named(text, path, where)}
     if hint is bool:
         if text.lower() in ("true", "yes", "1", "on"):
             return True
@@ -185,6 +192,18 @@ def _parse(hint: Any, text: str, *, path: str, where: str) -> Any:
     raise _wrong(path, f"a dotted path to a single value ({_type_name(hint)} is a group)", text, where)
 
 
+def _named(text: str, path: str, where: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of "a=x,b=y"; a name may hold any sign but a comma."""
+    names = set[str]()
+    for item in filter(None, (each.strip() for each in text.split(","))):
+        name, equals, value = item.rpartition("=")
+        name = name.strip()
+        if not (equals and name) or name in names:
+            raise _wrong(path, "NAME=VALUE,NAME=VALUE, each name once", text, where)
+        names.add(name)
+        yield name, value.strip()
+
+
 def _type_name(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -193,6 +212,8 @@ def _type_name(hint: Any) -> str:
         return " or ".join(_type_name(argument) for argument in arguments)
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"list of NAME={_type_name(arguments[1])}"
     if origin is Literal:
         return " or ".join(map(repr, arguments))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):

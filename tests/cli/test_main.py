@@ -32,6 +32,7 @@ FROZEN = {
     "evaluate": {"--full-ranking", "--bad-rows", "--step", "--json", "--model", "--ranking-k", "--split", *SLICES},
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "embeddings": {"--step", "--out", "--model"},
+    "tables": {"--samples", "--table", "--model", "--json", "--plot"},
     "importance": {
         *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),

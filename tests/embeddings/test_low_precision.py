@@ -140,13 +140,43 @@ def test_bytes_are_counted_with_ends_lower_halves_and_state() -> None:
         assert read.num_bytes == 80 * row_format.row_bytes(16)
 
 
+def test_tables_with_formats_of_their_own_are_those_of_one_format_each() -> None:
+    by_table = {"item": RowFormat.BF16, "genres": RowFormat.FP32}
+    config = EmbeddingConfig(dim=16, kernel=KernelChoice.TORCH)
+    made = TablesConfig(weights=RowFormat.INT8, by_table=by_table).make_storage(seed=7)
+    mixed = EmbeddingTables(MIXED, config, seed=5, make_storage=made)
+    batch = make_batch(MIXED, size=25)
+    target = torch.randn(25, mixed.output_dim, generator=torch.Generator().manual_seed(1))
+    formats = {RowFormat.INT8: "user", RowFormat.BF16: "item", RowFormat.FP32: "genres"}
+    for row_format, name in formats.items():
+        made = TablesConfig(weights=row_format).make_storage(seed=7)
+        alike = EmbeddingTables(MIXED, config, seed=5, make_storage=made)
+        for tables in (alike, mixed) if row_format is RowFormat.INT8 else (alike,):
+            optimizer = TableOptimizer(tables)
+            (tables(batch) * target).sum().backward()  # a gradient that does not depend on what was read
+            optimizer.step(0.05)
+        assert torch.equal(mixed.table(name), alike.table(name)), name
+        assert mixed.tables.sizes[name].row_format is row_format
+    report = [(each["tables"], each.get("rows", "fp32")) for each in mixed.report()["storages"]]
+    assert report == [("user", "int8"), ("item", "bf16"), ("genres", "fp32")]
+
+
+def test_a_format_for_a_name_that_is_no_table_names_the_nearest() -> None:
+    embedding, wrong = EmbeddingConfig(), TablesConfig(by_table={"usr_id": RowFormat.INT8})
+    with pytest.raises(ConfigError, match=r"did you mean 'user_id'\?") as caught:
+        wrong.check(embedding, tables=["user_id", "item_id"])
+    assert caught.value.expected == "names of embedding tables: item_id, user_id"
+
+
 def test_rows_that_would_save_nothing_keep_fp32_and_wrong_settings_are_refused() -> None:
     assert isinstance(LowPrecision(row_format=RowFormat.INT8)(10, 1), MemoryStorage)
     assert isinstance(LowPrecision(row_format=RowFormat.INT8)(10, 2), LowPrecisionStorage)
     dense = EmbeddingConfig(dim=16, optimizer=TableOptimizerKind.ADAM_DENSE, kernel=KernelChoice.TORCH)
     config = TablesConfig(weights=RowFormat.INT8)
     with pytest.raises(ConfigError, match="a gradient for every row"):
-        config.check(dense)
+        config.check(dense, tables=["user"])
+    with pytest.raises(ConfigError, match="a gradient for every row"):
+        TablesConfig(by_table={"user": RowFormat.BF16}).check(dense, tables=["user"])
     with pytest.raises(ConfigError, match=r"tables\.weights fp32"):
         EmbeddingTables(MIXED, dense, make_storage=config.make_storage(seed=1))
     with pytest.raises(ConfigError, match="to stay"):

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_an_error_with_table_rank_bytes_and_ways_out() -> N
     assert f"table 'b' has {table / 2**30:.2f} GiB (40,000,000 rows × 16 columns" in error.found
     assert "rank 0 has 953 MiB free of 953 MiB" in error.found
     assert error.where.startswith("table 'b', rank 0: 954 MiB of memory")
-    assert "\n  3. weights of half the bytes in this table save 1.19 GiB" in str(error)
+    assert "\n  3. --tables.weights int4: all tables then have 10.73 GiB (not enough alone)" in str(error)
 
 
 def test_the_tower_size_with_the_shortest_step_is_chosen_and_all_are_reported() -> None:

@@ -1,6 +1,7 @@
 import pytest
 
 from ziggurat.errors import PlanError
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.plan import Placement
 from ziggurat.planning.problem import Assignment, PlanningProblem, TableProfile
 
@@ -23,6 +24,17 @@ def test_bytes_are_weights_and_state_of_every_part():
     assert [(part.num_rows, part.dim, part.pooling_factor) for part in rows] == [(3, 32, 0.25)] * 4
     adam = TableProfile(name="a", num_rows=10, dim=4, optimizer_bytes_per_element=8)
     assert adam.bytes_of(num_rows=10, dim=4) == 10 * 4 * 12
+
+
+def test_bytes_and_cuts_are_those_of_the_format_of_the_rows():
+    split, int8 = (
+        TableProfile(name="a", num_rows=10, dim=32, row_format=kept, optimizer_bytes_per_row=4)
+        for kept in (RowFormat.SPLIT_BF16, RowFormat.INT8)
+    )
+    assert split.bytes_of(num_rows=10, dim=16) == 10 * (2 * 16 + 2 * 16 + 4)
+    assert int8.bytes_of(num_rows=10, dim=32) == 10 * (32 + 4 + 4)
+    assert _problem(tables=(split,)).column_parts(0) == (1, 2, 4)
+    assert _problem(tables=(int8,)).column_parts(0) == (1,), "the ends of a row belong to all of it"
 
 
 def test_the_reserve_is_kept_back_on_every_device():

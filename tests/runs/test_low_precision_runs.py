@@ -55,6 +55,9 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert torch.equal(exported[f"embeddings.tables.{name}.weight"], whole.model.embeddings.table(name)), name
     with pytest.raises(ConfigError, match=r"tables\.weights"):
         train_run(config_of("int8", epochs=3), folder=tmp_path / "resumed", resume=True)
+    named = override(config_of(row_format, epochs=3), {"tables.by-table": "C1=fp32"})
+    with pytest.raises(ConfigError, match=r"tables\.by-table"):
+        train_run(named, folder=tmp_path / "resumed", resume=True)
 
 
 def test_dense_gradients_are_refused_before_data_is_read(tmp_path: Path) -> None:

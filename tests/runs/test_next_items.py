@@ -74,6 +74,9 @@ def test_from_events_to_what_comes_next(
 
     evaluation = load_run(whole).evaluate_split("test").metrics
     assert evaluation["full_recall@10"] > 0.9  # chance: about a half of the twenty films
+    assert all(name.startswith("full_") for name in evaluation)  # the label is always 1: nothing else says anything
+    assert main(["importance", str(whole)]) == 2
+    assert "full ranking alone" in capsys.readouterr().err
     fresh = events(users=9, seed=1)
     fresh = fresh.with_columns(film=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit("unheard of")).otherwise("film"))
     fresh.write_parquet(tmp_path / "fresh.parquet")

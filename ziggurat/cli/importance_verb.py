@@ -12,6 +12,8 @@ from ziggurat.cli.tables import print_line, print_table
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from ziggurat.runs.importance import Importance
     from ziggurat.runs.load import Run
 
@@ -110,13 +112,32 @@ def _check(options: argparse.Namespace) -> None:
             where="command line",
             ways_out=("leave --split out", "leave --data out"),
         )
-    if options.plot and Path(options.plot).suffix.lower() not in _PICTURES:
+    check_picture(options.plot)
+
+
+def check_picture(path: str | None) -> None:
+    """Refuse what `--plot` names if it is no picture, before anything is computed.
+
+    Raises:
+        ConfigError: another ending.
+    """
+    if path and Path(path).suffix.lower() not in _PICTURES:
         raise ConfigError(
             expected="a picture that ends in " + ", ".join(_PICTURES),
-            found=repr(options.plot),
+            found=repr(path),
             where="command line, --plot",
-            ways_out=f"--plot {Path(options.plot).with_suffix('.png')}",
+            ways_out=f"--plot {Path(path).with_suffix('.png')}",
         )
+
+
+def write_figure(figure: Figure, path: str) -> None:
+    """Write a picture, whole or not at all."""
+    import matplotlib as mpl
+
+    from ziggurat.files import replacing
+
+    with replacing(path) as temporary, mpl.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(temporary, dpi=150, format=Path(path).suffix[1:].lower())
 
 
 def _groups(options: argparse.Namespace, run: Run) -> dict[str, tuple[str, ...]]:
@@ -168,10 +189,7 @@ def _write(found: Importance, options: argparse.Namespace) -> None:
         with replacing(options.csv) as temporary:
             found.frame().write_csv(temporary)
     if options.plot:
-        import matplotlib as mpl
-
-        with replacing(options.plot) as temporary, mpl.rc_context({"svg.fonttype": "none"}):
-            found.plot().savefig(temporary, dpi=150, format=Path(options.plot).suffix[1:].lower())
+        write_figure(found.plot(), options.plot)
     for path in (options.json, options.csv, options.plot):
         if path:
             print_line(path)

@@ -41,6 +41,7 @@ from ziggurat.cli.scoring_verbs import (
 )
 from ziggurat.cli.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
+from ziggurat.cli.tiers.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tables_arguments
 from ziggurat.cli.tower_verbs import add_towers_arguments
 from ziggurat.errors import ZigguratError
 
@@ -147,6 +148,7 @@ def build_parser() -> VerbParser:
     add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
     add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
     add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
+    add_tables_arguments(verb("tables", TABLES_SUMMARY, TABLES_EPILOG))
 
     add_serving_verbs(verb)
 
@@ -350,6 +352,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         tower_verbs,
         verbs,
     )
+    from ziggurat.cli.tiers import tables_verb
 
     return {
         "demo": verbs.demo,
@@ -359,6 +362,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "predict": scoring_verbs.predict,
         "embeddings": scoring_verbs.embeddings,
         "importance": importance_verb.importance,
+        "tables": tables_verb.tables,
         "export": serving_verbs.export,
         "recommend": serving_verbs.recommend,
         "index": serving_verbs.index,

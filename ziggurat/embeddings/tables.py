@@ -29,17 +29,15 @@ from torch import Tensor, nn
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.layouts import field_layouts, field_slot
 from ziggurat.embeddings.repeated import RepeatedLookup, SplitLayouts, split_layouts
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
-from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
+from ziggurat.features.inputs import InputSpec, SingleSpec
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import (
-    FieldKind,
-    FieldSlot,
     GradientPart,
     KernelChoice,
     KernelSetting,
@@ -51,6 +49,7 @@ from ziggurat.ops.lookup import (
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
 from ziggurat.ops.repeat import expand_lists
+from ziggurat.ops.row_formats import RowFormat
 
 
 class EmbeddingTables(nn.Module):
@@ -61,7 +60,8 @@ class EmbeddingTables(nn.Module):
         config: dims, rule, kernel, initial weights.
         seed: of the initial weights; each table's depend on (seed, its name) alone. None draws none and takes no
             memory: for tables that are loaded, spread over ranks, or moved to a device first (`tables.draw`).
-        make_storage: makes what holds the rows of one dim; the memory of the device by default.
+        make_storage: makes what holds the rows of one dim; the memory of the device by default. A `StorageByTable`
+            keeps some tables as something else.
     """
 
     @check_arguments
@@ -79,7 +79,7 @@ class EmbeddingTables(nn.Module):
         self.tables = TableWeights(inputs.tables, config=config, seed=seed, make_storage=make_storage)
         self.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         self.output_dim = sum(self.field_dims)
-        self._layouts = _layouts(inputs, self.tables)
+        self._layouts = field_layouts(inputs, self.tables)
         self._single_layouts: dict[str, list[LookupLayout]] = {}
         self._split: dict[tuple[FeatureGroup, ...], SplitLayouts] = {}
         self._chosen: ChosenKernel | None = None
@@ -147,7 +147,7 @@ class EmbeddingTables(nn.Module):
         try:
             return self.vectors(table, lists.values, dtype=dtype), lists.offsets, inverse_B
         except BoundsError:  # name the feature and the sample
-            slot = _slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
+            slot = field_slot(self.inputs.jagged[position], index=position, column=0, tables=self.tables)
             raise_out_of_bounds(LookupLayout(dim=0, width=0, slots=(slot,)), Lookups.of(batch.expanded()))
             raise
 
@@ -186,7 +186,7 @@ class EmbeddingTables(nn.Module):
         """Layouts that read one table as a single field, made once."""
         if table not in self._single_layouts:
             place = self.tables.places[table]
-            flat = _slot(SingleSpec(name=table, table=table), index=0, column=0, tables=self.tables)
+            flat = field_slot(SingleSpec(name=table, table=table), index=0, column=0, tables=self.tables)
             self._single_layouts[table] = [
                 LookupLayout(dim=place.dim, width=place.dim, slots=(flat,) if index == place.storage else ())
                 for index in range(self.tables.num_storages)
@@ -194,7 +194,10 @@ class EmbeddingTables(nn.Module):
         return self._single_layouts[table]
 
     def table(self, name: str) -> Float[Tensor, "rows D"]:
-        """The weights of one table, sharing memory with it (detached)."""
+        """The weights of one table, detached.
+
+        They share memory with it in FP32; other storages give a copy, which `tables.rows(name).write` puts back.
+        """
         return self.tables.view(name).detach()
 
     @property
@@ -224,7 +227,11 @@ class EmbeddingTables(nn.Module):
         """
         first = self.tables.storage(0) if self.tables.num_storages else self._anchor
         setting = KernelSetting(
-            layouts=tuple(self._layouts), rule=self.config.rule, dtype=first.dtype, device=first.device
+            layouts=tuple(self._layouts),
+            rule=self.config.rule,
+            dtype=first.dtype,
+            device=first.device,
+            has_few_bits=any(size.row_format is not RowFormat.FP32 for size in self.tables.sizes.values()),
         )
         self._chosen = choose_kernel(self.config.kernel, setting=setting, shape=shape)
         return self._chosen.kernel
@@ -252,7 +259,8 @@ class EmbeddingTables(nn.Module):
                 {
                     "dim": self.tables.storage(index).dim,
                     "num_rows": self.tables.storage(index).num_rows,
-                    "num_tables": sum(place.storage == index for place in self.tables.places.values()),
+                    "num_tables": len(self.tables.tables_of(index)),
+                    "tables": _shown(self.tables.tables_of(index)),
                     **self.tables.storage(index).describe(),
                 }
                 for index in range(self.tables.num_storages)
@@ -269,7 +277,7 @@ class EmbeddingTables(nn.Module):
     def view(self, inputs: InputSpec) -> EmbeddingTables:
         """The same tables, looked up for other fields; gradients of both are recorded in one place."""
         other = copy.copy(self)
-        other.inputs, other._layouts = inputs, _layouts(inputs, self.tables)
+        other.inputs, other._layouts = inputs, field_layouts(inputs, self.tables)
         other.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         other.output_dim = sum(other.field_dims)
         other._single_layouts, other._split = {}, {}
@@ -357,6 +365,10 @@ class _DenseLookup(torch.autograd.Function):
         return (None, None, None, None, *gradients)
 
 
+def _shown(names: Sequence[str], *, most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def pad_lists(
     vectors_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]
 ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
@@ -367,33 +379,3 @@ def pad_lists(
     padded_BLD = vectors_ND.new_zeros(*mask_BL.shape, vectors_ND.shape[1])
     padded_BLD[mask_BL] = vectors_ND
     return padded_BLD, mask_BL
-
-
-def _layouts(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]:
-    """One layout for each storage, all writing into one output."""
-    slots: list[list[FieldSlot]] = [[] for _ in range(tables.num_storages)]
-    column = 0
-    positions = {spec.name: index for specs in (inputs.single, inputs.jagged) for index, spec in enumerate(specs)}
-    for spec in inputs.fields:
-        index = positions[spec.name]
-        slots[tables.places[spec.table].storage].append(_slot(spec, index=index, column=column, tables=tables))
-        column += tables.places[spec.table].dim
-    dims = [tables.storage(index).dim for index in range(tables.num_storages)]
-    return [LookupLayout(dim=dim, width=column, slots=tuple(mine)) for dim, mine in zip(dims, slots, strict=True)]
-
-
-def _slot(spec: SingleSpec | JaggedSpec, *, index: int, column: int, tables: TableWeights) -> FieldSlot:
-    if isinstance(spec, SingleSpec):
-        kind = FieldKind.SINGLE
-    else:
-        kind = FieldKind.MEAN if spec.pooling is Pooling.MEAN else FieldKind.SUM
-    place = tables.places[spec.table]
-    return FieldSlot(
-        name=spec.name,
-        kind=kind,
-        index=index,
-        table=spec.table,
-        first_row=place.first_row,
-        num_rows=place.num_rows,
-        column=column,
-    )

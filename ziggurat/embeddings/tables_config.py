@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ziggurat.embeddings.config import EmbeddingConfig
-from ziggurat.embeddings.storage import MakeStorage, MemoryStorage
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StorageByTable
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
@@ -21,11 +23,22 @@ class TablesConfig:
     Args:
         weights: the format of rows; see docs/guides/tables-larger-than-memory.md. Tables so narrow that it would save
             nothing keep FP32.
+        by_table: another format for some tables: user_id=int8,item_id=bf16.
         rounding: how an update is rounded to the format; split_bf16 and fp32 round nothing.
     """
 
     weights: RowFormat = RowFormat.FP32
+    by_table: dict[str, RowFormat] = field(default_factory=dict)
     rounding: Rounding = Rounding.STOCHASTIC
+
+    @property
+    def has_few_bits(self) -> bool:
+        """Whether any table is to be kept in fewer bits than FP32."""
+        return any(each is not RowFormat.FP32 for each in (self.weights, *self.by_table.values()))
+
+    def format_of(self, table: str, *, dim: int) -> RowFormat:
+        """What a table of so many columns is kept as."""
+        return self.by_table.get(table, self.weights).for_columns(dim)
 
     def make_storage(self, *, seed: int, is_trained: bool = True) -> MakeStorage:
         """What makes the storages of a model's tables.
@@ -34,27 +47,52 @@ class TablesConfig:
             seed: of the run, from which random rounding follows.
             is_trained: False for tables that are only read.
         """
-        if self.weights is RowFormat.FP32:
-            return MemoryStorage
-        return LowPrecision(row_format=self.weights, rounding=self.rounding, seed=seed, is_trained=is_trained)
 
-    def check(self, embedding: EmbeddingConfig) -> None:
-        """Refuse an optimizer that needs tables in FP32.
+        def maker(row_format: RowFormat) -> MakeStorage:
+            if row_format is RowFormat.FP32:
+                return MemoryStorage
+            return LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
+
+        rest = maker(self.weights)
+        if not self.by_table:
+            return rest
+        return StorageByTable(rest=rest, by_table={name: maker(each) for name, each in self.by_table.items()})
+
+    def check(self, embedding: EmbeddingConfig, *, tables: Iterable[str]) -> None:
+        """Refuse an optimizer that needs tables in FP32, and formats for tables that there are not.
 
         Args:
             embedding: how the tables learn.
+            tables: names of the model's tables.
 
         Raises:
-            ConfigError: tables would be parameters with dense gradients.
+            ConfigError: tables would be parameters with dense gradients; or a name in `by_table` is no table.
         """
-        if self.weights is not RowFormat.FP32 and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+        self._check_names(sorted(set(tables)))
+        if self.has_few_bits and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+            setting = "tables.weights" if self.weights is not RowFormat.FP32 else "tables.by-table"
             raise ConfigError(
                 expected="an optimizer of touched rows, for tables that are not kept in FP32",
-                found=f"--tables.weights {self.weights.value} with {embedding.optimizer.value}, which has a gradient "
-                "for every row of every table",
-                where="tables.weights",
+                found=f"--{setting} and {embedding.optimizer.value}, which has a gradient for every row of every table",
+                where=setting,
                 ways_out=(
                     "--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)",
-                    "leave --tables.weights out",
+                    f"leave --{setting} out",
+                ),
+            )
+
+    def _check_names(self, tables: list[str]) -> None:
+        for name in self.by_table:
+            if name in tables:
+                continue
+            near = difflib.get_close_matches(name, tables, n=3)
+            shown = ", ".join(tables[:20]) + (f" and {len(tables) - 20} more" if len(tables) > 20 else "")
+            raise ConfigError(
+                expected=f"names of embedding tables: {shown or 'there are none'}",
+                found=repr(name),
+                where="tables.by-table",
+                ways_out=(
+                    *(f"did you mean {each!r}?" for each in near),
+                    "a feature that names a table looks up that one: see its `table` in the schema",
                 ),
             )

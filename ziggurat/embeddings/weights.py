@@ -1,8 +1,8 @@
-"""TableWeights: the weights of all tables, one storage for each embedding dim, named one by one.
+"""TableWeights: the weights of all tables, one storage for each dim and kind of rows, named one by one.
 
-Kernels want few large tables; users and checkpoints want one tensor a table. Both get it: tables of equal dim lie
-in one `TableStorage` of (R, D), and each table is a range of its rows. `state_dict` speaks of tables alone
-(`<table>.weight`), so a checkpoint does not depend on the grouping, on the storage or on the kernel.
+Kernels want few large tables; users and checkpoints want one tensor a table. Both get it: tables of equal dim that are
+kept alike lie in one `TableStorage` of (R, D), and each table is a range of its rows. `state_dict` speaks of tables
+alone (`<table>.weight`), so a checkpoint does not depend on the grouping, on the storage or on the kernel.
 
 Tables begin *open*, without numbers, if no seed is given. They are then drawn (`draw`) or loaded (`mark_filled` says
 so) before the first lookup: nothing is drawn that a checkpoint overwrites.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.initial_rows import initial_rows
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
-from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage
+from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, maker_of
 from ziggurat.embeddings.storage.part import reader, table_tensor
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
@@ -45,28 +45,41 @@ class TablePlace:
         return slice(self.first_row, self.first_row + self.num_rows)
 
 
-def group_tables(tables: tuple[TableSpec, ...], *, dim: int) -> dict[str, TablePlace]:
-    """Group tables by dim, dims in order of first appearance, tables in the order given."""
-    dims = list(dict.fromkeys(table.embedding_dim or dim for table in tables))
-    next_row = [0] * len(dims)
+def group_tables(
+    tables: tuple[TableSpec, ...], *, dim: int, make_storage: MakeStorage = MemoryStorage
+) -> tuple[dict[str, TablePlace], list[TableStorage]]:
+    """Group tables by dim and by what makes their storage, both in order of first appearance; and the empty storages.
+
+    Args:
+        tables: in the order that they have in their storage.
+        dim: columns of tables that name no number of their own.
+        make_storage: makes what holds the rows.
+    """
+    next_row: list[int] = []
+    kinds: list[tuple[int, MakeStorage]] = []
     places = {}
     for table in tables:
-        storage = dims.index(table.embedding_dim or dim)
+        columns = table.embedding_dim or dim
+        kind = columns, maker_of(make_storage, table=table.name, dim=columns)
+        if kind not in kinds:
+            kinds.append(kind)
+            next_row.append(0)
+        storage = kinds.index(kind)
         places[table.name] = TablePlace(
-            storage=storage, first_row=next_row[storage], num_rows=table.num_rows, dim=dims[storage]
+            storage=storage, first_row=next_row[storage], num_rows=table.num_rows, dim=columns
         )
         next_row[storage] += table.num_rows
-    return places
+    return places, [maker(rows, columns) for (columns, maker), rows in zip(kinds, next_row, strict=True)]
 
 
 class TableWeights(nn.Module):
-    """Weights of all tables, grouped by dim.
+    """Weights of all tables, grouped by dim and by what they are kept as.
 
     Args:
         tables: names, rows and dims.
         config: dims, initial distribution, and whether tables are parameters (`adam_dense`).
         seed: of the initial weights; None leaves the tables open.
-        make_storage: makes what holds the rows of one dim.
+        make_storage: makes what holds the rows of one dim; a `StorageByTable` for some tables others.
 
     Raises:
         ConfigError: tables that are parameters, in a storage that is not one tensor.
@@ -82,13 +95,9 @@ class TableWeights(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.make_storage = config, make_storage
-        self.places = group_tables(tables, dim=config.dim)
         self._are_parameters = config.optimizer is TableOptimizerKind.ADAM_DENSE
         # Not buffers: what walks over buffers (snapshots, broadcasts) would take them for small state of the network.
-        self._storages: list[TableStorage] = []
-        for index, dim in enumerate(dict.fromkeys(place.dim for place in self.places.values())):
-            num_rows = sum(place.num_rows for place in self.places.values() if place.storage == index)
-            self._storages.append(make_storage(num_rows, dim))
+        self.places, self._storages = group_tables(tables, dim=config.dim, make_storage=make_storage)
         self.name_rows({name: RowOrigin(table=name, first_row=0, num_rows=0) for name in self.places})
         self.is_open = True
         self._has_room = False
@@ -98,7 +107,7 @@ class TableWeights(nn.Module):
 
     @property
     def num_storages(self) -> int:
-        """Number of different dims."""
+        """Number of storages: of different dims and kinds of rows."""
         return len(self._storages)
 
     @property
@@ -107,8 +116,12 @@ class TableWeights(nn.Module):
         return self._storages[0].device if self._storages else torch.device("cpu")
 
     def storage(self, index: int) -> TableStorage:
-        """All tables of one dim, one after the other."""
+        """All tables of one dim that are kept alike, one after the other."""
         return self._storages[index]
+
+    def tables_of(self, index: int) -> list[str]:
+        """Names of the tables of a storage, in the order of their rows."""
+        return [name for name, place in self.places.items() if place.storage == index]
 
     def rows(self, name: str, *, key: str = WEIGHT) -> StoredRows:
         """The rows of one table, to read and write in chunks.

@@ -9,7 +9,7 @@ Memory of a device, in the order in which it is given away:
     dense         16 bytes a weight: FP32 weight, gradient, two moments of Adam; tower modules of its group too
     activations   8 bytes for each number that a layer reads or writes, B samples: kept forward, with a gradient back
     buffers       looked-up columns for all samples, and received columns for its own, each with gradients
-    tables        the rest: weights and optimizer state
+    tables        the rest: weights in their formats, and optimizer state
 
 With towers, sizes S of tower groups that the towers allow are tried, those nearest to a host first, since the
 intra-group all-to-all is to stay inside one. The plan whose simulated step is shortest wins.
@@ -25,6 +25,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float32
 
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.build import ModelConfig
@@ -74,6 +75,7 @@ class ModelToPlace:
         batch_size: B, samples a rank.
         list_lengths: mean rows a sample of features that are lists.
         towers: groups of features; None for a flat model.
+        tables: what rows of tables are kept as.
     """
 
     config: ModelConfig
@@ -81,6 +83,7 @@ class ModelToPlace:
     batch_size: Count
     list_lengths: Mapping[str, float] = dataclasses.field(default_factory=dict)
     towers: Towers | None = None
+    tables: TablesConfig = dataclasses.field(default_factory=TablesConfig)
 
     @cached_property
     def work(self) -> StepWork:
@@ -91,6 +94,7 @@ class ModelToPlace:
             batch_size=self.batch_size,
             towers=self.towers,
             list_lengths=self.list_lengths,
+            kept=self.tables,
         )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.plan import show_ranks
 from ziggurat.planning.cluster.cluster import Launch
 from ziggurat.planning.costs.analytic import AnalyticCosts, TableCost
@@ -51,6 +52,7 @@ class TableRow:
     table: str
     num_rows: int
     dim: int
+    row_format: RowFormat
     assignment: Assignment
     tower: int | None
     num_bytes: int
@@ -92,12 +94,14 @@ class PlanReport:
     def table(self) -> list[tuple[str, ...]]:
         """Heading and one line a table, the most expensive first."""
         has_towers = self.planned.plan.towers is not None
-        heading = ("table", "rows × columns", "placement", "ranks", "tower", "MiB", "ms", "next best")
+        has_formats = any(row.row_format is not RowFormat.FP32 for row in self.tables)
+        heading = ("table", "rows × columns", "rows in", "placement", "ranks", "tower", "MiB", "ms", "next best")
         lines = []
         for row in sorted(self.tables, key=lambda row: -row.cost.total_ms):
             line = [
                 row.table,
                 f"{row.num_rows:,} × {row.dim}",
+                row.row_format.value,
                 row.assignment.placement.value,
                 show_ranks(row.assignment.devices),
                 "–" if row.tower is None else str(row.tower),
@@ -107,7 +111,8 @@ class PlanReport:
             ]
             lines.append(tuple(line))
         found = [heading, *lines]
-        return found if has_towers else [line[:4] + line[5:] for line in found]
+        left_out = {*(() if has_formats else (2,)), *(() if has_towers else (5,))}
+        return [tuple(each for index, each in enumerate(line) if index not in left_out) for line in found]
 
     def lines(self) -> list[str]:
         """The sum of it: step, where its time goes, memory, balance."""
@@ -155,6 +160,7 @@ class PlanReport:
                 table=profile.name,
                 num_rows=profile.num_rows,
                 dim=profile.dim,
+                row_format=profile.row_format,
                 assignment=each,
                 tower=tower_of.get(profile.name),
                 num_bytes=sum(shard.memory_bytes for shard in shards),

@@ -1,4 +1,4 @@
-"""PlanningProblem: what has to be placed, on what, and what an answer looks like. Plain data, no torch, no ranks.
+"""PlanningProblem: what has to be placed, on what, and what an answer looks like. Plain data, no tensors, no ranks.
 
 A *table* may be cut in several ways; each way gives *shards*, and a shard lives on one device:
 
@@ -11,7 +11,7 @@ A *table* may be cut in several ways; each way gives *shards*, and a shard lives
 A *cost model* (`cost_model.py`) prices the shards of a device; the search (`search.py`) looks for the assignment whose
 most expensive device is cheapest, among those that fit:
 
-    Σ over shards on d of (rows · (columns · element bytes + optimizer bytes))  +  reserve  ≤  memory of d
+    Σ over shards on d of (rows · (bytes of a row in its format + optimizer bytes))  +  reserve  ≤  memory of d
 
 Placements follow Mudigere et al., *Software-Hardware Co-design* (arXiv 2104.05158, section 4.2).
 """
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ziggurat.errors import PlanError
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.plan import Placement, Plan, TablePlacement, Towers
 
 
@@ -37,7 +38,7 @@ class TableProfile:
         pooling_factor: mean number of rows that one sample looks up, over all features of the table.
         reuse: share of the distinct rows of a batch that occur 1, 2, 3 to 4, 5 to 8, … times; () where unknown.
         num_features: features that look the table up, each of which gets `dim` columns of the result.
-        element_bytes: bytes of a weight.
+        row_format: what its rows are kept as; rows of codes are not cut by columns.
         optimizer_bytes_per_row: state for each row of each shard (4 for row-wise Adagrad in FP32).
         optimizer_bytes_per_element: state for each weight (8 for Adam in FP32).
     """
@@ -48,13 +49,18 @@ class TableProfile:
     pooling_factor: float = 1.0
     reuse: tuple[float, ...] = ()
     num_features: int = 1
-    element_bytes: int = 4
+    row_format: RowFormat = RowFormat.FP32
     optimizer_bytes_per_row: int = 0
     optimizer_bytes_per_element: int = 0
 
     def bytes_of(self, *, num_rows: int, dim: int) -> int:
-        """Weights and optimizer state of a shard of this table."""
-        return num_rows * (dim * (self.element_bytes + self.optimizer_bytes_per_element) + self.optimizer_bytes_per_row)
+        """Weights and optimizer state of a shard of this table, lower halves of split numbers with the state."""
+        return num_rows * (self.row_format.row_bytes(dim) + self.state_bytes_per_row(dim))
+
+    def state_bytes_per_row(self, dim: int) -> int:
+        """What lies beside so many columns of a row: the optimizer's numbers, and the lower halves of split ones."""
+        beside = self.row_format.beside_bytes(dim)
+        return self.optimizer_bytes_per_row + dim * self.optimizer_bytes_per_element + beside
 
     def shard(self, placement: Placement, *, num_parts: int) -> ShardProfile:
         """One of the equal parts that a placement cuts this table into (of blocks of rows, the largest)."""
@@ -162,11 +168,14 @@ class PlanningProblem:
         return tuple(range(self.num_devices)) if allowed is None else tuple(sorted(set(allowed)))
 
     def column_parts(self, table: int) -> tuple[int, ...]:
-        """Numbers of equal parts that a table may be cut into by columns: 1, 2, 4, …; (1,) if it may not be cut."""
+        """Numbers of equal parts that a table may be cut into by columns: 1, 2, 4, …; (1,) if it may not be cut.
+
+        Rows of codes are not: their two ends belong to all columns.
+        """
         most = len(self.devices_of(table))
         most = min(most, self.max_parts) if self.max_parts else most
         parts, dim = [1], self.tables[table].dim
-        if Placement.COLUMN_WISE in self.placements:
+        if Placement.COLUMN_WISE in self.placements and not self.tables[table].row_format.has_codes:
             while parts[-1] * 2 <= most and dim % (parts[-1] * 2 * self.column_multiple) == 0:
                 parts.append(parts[-1] * 2)
         return tuple(parts)

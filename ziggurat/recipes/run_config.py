@@ -184,15 +184,16 @@ class RunConfig:
         Raises:
             PlanError: the towers do not fit the features of the schema.
             ConfigError: sessions are to be shuffled and the schema has none; tables are not in FP32 and their optimizer
-                has dense gradients; the model's config is none, the model
-                cannot have towers, their compression does not fit its tables, or there are settings of tower modules
-                and no towers; or the evaluation has no such metric as early stop names.
+                has dense gradients; a format is given for a table that there is not; the model's config is none, the
+                model cannot have towers, their compression does not fit its tables, or there are settings of tower
+                modules and no towers; or the evaluation has no such metric as early stop names.
         """
         check_config_class(type(self.model))
         check_towers(self.model, self.towers)
-        self.tables.check(self.model.embedding)
-        check_blocks(self.model, batch_size=self.training.loader.batch_size)
         schema = self.table_schema
+        tables = {table_of(feature) for feature in schema.features} - {""}
+        self.tables.check(self.model.embedding, tables=tables)
+        check_blocks(self.model, batch_size=self.training.loader.batch_size)
         self._check_sessions()
         if schema.labels:
             self.stop_metric(own=metrics)

@@ -32,13 +32,11 @@ from ziggurat.data.source import reading_lines
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.embeddings import BatchShape
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
-from ziggurat.embeddings.storage import format_of
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, TableSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import refuse_url
 from ziggurat.models import MODEL_CONFIGS, build_model
-from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
@@ -277,14 +275,13 @@ def _check_known_tables(config: RunConfig) -> None:
     labels = tuple(LabelSpec(name=label.name) for label in config.table_schema.labels)
     columns = config.model.table_columns(InputSpec(tables=known, labels=labels))
     optimizer = config.model.embedding.optimizer
-    made = config.tables.make_storage(seed=config.training.seed)
     check_room(
         {
             table.name: TableSize(
                 num_rows=table.num_rows,
                 dim=columns[table.name],
                 optimizer=optimizer,
-                row_format=format_of(made, dim=columns[table.name]) or RowFormat.FP32,
+                row_format=config.tables.format_of(table.name, dim=columns[table.name]),
             )
             for table in known
         },

@@ -42,7 +42,8 @@ from ziggurat.files import Format
 from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.evaluate import evaluate_batches
-from ziggurat.training.metrics.accumulator import higher_is_better, metric_names
+from ziggurat.training.metrics.accumulator import metric_names
+from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.report.plots import importance_figure
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
@@ -252,6 +253,13 @@ def importance_of(
 
 def _metric(run: Run, config: ImportanceConfig) -> str:
     inputs = run.model.inputs
+    if not metric_names(inputs.labels, has_groups=inputs.has_groups):
+        raise ConfigError(
+            expected="a run whose labels an evaluation without full ranking can judge",
+            found=f"{run.config.model.kind}, of which full ranking alone says how good it is",
+            where="importance",
+            ways_out="a ranker over the same events (recipe movielens_hstu_ranker) has labels to lose",
+        )
     if config.metric == AUTO_METRIC:
         stop = run.config.training.early_stop
         known = metric_names(inputs.labels, has_groups=inputs.has_groups)

@@ -53,7 +53,7 @@ from ziggurat.studies.compare_statistics import (
 )
 from ziggurat.training.computed_with import computed_with, difference_notes
 from ziggurat.training.config import TrainingConfig
-from ziggurat.training.metrics.accumulator import higher_is_better
+from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import Count, CountOrNone, checked

@@ -36,7 +36,7 @@ from ziggurat.studies.compare_runs import label_index
 from ziggurat.studies.compare_statistics import delong, mean_difference, placements, squared_errors
 from ziggurat.training.computed_with import computed_with, difference_notes, differing
 from ziggurat.training.evaluation.evaluate import ordered_batches, scores_of
-from ziggurat.training.metrics.accumulator import higher_is_better
+from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.records.log import read_records
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 

@@ -15,7 +15,7 @@ from ziggurat.files import Format, write_text
 from ziggurat.recipes.protocols import Protocol
 from ziggurat.studies.compare import Comparison
 from ziggurat.studies.compare_data import ComparedData
-from ziggurat.training.metrics.accumulator import higher_is_better
+from ziggurat.training.metrics.directions import higher_is_better
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,7 +20,8 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
-from ziggurat.training.metrics.accumulator import higher_is_better, metric_names
+from ziggurat.training.metrics.accumulator import metric_names
+from ziggurat.training.metrics.directions import higher_is_better
 
 
 def improves_upwards(config: EarlyStopConfig) -> bool:

@@ -34,10 +34,10 @@ INPUTS = InputSpec(
 )
 
 
-def build(row_format: RowFormat, optimizer: TableOptimizerKind) -> Model:
+def build(row_format: RowFormat, optimizer: TableOptimizerKind, by_table: dict[str, RowFormat]) -> Model:
     embedding = EmbeddingConfig(kernel=KernelChoice.TORCH, optimizer=optimizer, dim=8)
     config = DNNConfig(embedding_dim=8, embedding=embedding, deep=MLPConfig(hidden_dims=(3,)))
-    made = TablesConfig(weights=row_format).make_storage(seed=4)
+    made = TablesConfig(weights=row_format, by_table=by_table).make_storage(seed=4)
     return build_model(config, INPUTS, seed=3, make_storage=made)
 
 
@@ -56,7 +56,9 @@ def check(rank: int, plans: list[dict[str, object]]) -> None:
         optimizer = TableOptimizerKind.SPARSE_ADAM if is_adam else TableOptimizerKind.ROWWISE_ADAGRAD
         plan = from_json(Plan, plan_json, where="test")
         cut = any(entry.placement is Placement.COLUMN_WISE for entry in plan.tables)
-        single, many = (build(row_format, optimizer) for _ in range(2))
+        # One table of SPLIT_BF16's run in INT8, and one of FP32's in BF16: storages of their own on every rank.
+        by_table = {RowFormat.SPLIT_BF16: {"item": RowFormat.INT8}, RowFormat.FP32: {"user": RowFormat.BF16}}
+        single, many = (build(row_format, optimizer, by_table.get(row_format, {})) for _ in range(2))
         if cut and row_format.has_codes:
             with pytest.raises(PlanError, match="keeps rows whole"):
                 parallelize(many, plan, Topology.create(tower_size=plan.ranks_per_group))

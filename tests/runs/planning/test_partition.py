@@ -19,6 +19,7 @@ from ziggurat.config import override
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticConfig, SyntheticTeacher
+from ziggurat.embeddings.room import TableSize
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Categorical, Dense, Label, MultiHot, Schema, Table
 from ziggurat.ops.lookup import TableOptimizerKind
@@ -251,7 +252,7 @@ def test_other_raw_data_are_refused(dlrm: Path, place: Path) -> None:
 
 
 def test_bytes_of_a_table_count_the_state() -> None:
-    sizes = {kind: table_bytes(kind, num_rows=10, dim=4) for kind in TableOptimizerKind}
+    sizes = {kind: table_bytes(TableSize(num_rows=10, dim=4, optimizer=kind)) for kind in TableOptimizerKind}
     assert sizes == {
         TableOptimizerKind.SGD: 160,
         TableOptimizerKind.ROWWISE_ADAGRAD: 200,

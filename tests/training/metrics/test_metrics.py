@@ -22,12 +22,12 @@ from ziggurat.training.metrics.accumulator import (
     auc,
     calibration,
     grouped_auc,
-    higher_is_better,
     log_loss,
     mae,
     normalised_entropy,
     rmse,
 )
+from ziggurat.training.metrics.directions import higher_is_better
 
 NUM_CASES = 1000
 

@@ -11,7 +11,8 @@ import torch
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.training.metrics.accumulator import MetricAccumulator, higher_is_better, metric_names
+from ziggurat.training.metrics.accumulator import MetricAccumulator, metric_names
+from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.metrics.ranking import ranking_metrics
 
 

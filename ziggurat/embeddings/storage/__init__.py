@@ -1,6 +1,7 @@
 """Where the rows of embedding tables lie: one door (`TableStorage`), and what stands behind it."""
 
-from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecisionStorage, format_of
+from ziggurat.embeddings.storage.by_table import StorageByTable, format_of, maker_of
+from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecisionStorage
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
 from ziggurat.embeddings.storage.quantised import QuantisedStorage, TablePrecision
@@ -13,12 +14,14 @@ __all__ = [
     "MakeStorage",
     "MemoryStorage",
     "QuantisedStorage",
+    "StorageByTable",
     "StoredRows",
     "TablePart",
     "TablePrecision",
     "TableStorage",
     "advise_huge_pages",
     "format_of",
+    "maker_of",
     "reader",
     "table_tensor",
 ]

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages, new_state
-from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage, state_keys
+from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import (
     KernelChoice,
     LookupKernel,
@@ -68,15 +68,7 @@ class LowPrecision:
 
     def format_of(self, dim: int) -> RowFormat:
         """What rows of so many columns are kept as."""
-        saves = self.row_format.row_bytes(dim) < RowFormat.FP32.row_bytes(dim)
-        return self.row_format if saves else RowFormat.FP32
-
-
-def format_of(make_storage: MakeStorage, *, dim: int) -> RowFormat | None:
-    """What rows of a width will be kept as in memory; None if the maker does not say."""
-    if make_storage is MemoryStorage:
-        return RowFormat.FP32
-    return make_storage.format_of(dim) if isinstance(make_storage, LowPrecision) else None
+        return self.row_format.for_columns(dim)
 
 
 class LowPrecisionStorage(TableStorage):

@@ -8,7 +8,8 @@ times counts: other work on the machine can only add to a time.
 
 Measurements differ from run to run, and kernels agree only up to rounding, so a first answer is kept in the cache
 folder and given again for the same machine, versions, threads and shape: the same run repeats bit for bit. Delete the
-file to measure anew. Batches too small to matter are not measured: C++ if it can be built, else torch.
+file to measure anew. Batches too small to matter are not measured: C++ if it can be built, else torch. Nor are tables
+in few bits: C++ alone reads and writes their rows where they lie; for every other kernel torch decodes them first.
 
     lookups · dim < 2^15   no measurement
     otherwise              1 + 5 rounds, a few milliseconds a kernel each; importing FBGEMM takes most of a second
@@ -110,9 +111,12 @@ def choose_kernel(
         shape.batch_size * (len(layout.single) + shape.list_length * len(layout.jagged)) * layout.dim
         for layout in setting.layouts
     )
-    if lookups < _SMALL:
+    if lookups < _SMALL or setting.has_few_bits:
         eligible, reasons = _eligible(setting, _MAKERS[:2])
-        return ChosenKernel(kernel=eligible[0], reason="batches too small to measure", not_eligible=reasons)
+        why = "batches too small to measure"
+        if setting.has_few_bits:
+            why = "rows in few bits: C++ reads them where they lie; torch decodes them where there is no C++"
+        return ChosenKernel(kernel=eligible[0], reason=why, not_eligible=reasons)
     path = (folder or cache_folder() / "kernels") / f"choice-{_fingerprint(setting, shape)}.json"
     return _kept(path, setting) or _measured(path, setting, shape)
 

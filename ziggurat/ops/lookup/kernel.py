@@ -131,12 +131,14 @@ class KernelSetting:
         rule: how rows are updated.
         dtype: of the weights.
         device: of the weights.
+        has_few_bits: whether some storages keep rows in few bits, which C++ alone reads and writes where they lie.
     """
 
     layouts: tuple[LookupLayout, ...]
     rule: UpdateRule
     dtype: torch.dtype
     device: torch.device
+    has_few_bits: bool = False
 
 
 class LookupKernel(Protocol):

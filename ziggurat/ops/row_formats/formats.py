@@ -35,6 +35,10 @@ class RowFormat(StrEnum):
         """The largest code."""
         return {RowFormat.INT8: 255, RowFormat.INT4: 15}[self]
 
+    def for_columns(self, dim: int) -> RowFormat:
+        """What a table of so many columns is kept as: FP32 where this saves nothing (INT8 of one column: 5 bytes)."""
+        return self if self.row_bytes(dim) < RowFormat.FP32.row_bytes(dim) else RowFormat.FP32
+
     def row_bytes(self, dim: int) -> int:
         """Bytes of what lookups read of a row, its ends included."""
         if self is RowFormat.INT8:

@@ -3,6 +3,8 @@
     a rank's rounds      round 0 computes with what is there; round i computes with what came from i places back
     with overlap         Σ_i max(computing i, coming i + 1)     without: Σ_i (computing i + coming i)
     going home           never overlaps: gradients of keys (pass-KV), results and gradients of queries (pass-Q)
+    always               what an attention with next to no events takes, measured for each way: empty messages, and
+                         the cutting and joining of tensors (pass-Q has twice as many)
     time of a way        the longest of all ranks
 
 Computing takes the same time both ways, since the same pairs of a row and a key meet. What differs is what travels, and
@@ -16,8 +18,9 @@ backward pass); the times here are the same quantities without the approximation
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,9 +28,10 @@ import torch
 
 from ziggurat.ops.attention.partial import AttentionSettings, gather_part
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
-from ziggurat.parallel.context.pieces import Histories, Pieces
+from ziggurat.parallel.context.pieces import Histories, Pieces, head_and_tail
 from ziggurat.parallel.context.spread import Spread
-from ziggurat.parallel.context.work import Travelling
+from ziggurat.parallel.context.travel import spread_attention
+from ziggurat.parallel.context.work import Travelling, Work
 
 _EVENTS = 512
 _SMALL, _LARGE = 1 << 10, 1 << 20
@@ -49,12 +53,12 @@ class ContextRates:
     Args:
         flops_per_s: of attention on one rank, products alone.
         bytes_per_s: of a message to the rank i + 1 places on while all ranks send one, i = 0 … N − 2.
-        message_s: of a message without content.
+        always_s: of a forward pass with next to no events, by what travels.
     """
 
     flops_per_s: float
     bytes_per_s: tuple[float, ...]
-    message_s: float
+    always_s: Mapping[Travelling, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,7 @@ def predicted_s(
 
     longest = 0.0
     for rank in range(size):
-        total = 0.0
+        total = rates.always_s[travelling] * len(widths.pair_flops())
         for passed, flops in enumerate(widths.pair_flops()):
             comes, home = (each[passed] for each in widths.row_bytes(travelling))
             computing = [pairs[rank][rank] * flops / rates.flops_per_s]
@@ -152,8 +156,8 @@ def predicted_s(
                 rows, gone = come(rank, shift), come((rank + shift) % size, shift)
                 rate = rates.bytes_per_s[shift - 1]
                 computing.append(met * flops / rates.flops_per_s)
-                coming.append(max(rows, gone) * comes / rate + rates.message_s)
-                total += max(rows, gone) * home / rate + rates.message_s * (home > 0)
+                coming.append(max(rows, gone) * comes / rate)
+                total += max(rows, gone) * home / rate
             total += _joined(computing, coming, overlaps=overlaps)
         longest = max(longest, total)
     return longest
@@ -172,7 +176,7 @@ def _needed(histories: Histories, rows: Pieces, keys: Pieces, *, by_keys: bool) 
 
 
 def measure_rates(spread: Spread) -> ContextRates:
-    """How fast the ranks of a group compute and send; collective, the same on every rank; 0.1 s and 8 MB a neighbour.
+    """How fast the ranks of a group compute and send; collective, the same on every rank; 0.3 s and 8 MB a neighbour.
 
     Args:
         spread: any, of the group.
@@ -187,10 +191,12 @@ def measure_rates(spread: Spread) -> ContextRates:
     of_all = torch.stack(spread.everybody(mine, [len(times)] * size, purpose="rates")).amax(dim=0).view(-1, 2)
     small_s, large_s = of_all.unbind(dim=1)
     rates = (_LARGE - _SMALL) / (large_s - small_s).clamp(min=1e-6)
+    always_s = torch.tensor([_attention_s(spread, way) for way in Travelling], dtype=torch.float64)
+    always_s = torch.stack(spread.everybody(always_s, [len(always_s)] * size, purpose="rates")).amax(dim=0)
     return ContextRates(
         flops_per_s=float(slowest),
         bytes_per_s=tuple(rates.tolist()),
-        message_s=float(small_s.median()) if times else 0.0,
+        always_s=dict(zip(Travelling, always_s.tolist(), strict=True)),
     )
 
 
@@ -206,6 +212,22 @@ def _measure_flops() -> float:
         gather_part(q, k, v, layout=layout, settings=settings, bias=AttentionBias())
         best = min(best, time.perf_counter() - begin)
     return 2.0 * 128 * _EVENTS * (_EVENTS + 1) / 2 / best
+
+
+def _attention_s(spread: Spread, travelling: Travelling) -> float:
+    """Of a forward pass over one history of two events a rank; the median of a few."""
+    size = spread.group.size
+    pieces = [head_and_tail(torch.tensor([2 * size]), rank=rank, num_ranks=size) for rank in range(size)]
+    little = Spread(Histories(torch.tensor([2 * size])), pieces, pieces, spread.group, spread.traffic)
+    settings = AttentionSettings(form=AttentionForm.SILU, scale=0.125, divisor=2.0 * size)
+    rows, times = torch.zeros(pieces[spread.group.position].num_rows, 1, 64), []
+    with torch.no_grad():
+        for _ in range(1 + _REPEATS):
+            little.everybody(rows.view(-1)[:1], [1] * size, purpose="rates")  # all begin together
+            begin = time.perf_counter()
+            spread_attention(rows, rows, rows, work=Work(little, settings, travelling))
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
 
 
 def _message_s(spread: Spread, num_bytes: int, *, shift: int) -> float:

@@ -75,7 +75,7 @@ def sizes_of(
 ) -> dict[str, TableSize]:
     """Rows and columns that a rank holds in memory, with the padding row in front of a block."""
     shards = [shard for group in share.groups for shard in group.shards]
-    formats = [format_of(make_storage, dim=shard.num_columns) for shard in shards]
+    formats = [format_of(make_storage, table=shard.table, dim=shard.num_columns) for shard in shards]
     return {
         shard.table: TableSize(
             num_rows=shard.num_rows + shard.num_padding,

@@ -88,10 +88,9 @@ class ShardedTables(nn.Module):
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
         _check_cuts(self.shards, make_storage)
-        if format_of(make_storage, dim=config.dim) is not None:
-            check_room_of_ranks(
-                self.shares, config=config, topology=topology, device=torch.device(device), make_storage=make_storage
-            )
+        check_room_of_ranks(
+            self.shares, config=config, topology=topology, device=torch.device(device), make_storage=make_storage
+        )
         # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
         self.local = tuple(
             EmbeddingTables(group.inputs, config, seed=None, make_storage=make_storage).to(device)
@@ -285,7 +284,7 @@ def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage
     """Refuse to cut columns of rows that are codes between two ends of the whole row."""
     for name, parts in shards.items():
         shard = parts[0]
-        row_format = format_of(make_storage, dim=shard.table_columns)
+        row_format = format_of(make_storage, table=name, dim=shard.table_columns)
         if shard.placement is Placement.COLUMN_WISE and row_format is not None and row_format.has_codes:
             raise PlanError(
                 expected=f"a placement that keeps rows whole, for rows in {row_format.value}",
@@ -293,7 +292,7 @@ def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage
                 where=f"plan, table {name!r}",
                 ways_out=(
                     f"place the table {Placement.ROW_WISE.value} or {Placement.TABLE_WISE.value}",
-                    "--tables.weights bf16 or split_bf16, whose numbers stand alone",
+                    f"--tables.by-table {name}=bf16 (or split_bf16), whose numbers stand alone",
                 ),
             )
 

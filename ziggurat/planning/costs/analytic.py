@@ -140,8 +140,7 @@ class AnalyticCosts:
         samples = self.num_samples / shard.num_parts if self._is_copy(shard) else self.num_samples
         out = float(samples * table.num_features * shard.dim)
         gather_per_s = device.memory_bytes_per_s * device.gather_efficiency
-        row_bytes = shard.dim * table.element_bytes
-        state_bytes = table.optimizer_bytes_per_row + shard.dim * table.optimizer_bytes_per_element
+        row_bytes, state_bytes = table.row_format.row_bytes(shard.dim), table.state_bytes_per_row(shard.dim)
         read = rows * (row_bytes + device.row_overhead_bytes)
         touched = self._touched(shard)[1] if self._is_copy(shard) else rows
         updated = rows * 4.0 * shard.dim + touched * 2.0 * (row_bytes + state_bytes + device.row_overhead_bytes)

@@ -14,6 +14,7 @@ from jaxtyping import Float32
 
 from ziggurat.errors import PlanError
 from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.plan import Placement
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile
 from ziggurat.planning.search.greedy import starting_plan
@@ -103,7 +104,7 @@ def not_fitting(
     free = room[device] - held[device]
     whole = _whole(profile)
     memory = problem.memory_bytes[device if len(problem.memory_bytes) > 1 else 0]
-    state = whole - profile.num_rows * profile.dim * profile.element_bytes
+    state = profile.num_rows * profile.state_bytes_per_row(profile.dim)
     found = (
         f"table {profile.name!r} has {size_text(whole)} ({profile.num_rows:,} rows × {profile.dim} columns"
         f"{f', {size_text(state)} of them optimizer state' if state else ''}); "
@@ -141,13 +142,29 @@ def _ways_out(problem: PlanningProblem, table: int, *, held: np.ndarray, device:
     rows = int((_whole(profile) - smaller) / profile.bytes_of(num_rows=1, dim=profile.dim))
     if rows > 0 and _fits(_with_table(problem, table, num_rows=rows)):
         ways.append(f"at most {rows:,} rows in table {profile.name!r} (hash its ids, or drop rare ones)")
-    if profile.element_bytes > 1:
-        half = profile.element_bytes // 2
-        enough = _fits(_with_table(problem, table, element_bytes=half))
-        saved = profile.num_rows * profile.dim * (profile.element_bytes - half)
-        verdict = "enough" if enough else f"not enough alone: {size_text(smaller)} are missing"
-        ways.append(f"weights of half the bytes in this table save {size_text(saved)} ({verdict})")
-    return ways
+    return [*ways, *_formats(problem, table)]
+
+
+def _formats(problem: PlanningProblem, table: int) -> list[str]:
+    """The widest rows in few bits with which greedy packing succeeds: of this table, else of all; or that none is."""
+    least, text = sum(_whole(each) for each in problem.tables), ""
+    for chosen, setting in (
+        ([table], f"by-table {problem.tables[table].name}="),
+        (range(len(problem.tables)), "weights "),
+    ):
+        for row_format in (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4):
+            tables = list(problem.tables)
+            for index in chosen:
+                tables[index] = dataclasses.replace(tables[index], row_format=row_format.for_columns(tables[index].dim))
+            size = sum(_whole(each) for each in tables)
+            if size >= least:
+                continue
+            enough = _fits(dataclasses.replace(problem, tables=tuple(tables)))
+            least, verdict = size, "enough" if enough else "not enough alone"
+            text = f"--tables.{setting}{row_format.value}: all tables then have {size_text(size)} ({verdict})"
+            if enough:
+                return [text]
+    return [text] if text else []
 
 
 def _least_memory(problem: PlanningProblem, missing: float) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.models import Model, build_model
 from ziggurat.models.blocks.dense_inputs import DenseInputs
@@ -107,6 +108,7 @@ def step_work(
     batch_size: int,
     towers: Towers | None = None,
     list_lengths: Mapping[str, float] | None = None,
+    kept: TablesConfig | None = None,
 ) -> StepWork:
     """Count what one training step of a model does.
 
@@ -116,6 +118,7 @@ def step_work(
         batch_size: B, samples a rank.
         towers: groups of features; None for a flat model.
         list_lengths: mean rows a sample of features that are lists; 1 where not given.
+        kept: what rows of tables are kept as; FP32 unless given.
 
     Raises:
         PlanError, ConfigError, SchemaError: towers, settings and inputs do not fit each other.
@@ -138,7 +141,7 @@ def step_work(
     return StepWork(
         model=config.kind,
         batch_size=batch_size,
-        tables=table_profiles(inputs, dims=dims, optimizer=optimizer, list_lengths=list_lengths or {}),
+        tables=table_profiles(inputs, dims=dims, optimizer=optimizer, list_lengths=list_lengths or {}, kept=kept),
         fields=tuple((spec.name, spec.table, dims[spec.table]) for spec in inputs.lookups),
         bottom=_network(bottom, bottom_flops),
         top=_network(top, flops_per_sample(model) - tower_flops - bottom_flops),
@@ -147,7 +150,12 @@ def step_work(
 
 
 def table_profiles(
-    inputs: InputSpec, *, dims: Mapping[str, int], optimizer: TableOptimizerKind, list_lengths: Mapping[str, float]
+    inputs: InputSpec,
+    *,
+    dims: Mapping[str, int],
+    optimizer: TableOptimizerKind,
+    list_lengths: Mapping[str, float],
+    kept: TablesConfig | None = None,
 ) -> tuple[TableProfile, ...]:
     """What a planner needs to know of each table.
 
@@ -156,7 +164,9 @@ def table_profiles(
         dims: columns, by table.
         optimizer: decides the bytes of state.
         list_lengths: mean rows a sample, by feature.
+        kept: what rows are kept as; FP32 unless given.
     """
+    kept = kept or TablesConfig()
     profiles = []
     for table in inputs.tables:
         users = [spec for spec in inputs.lookups if spec.table == table.name]
@@ -170,6 +180,7 @@ def table_profiles(
                 dim=dim,
                 pooling_factor=rows,
                 num_features=len(users),
+                row_format=kept.format_of(table.name, dim=dim),
                 optimizer_bytes_per_row=per_row,
                 optimizer_bytes_per_element=per_element,
             )

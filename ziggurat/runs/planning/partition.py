@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,12 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
+from ziggurat.embeddings.room import TableSize
 from ziggurat.errors import ConfigError, DataError, PlanError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import JaggedSpec
 from ziggurat.models import Model
 from ziggurat.models.blocks.fields import FieldAlignment
-from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.planning.towers.affinity import InteractionSums, pad_fields
 from ziggurat.planning.towers.items import FeatureLoad
 from ziggurat.planning.towers.partitioner import TowerPartition, TowerPartitionConfig, partition_towers
@@ -200,7 +199,7 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
         lengths: mean length of each list; features without one read a row a sample.
     """
     tables = model.embeddings
-    loads = []
+    sizes, loads = tables.tables.sizes, []
     for spec in model.inputs.lookups:
         place = tables.tables.places[spec.table]
         is_list = isinstance(spec, JaggedSpec)
@@ -208,7 +207,7 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
             FeatureLoad(
                 name=spec.name,
                 table=spec.table,
-                table_bytes=table_bytes(tables.config.optimizer, num_rows=place.num_rows, dim=place.dim),
+                table_bytes=table_bytes(sizes[spec.table]),
                 lookups=lengths[spec.name] if is_list else 1.0,
                 dim=place.dim,
             )
@@ -216,13 +215,9 @@ def feature_loads(model: Model, *, lengths: dict[str, float]) -> tuple[FeatureLo
     return tuple(loads)
 
 
-def table_bytes(optimizer: TableOptimizerKind, *, num_rows: int, dim: int) -> int:
-    """FP32 weights and optimizer state of one table."""
-    if optimizer is TableOptimizerKind.ADAM_DENSE:
-        state = 2 * num_rows * dim  # torch's Adam: two moments
-    else:
-        state = sum(prod(shape) for shape in state_shapes(optimizer, num_rows=num_rows, dim=dim).values())
-    return 4 * (num_rows * dim + state)
+def table_bytes(size: TableSize) -> int:
+    """Weights, in their format, and optimizer state of one table."""
+    return size.weight_bytes + size.state_bytes
 
 
 def lookup_dims(model: Model) -> tuple[int, ...]:

@@ -30,6 +30,7 @@ from ziggurat.training.config import Precision
 from ziggurat.training.step.precision_choice import MIN_BF16_SPEEDUP
 
 MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
+_MEASURED_IN_FP32 = "measured prices are those of rows in FP32; memory is counted in the formats of the tables"
 _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales
 
 
@@ -91,6 +92,7 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
         notes = (
             *notes,
             f"whole tables and columns only; ranks are priced by {cost_model.describe()}; the rest by formulas",
+            *((_MEASURED_IN_FP32,) if config.tables.has_few_bits else ()),
         )
     planned = plan_model(model_to_place(config, data), cluster, settings=settings, cost_model=cost_model)
     flat = None
@@ -207,6 +209,7 @@ def model_to_place(config: RunConfig, data: PlanInputs) -> ModelToPlace:
         batch_size=config.training.loader.batch_size,
         list_lengths=data.list_lengths,
         towers=config.towers,
+        tables=config.tables,
     )
 
 

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.events import NEXT_ITEM
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
 from ziggurat.training.metrics import functions
@@ -57,24 +58,6 @@ from ziggurat.training.metrics.scored_samples import (
     scored_samples,
 )
 
-_HIGHER_IS_BETTER = {
-    "auc": True,
-    "gauc": True,
-    "accuracy": True,
-    "ndcg": True,
-    "recall": True,
-    "mrr": True,
-    "full_recall": True,
-    "full_ndcg": True,
-    "full_mrr": True,
-    "log_loss": False,
-    "ne": False,
-    "ece": False,
-    "rmse": False,
-    "mae": False,
-}
-
-
 MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]], float]
 """A metric of the user's own: scores, labels and weights of all samples of one label, each (n,), to a number."""
 
@@ -88,6 +71,8 @@ def metric_names(
 ) -> list[str]:
     """The names of the metrics of an evaluation, label by label; they end in `/label` where there are several.
 
+    A label that is always 1 (what came next) has none but the user's own: full ranking judges it.
+
     Args:
         labels: of the data.
         has_groups: whether the samples have groups.
@@ -97,6 +82,8 @@ def metric_names(
     grouped = ["gauc", *ranking_names(ranking_k)] if has_groups else []
     names: list[str] = []
     for label in labels:
+        if label.name == NEXT_ITEM:
+            continue
         built_in = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *grouped]
         names += [f"{metric}/{label.name}" for metric in built_in] if len(labels) > 1 else built_in
     return names + [f"{metric}/{label.name}" if len(labels) > 1 else metric for label in labels for metric in own]
@@ -116,26 +103,6 @@ def check_own_metrics(metrics: Mapping[str, MetricFunction]) -> None:
             where="metrics",
             ways_out="rename them",
         )
-
-
-def higher_is_better(metric: str) -> bool:
-    """Whether a metric improves upwards.
-
-    Args:
-        metric: a name as `MetricAccumulator.compute` returns it, with or without `/label`.
-
-    Raises:
-        ConfigError: the metric is unknown, or, like calibration, best in the middle.
-    """
-    name = metric.partition("/")[0].partition("@")[0]
-    if name not in _HIGHER_IS_BETTER:
-        raise ConfigError(
-            expected="a metric with a direction: " + ", ".join(_HIGHER_IS_BETTER),
-            found=repr(metric) + (", which is best at 1" if name == "calibration" else ""),
-            where="choice of a metric to improve",
-            ways_out=("use log_loss or ece to watch calibration", "correct the name"),
-        )
-    return _HIGHER_IS_BETTER[name]
 
 
 _BINARY: dict[str, Callable[[ScoredSamples], float]] = {
@@ -307,6 +274,8 @@ class MetricAccumulator:
         return scored_samples(columns.scores[:, index], columns.labels[:, index], weights, task=task, scale=scale)
 
     def _metrics(self, columns: _Columns, index: int) -> list[float]:
+        if self.inputs.labels[index].name == NEXT_ITEM:
+            return []
         task, labels = self.inputs.labels[index].task, columns.labels[:, index]
         samples = self._samples(columns, index)
         groups = columns.groups[~np.isnan(labels)] if self.inputs.has_groups else None

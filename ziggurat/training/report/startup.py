@@ -152,8 +152,11 @@ def startup_report(
 
 
 def _tables_text(sizes: Collection[TableSize]) -> str:
-    formats = ", ".join(dict.fromkeys(size.row_format.value for size in sizes))
-    return f"{sum(size.weight_bytes for size in sizes) / 2**20:,.1f} MiB in {formats or 'a storage of their own'}"
+    in_format = dict[str, int]()
+    for size in sizes:
+        in_format[size.row_format.value] = in_format.get(size.row_format.value, 0) + size.weight_bytes
+    parts = [f"{size / 2**20:,.1f} MiB in {name}" for name, size in in_format.items()]
+    return " + ".join(parts) or "0.0 MiB in a storage of their own"
 
 
 def _rank_sections(step: TrainStep) -> dict[str, dict[str, str]]:

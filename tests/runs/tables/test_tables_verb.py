@@ -1,0 +1,103 @@
+"""Touched rows are those of the batches in their order; `ziggurat tables` counts them, and bytes of formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training.tiny import tiny_dataset
+from ziggurat.cli.main import main
+from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.runs.tables.touched_rows import touched_rows
+
+LOADER = LoaderConfig(batch_size=32, shuffle_buffer_rows=200, prefetch=0, seed=3)
+
+
+def test_touched_rows_are_those_of_the_batches() -> None:
+    dataset = tiny_dataset(300)
+    found = touched_rows(dataset, loader=LOADER, samples=200)
+    assert (found.counted_from, found.num_samples, found.epochs) == (4, 128, 1)
+    batches = [batch for _, batch in zip(range(8), Loader(dataset, config=LOADER).batches(epoch=0), strict=False)]
+    for index, (rows, lookups) in enumerate(found.batches["tags"]):
+        values = batches[index].jagged.of(0, batch_size=32).values.numpy()
+        assert np.repeat(rows, lookups).tolist() == sorted(values.tolist())
+    users = np.concatenate([batch.single[0].numpy() for batch in batches])
+    assert found.rows_touched("user") == len(np.unique(users))
+    assert found.per_sample("user")[0] == 1.0
+    assert found.per_sample("user")[1] == sum(len(rows) for rows, _ in found.batches["user"][4:]) / 128
+    together = found.trace(["user", "tags"])
+    assert together.num_rows == 43 + 13
+    assert together.rows[: together.bounds[1]].tolist() == [
+        *found.batches["user"][0][0],
+        *(found.batches["tags"][0][0] + 43),
+    ]
+
+
+def test_small_data_are_read_twice_so_that_no_row_is_new() -> None:
+    found = touched_rows(tiny_dataset(300), loader=LOADER, samples=10_000)
+    assert (found.counted_from, found.num_samples, found.epochs) == (10, 300, 2)
+    assert len(found.batches["user"]) == 20
+
+
+def test_a_trace_keeps_a_share_of_the_rows_where_there_are_too_many() -> None:
+    found = touched_rows(tiny_dataset(300), loader=LOADER, samples=300)
+    whole, some = found.trace(["user"]), found.trace(["user"], most_touches=50)
+    assert whole.share == 1.0
+    assert 0 < some.share < 0.5
+    assert (some.all_touches, some.all_lookups) == (whole.all_touches, whole.all_lookups)
+    assert 0 < len(some.rows) < len(whole.rows)
+    assert set(some.rows.tolist()) < set(whole.rows.tolist())
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from ziggurat.config import override
+    from ziggurat.recipes.catalogue import recipe_named
+    from ziggurat.recipes.run_config import run_config_to_json
+    from ziggurat.training.records.run_folder import CONFIG
+
+    folder = tmp_path_factory.mktemp("run")
+    changes = {"dataset.rows": "600", "training.loader.batch-size": "64", "tables.weights": "int8"}
+    config = override(recipe_named("synthetic_dlrm"), changes)
+    CONFIG.write(folder / "config.json", run_config_to_json(config))
+    return folder / "config.json"
+
+
+def test_the_verb(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "tables.json", tmp_path / "curves.svg"
+    assert main(["tables", str(config_file), "--json", str(out), "--plot", str(picture)]) == 0
+    shown, found = capsys.readouterr().out, json.loads(out.read_text())
+    table = found["tables"][0]
+    assert table["row_format"] == "int8"
+    assert table["weight_bytes"] == table["num_rows"] * (table["dim"] + 4)
+    assert f"{table['num_rows']:,} × {table['dim']}" in shown
+    assert 0 < table["rows_touched"] <= table["num_rows"]
+    hits = [each["touches"] for each in table["hits"]]
+    assert hits == sorted(hits)
+    assert found["shared"][0]["num_rows"] == sum(each["num_rows"] for each in found["tables"])
+    assert picture.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--table", "nothing"], "nothing"),
+        (["--samples", "1"], "--samples"),
+        (["--plot", "curves.doc"], "--plot"),
+    ],
+)
+def test_what_is_refused(config_file: Path, words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tables", str(config_file), *words]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert "ConfigError" in error
+
+
+def test_shuffles_of_a_run_are_taken() -> None:
+    dataset = tiny_dataset(300)
+    ordered = touched_rows(dataset, loader=LoaderConfig(batch_size=32, shuffle=Shuffle.NONE, prefetch=0), samples=64)
+    first = dataset.read_group(0).column("user").to_numpy()[:32]
+    assert np.repeat(*ordered.batches["user"][0]).tolist() == sorted(first.tolist())

@@ -1,0 +1,1 @@
+"""Verbs about what tables of embeddings take and where they lie."""

@@ -1,0 +1,47 @@
+"""Growing: how a table whose vocabulary grows takes ids in and lets them go. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated
+
+from ziggurat.typed import Range, checked
+
+MOST_SIGHTINGS = 255  # sightings and uses are counted in one byte
+
+NumIds = Annotated[int, Range(1, (1 << 31) - 4, "rows are counted in 31 bits")]
+Sightings = Annotated[int, Range(1, MOST_SIGHTINGS, "sightings are counted in one byte")]
+
+
+class Evict(StrEnum):
+    """Which id loses its row when a table is full and another one is admitted."""
+
+    NEVER = "never"  # none: new ids stay unknown
+    LEAST_FREQUENT = "least_frequent"  # the one used least, of several the one used longest ago
+    OLDEST = "oldest"  # the one used longest ago
+
+
+class Counting(StrEnum):
+    """How sightings of ids without a row are counted."""
+
+    SKETCH = "sketch"  # count-min: constant memory, never too few, seldom too many
+    EXACT = "exact"  # one count for each id that ever came: memory grows with them
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class Growing:
+    """How a vocabulary grows.
+
+    Args:
+        num_ids: rows for ids: how many have one at a time.
+        admit_after: sightings after which an id gets a row.
+        evict: who makes room in a full table.
+        counting: of the sightings before; nothing is counted where one is enough.
+    """
+
+    num_ids: NumIds
+    admit_after: Sightings = 1
+    evict: Evict = Evict.LEAST_FREQUENT
+    counting: Counting = Counting.SKETCH

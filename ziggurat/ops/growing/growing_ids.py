@@ -1,0 +1,155 @@
+"""GrowingIds: which id has which row, as ids come and go.
+
+Problem: a stream brings ids that no table was made for. A fixed hash lets them collide with others, and keeps the
+rows of ids that never come again; a vocabulary that is fitted once does not know them at all.
+
+    ids of a step ─► rows that they have            used: frequency + 1, last = step
+                  └► none yet ─► different ids, as they come ─► sightings + those of this step
+                                                  │ fewer than admit_after    ─► unknown, all of them in this step
+                                                  └ enough ─► a free row, else one that is taken away, else unknown
+
+A step decides once for each id, in the order in which ids come, so its result is a function of the state and of the
+step's ids in order: ranks that see the same ids take the same decisions. Nothing else moves: an id keeps its row until
+it goes, and the row of an id that goes is drawn anew, with its optimizer's numbers, before the new one is looked up.
+
+Frequencies are halved each time that as many ids went as there are rows, so that ids which were hot once can go.
+Sightings in the sketch are halved after as many as an eighth of its counters, or it would fill up: `admit_after` are
+sightings within about that many look-ups of ids without a row. An estimate is never below the true count of that time
+(halving rounds down), and above it with a probability of at most (1 − e^(−4/8))^4 = 2.4 % at the fullest.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from ziggurat.errors import MissingDependencyError
+from ziggurat.features.growing import Counting, Evict, Growing
+from ziggurat.ops.growing.cpp import CppIndex
+from ziggurat.ops.growing.reference import ReferenceIndex
+from ziggurat.ops.growing.state import GrowingIndex, GrowingState, Number
+
+_SKETCH_SHARE = 8  # sightings between two halvings: one for so many counters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """What a step did.
+
+    Args:
+        rows: of the step's ids, -1 where one is unknown.
+        new_ids: ids that got a row.
+        new_rows: their rows.
+        num_evicted: ids that lost theirs.
+    """
+
+    rows: Int64[np.ndarray, " N"]
+    new_ids: UInt64[np.ndarray, " K"]
+    new_rows: Int64[np.ndarray, " K"]
+    num_evicted: int
+
+
+class GrowingIds:
+    """The ids of one table, and their rows 0 … num_ids − 1.
+
+    Args:
+        growing: how it grows.
+        kernel: "cpp" or "reference"; None: C++ where it can be built, else the reference, with a warning.
+    """
+
+    def __init__(self, growing: Growing, *, kernel: Literal["cpp", "reference"] | None = None) -> None:
+        self.growing, self.state = growing, GrowingState.empty(growing)
+        self._index = _index(growing, self.state, kernel)
+        self._exact: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return self.state.used
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of state and index."""
+        return self.state.num_bytes + self._index.num_bytes
+
+    def find(self, ids: UInt64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """(N,) rows, -1 for ids that have none; nothing changes."""
+        return self._index.find(ids)
+
+    def step(self, ids: UInt64[np.ndarray, " N"], *, step: int) -> Admission:
+        """Look the ids of a step up, and take in those that are due.
+
+        Args:
+            ids: in order, any number of times each.
+            step: its number; never less than that of the step before.
+        """
+        numbers, rows = self.state.numbers, self._index.use(ids, step=step)
+        unknown = np.flatnonzero(rows < 0)
+        keys, counts, number_of = self._index.distinct(ids[unknown])
+        new_rows, num_evicted = self._index.admit(keys, seen=self._seen(keys, counts), step=step)
+        rows[unknown] = new_rows[number_of]
+        self._forget(keys[new_rows >= 0])
+        num_unknown = int(np.count_nonzero(rows < 0))
+        is_new = new_rows >= 0
+        for name, more in {
+            Number.KNOWN: len(ids) - num_unknown,
+            Number.UNKNOWN: num_unknown,
+            Number.NEW: int(np.count_nonzero(is_new)),
+            Number.EVICTED: num_evicted,
+            Number.RENEWED: num_evicted,
+        }.items():
+            numbers[name] += more
+        if numbers[Number.RENEWED] >= self.growing.num_ids and self.growing.evict is Evict.LEAST_FREQUENT:
+            np.right_shift(self.state.frequency, 1, out=self.state.frequency)
+            numbers[Number.RENEWED] = 0
+        return Admission(rows=rows, new_ids=keys[is_new], new_rows=new_rows[is_new], num_evicted=num_evicted)
+
+    def report(self) -> dict[str, int]:
+        """Look-ups that found a row and that found none, ids that came and went, since the last report."""
+        numbers, names = self.state.numbers, (Number.KNOWN, Number.UNKNOWN, Number.NEW, Number.EVICTED)
+        found = {name.name.lower(): int(numbers[name]) for name in names} | {"ids": len(self)}
+        numbers[list(names)] = 0
+        return found
+
+    def last_use(self, ids: UInt64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+        """(N,) the step at which each id was last used, -1 for ids that have no row."""
+        rows = self.find(ids)
+        return np.where(rows < 0, -1, self.state.last[rows])
+
+    def rebuild(self) -> None:
+        """The arrays of the state have been filled from elsewhere: go on from them."""
+        self._index.rebuild()
+
+    def _forget(self, keys: UInt64[np.ndarray, " K"]) -> None:
+        """Exact counts of ids that have a row now."""
+        for key in keys.tolist() if self._exact else ():
+            del self._exact[key]
+
+    def _seen(self, keys: UInt64[np.ndarray, " K"], counts: Int64[np.ndarray, " K"]) -> Int64[np.ndarray, " K"]:
+        """Sightings of ids that have no row, with those of this step."""
+        if self.growing.admit_after == 1:
+            return counts
+        if self.growing.counting is Counting.EXACT:
+            for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+                self._exact[key] = self._exact.get(key, 0) + count
+            return np.array([self._exact[key] for key in keys.tolist()], dtype=np.int64)
+        seen, numbers, sketch = self._index.count(keys, counts=counts), self.state.numbers, self.state.sketch
+        numbers[Number.SIGHTINGS] += counts.sum()
+        if numbers[Number.SIGHTINGS] * _SKETCH_SHARE >= len(sketch):
+            np.right_shift(sketch, 1, out=sketch)
+            numbers[Number.SIGHTINGS] = 0
+        return seen
+
+
+def _index(growing: Growing, state: GrowingState, kernel: Literal["cpp", "reference"] | None) -> GrowingIndex:
+    if kernel == "reference":
+        return ReferenceIndex(growing, state)
+    try:
+        return CppIndex(growing, state)
+    except MissingDependencyError as error:
+        if kernel == "cpp":
+            raise
+        warnings.warn(f"ids are looked up in Python, a hundred times slower than in C++: {error.found}", stacklevel=3)
+        return ReferenceIndex(growing, state)

@@ -1,0 +1,238 @@
+"""What `ziggurat tables RUN` says: bytes of each table by tier, how its rows are used, and what a cache of them hits.
+
+Nothing of the model is loaded: bytes follow from the run's settings and the sizes of its tables, and use from a sample
+of its training data, read in the order in which the run reads them (`touched_rows.py`). Predicted hits are those of a
+cache of the rows touched last, for a share of the rows of one table, or of all tables of a width, which share one cache
+(`planning/tiers/miss_ratio.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ziggurat.config import to_json
+from ziggurat.embeddings.room import TableSize
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.files import Format
+from ziggurat.ops.machine_memory import size_text
+from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.tables.touched_rows import TouchedRows
+
+SHARES = (0.01, 0.05, 0.1, 0.2)
+TABLES = Format(name="ziggurat.tables", what="a report on the tables of a run")
+COLUMNS = (
+    *("table", "rows × columns", "kept as", "weights", "state"),
+    *("rows touched", "lookups a sample", *(f"hits at {share:.0%}" for share in SHARES)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheHits:
+    """What a cache of some share of the rows hits.
+
+    Args:
+        share: of the rows.
+        cache_rows: rows in the cache.
+        touches: share of the rows a step needs that are there.
+        lookups: share of lookups whose row is there.
+        error: standard error of `touches` that comes from counting a sample of the rows; 0: all were counted.
+    """
+
+    share: float
+    cache_rows: int
+    touches: float
+    lookups: float
+    error: float
+
+    @staticmethod
+    def at(curve: MissRatioCurve, share: float) -> CacheHits:
+        """The hits of a cache of a share of the rows of a curve."""
+        cache_rows = round(share * curve.trace.num_rows)
+        missed = curve.at(cache_rows)
+        return CacheHits(
+            share=share,
+            cache_rows=cache_rows,
+            touches=1.0 - missed.touches,
+            lookups=1.0 - missed.lookups,
+            error=curve.error(cache_rows),
+        )
+
+    @property
+    def text(self) -> str:
+        """In per cent, with the error of a sample."""
+        return f"{100 * self.touches:.1f}" + (f" ± {100 * self.error:.1f}" if self.error else "") + " %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableUse:
+    """One table, or tables that share a cache.
+
+    Args:
+        name: of the table; of several "all of D columns".
+        num_rows: rows.
+        dim: columns.
+        row_format: what rows are kept as; "" for tables of several formats.
+        weight_bytes: of what lookups read.
+        state_bytes: of the optimizer's numbers, and of lower halves.
+        rows_touched: different rows in the sample.
+        lookups_per_sample: mean.
+        touches_per_sample: rows that a step has to have, a sample.
+        hits: predicted, by share of the rows.
+        first_touches: share of touches that no cache hits.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    row_format: str
+    weight_bytes: int
+    state_bytes: int
+    rows_touched: int
+    lookups_per_sample: float
+    touches_per_sample: float
+    hits: tuple[CacheHits, ...]
+    first_touches: float
+
+    def cells(self) -> tuple[str, ...]:
+        """A line of the table, as `COLUMNS` name it."""
+        return (
+            self.name,
+            f"{self.num_rows:,} × {self.dim}",
+            self.row_format,
+            size_text(self.weight_bytes),
+            size_text(self.state_bytes),
+            f"{self.rows_touched:,}",
+            f"{self.lookups_per_sample:.2f}",
+            *(each.text for each in self.hits),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablesReport:
+    """All tables of a run.
+
+    Args:
+        tables: one entry each, the largest first.
+        shared: one entry for all tables of a width, where several share a cache.
+        num_samples: samples whose touches were counted.
+        epochs: of the training data that were read, 1 or 2.
+        batch_size: samples of a batch.
+        curves: by name, for the plot.
+    """
+
+    tables: tuple[TableUse, ...]
+    shared: tuple[TableUse, ...]
+    num_samples: int
+    epochs: int
+    batch_size: int
+    curves: dict[str, MissRatioCurve] = field(repr=False)
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The lines of the table, as `COLUMNS` name them."""
+        return [each.cells() for each in (*self.tables, *self.shared)]
+
+    def lines(self) -> list[str]:
+        """What the figures are of."""
+        weights, state = (sum(getattr(each, name) for each in self.tables) for name in ("weight_bytes", "state_bytes"))
+        order = "the second epoch" if self.epochs == 2 else "the second half of the sample"
+        found = [
+            f"bytes     {size_text(weights + state)}: weights {size_text(weights)}, optimizer state {size_text(state)}",
+            f"hits      predicted for {self.num_samples:,} samples of {order}, in batches of {self.batch_size:,}: "
+            "rows a step needs that a cache of so many per cent of the rows has, those touched last",
+        ]
+        if any(hits.error for each in (*self.tables, *self.shared) for hits in each.hits):
+            found.append("±         standard error: a share of the rows, chosen by hash, stands for all")
+        new = {each.name: each.first_touches for each in self.tables if each.first_touches >= 0.005}
+        if new:
+            shown = ", ".join(f"{name} {100 * share:.0f} %" for name, share in list(new.items())[:5])
+            found.append(f"new rows  that no cache hits, of the rows a step needs: {shown}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the curves."""
+        return {
+            "tables": [to_json(each) for each in self.tables],
+            "shared": [to_json(each) for each in self.shared],
+            "num_samples": self.num_samples,
+            "epochs": self.epochs,
+            "batch_size": self.batch_size,
+        }
+
+
+def tables_report(config: RunConfig, touched: TouchedRows, *, names: Sequence[str] = ()) -> TablesReport:
+    """The report on a run's tables.
+
+    Args:
+        config: of the run.
+        touched: rows of a sample of its training data.
+        names: of the tables to report; () for all.
+
+    Raises:
+        ConfigError: no such table.
+    """
+    inputs, sizes = touched.inputs, table_sizes(config, touched.inputs)
+    unknown = sorted(set(names) - sizes.keys())
+    if unknown:
+        raise ConfigError(
+            expected=f"tables of the run: {', '.join(sizes)}",
+            found=", ".join(unknown),
+            where="command line, --table",
+            ways_out="correct the name",
+        )
+    used = {spec.table for spec in inputs.lookups}
+    chosen = [name for name in (names or sizes) if name in used]
+    chosen.sort(key=lambda name: -sizes[name].weight_bytes)
+    curves = {name: miss_ratio_curve(touched.trace([name])) for name in chosen}
+    tables = tuple(_use(name, [name], sizes=sizes, touched=touched, curve=curves[name]) for name in chosen)
+    shared = []
+    for dim in dict.fromkeys(sizes[name].dim for name in chosen):
+        together = [name for name in chosen if sizes[name].dim == dim]
+        if len(together) > 1:
+            curve = curves[f"all of {dim} columns"] = miss_ratio_curve(touched.trace(together))
+            shared.append(_use(f"all of {dim} columns", together, sizes=sizes, touched=touched, curve=curve))
+    return TablesReport(
+        tables=tables,
+        shared=tuple(shared),
+        num_samples=touched.num_samples,
+        epochs=touched.epochs,
+        batch_size=config.training.loader.batch_size,
+        curves=curves,
+    )
+
+
+def table_sizes(config: RunConfig, inputs: InputSpec) -> dict[str, TableSize]:
+    """Rows, columns, format and optimizer of each table."""
+    columns = config.model.table_columns(inputs)
+    return {
+        table.name: TableSize(
+            num_rows=table.num_rows,
+            dim=columns[table.name],
+            optimizer=config.model.embedding.optimizer,
+            row_format=config.tables.format_of(table.name, dim=columns[table.name]),
+        )
+        for table in inputs.tables
+    }
+
+
+def _use(
+    name: str, tables: Sequence[str], *, sizes: dict[str, TableSize], touched: TouchedRows, curve: MissRatioCurve
+) -> TableUse:
+    formats = {sizes[each].row_format for each in tables}
+    per_sample = [touched.per_sample(each) for each in tables]
+    return TableUse(
+        name=name,
+        num_rows=sum(sizes[each].num_rows for each in tables),
+        dim=sizes[tables[0]].dim,
+        row_format=formats.pop().value if len(formats) == 1 else "",
+        weight_bytes=sum(sizes[each].weight_bytes for each in tables),
+        state_bytes=sum(sizes[each].state_bytes for each in tables),
+        rows_touched=sum(touched.rows_touched(each) for each in tables),
+        lookups_per_sample=sum(lookups for lookups, _ in per_sample),
+        touches_per_sample=sum(touches for _, touches in per_sample),
+        hits=tuple(CacheHits.at(curve, share) for share in SHARES),
+        first_touches=curve.first_touches,
+    )
