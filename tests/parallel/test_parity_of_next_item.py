@@ -10,7 +10,7 @@ from tests.models.sequence.test_next_item import INPUTS, batch_of
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.models import NextItemConfig, build_model
-from ziggurat.models.sequence.next_item import LayerPreset
+from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.next_item_loss import NextItemNegatives
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import DenseParallelism

@@ -23,7 +23,8 @@ from ziggurat.models import ModelConfig
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt
-from ziggurat.models.sequence.next_item import LayerPreset, NextItemConfig
+from ziggurat.models.sequence.layers.preset import LayerPreset
+from ziggurat.models.sequence.next_item import NextItemConfig
 from ziggurat.models.sequence.next_item_loss import NextItemLoss
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig

@@ -26,7 +26,8 @@ from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.embeddings import EmbeddingConfig, TableInit
 from ziggurat.models import SequenceRankerConfig
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
-from ziggurat.models.sequence.next_item import LayerPreset, Positions
+from ziggurat.models.sequence.layers.preset import LayerPreset
+from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.recipes.run_config import DatasetConfig, RunConfig

@@ -19,7 +19,8 @@ from ziggurat.features.schema import Pooling
 from ziggurat.models import NextItem, NextItemConfig, build_model
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.places import AskedAt
-from ziggurat.models.sequence.next_item import LayerPreset, Positions
+from ziggurat.models.sequence.layers.preset import LayerPreset
+from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_loss import Candidates, NextItemLoss, NextItemNegatives, next_item_losses
 from ziggurat.testing.batches import small_inputs
 

@@ -22,7 +22,8 @@ from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import Task
 from ziggurat.models import SequenceRanker, SequenceRankerConfig, build_model
 from ziggurat.models.sequence.layers.hstu import HSTULayer
-from ziggurat.models.sequence.next_item import LayerPreset, Positions
+from ziggurat.models.sequence.layers.preset import LayerPreset
+from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.ranker import ActionInput
 from ziggurat.ops.lookup import KernelChoice
 

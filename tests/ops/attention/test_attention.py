@@ -214,6 +214,33 @@ def test_cells_find_the_same_bucket_at_every_border() -> None:
     assert torch.equal(found, torch.bucketize(around, begins, right=True).int())
 
 
+@needs_kernel
+@pytest.mark.parametrize("num_buckets", [1, 2, 40, 63, 64, 65, 100, 127, 128, 129, 146])
+def test_every_path_counts_each_duration_in_its_bucket(num_buckets: int) -> None:
+    """Scores are weights of buckets and each pair adds 1 to the gradient of its own: counts, exact in FP32."""
+    borders = bucket_begins(146).double().long()
+    generator = torch.Generator().manual_seed(num_buckets)
+    for most in (10**6, 2**28, 2**40, 2**54, 2**62):
+        near = (borders[borders < most, None] + torch.arange(-1, 2)).flatten().clamp(min=0)
+        drawn = torch.randint(0, most, (200,), generator=generator).double().pow(torch.rand(200, generator=generator))
+        durations = torch.cat([near, drawn.long(), torch.tensor([0, 1])])
+        durations = durations[torch.randperm(len(durations), generator=generator)]
+        if most == 2**40:
+            durations = durations.sort(descending=True).values
+        count, asked = len(durations), torch.tensor([2**62])
+        layout = JaggedLayout(offsets=torch.tensor([0, count]), query_offsets=torch.tensor([0, 1]))
+        expected = torch.bincount(time_buckets(durations, num_buckets=num_buckets), minlength=num_buckets)
+        for path in paths():
+            w_time = torch.linspace(1, 2, num_buckets).requires_grad_()
+            bias = AttentionBias(w_time=w_time, query_times=asked, key_times=asked - durations)
+            zeros, ones = torch.zeros(1, 1, 2), torch.ones(count, 1, 1)
+            sizes = {"form": AttentionForm.RELU, "scale": 1.0, "divisor": 1.0, "layout": layout, "bias": bias}
+            found = jagged_attention(zeros, torch.zeros(count, 1, 2), ones, path=path, **sizes)
+            (counted,) = torch.autograd.grad(found.sum(), w_time)
+            assert torch.equal(counted.long(), expected), (path, most)
+            torch.testing.assert_close(found.detach().sum(), w_time.detach() @ expected.float(), rtol=1e-5, atol=0.0)
+
+
 def test_targets_see_no_other_target() -> None:
     layout = JaggedLayout(offsets=torch.tensor([0, 6]), num_targets=torch.tensor([2]))
     seen = visible(parts_of(layout)[0], mask=AttentionMask()).dense(6)

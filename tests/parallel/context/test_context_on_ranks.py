@@ -17,9 +17,10 @@ from ziggurat.features.jagged import offsets_of
 from ziggurat.models import DNNConfig, NextItemConfig, build_model
 from ziggurat.models.sequence.layers.hstu import HSTULayer, hstu_research
 from ziggurat.models.sequence.layers.places import AskedAt
+from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, sasrec
 from ziggurat.models.sequence.layers.stack import SequenceStack
-from ziggurat.models.sequence.next_item import LayerPreset, Positions
+from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_loss import NextItemNegatives
 from ziggurat.ops.attention.problem import Spans
 from ziggurat.ops.lookup import KernelChoice

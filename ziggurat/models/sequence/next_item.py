@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -50,10 +51,10 @@ from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.retrieval.encoders import VectorLength
-from ziggurat.models.sequence.layers.hstu import HSTULayer, PositionTimeBias, hstu_nvidia, hstu_research, stu
-from ziggurat.models.sequence.layers.layer import SequenceLayer
+from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt
-from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, ligr, pointwise, sasrec
+from ziggurat.models.sequence.layers.preset import LayerPreset, LayerSettings
+from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item_inputs import answers_of, check_event_inputs, last_of_each, question_times
 from ziggurat.models.sequence.next_item_loss import (
@@ -68,24 +69,12 @@ from ziggurat.models.sequence.next_item_loss import (
 )
 from ziggurat.models.sequence.next_item_pieces import PIECES, edges_of, pieces_of_histories, spans_of
 from ziggurat.models.towers.layer import TowerLayer
-from ziggurat.ops.attention.problem import AttentionForm, AttentionMask
+from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, Range, checked
 
 _TIMES, _ASKED, _ACTIONS = "times", "asked", "actions"
 _CANDIDATES, _ROWS = "candidates", "candidate_rows"
-
-
-class LayerPreset(StrEnum):
-    """Which published layer the model stacks."""
-
-    HSTU = "hstu"  # research code of the paper: bias by position and time
-    STU = "stu"  # DLRMv3 and DLRMv4
-    HSTU_NVIDIA = "hstu_nvidia"
-    SASREC = "sasrec"
-    RELU_ATTENTION = "relu_attention"  # SASRec's with ReLU(s) / n in place of softmax: a control
-    SILU_ATTENTION = "silu_attention"  # … with SiLU(s) / n
-    LIGR = "ligr"
 
 
 class Positions(StrEnum):
@@ -143,16 +132,7 @@ class NextItemConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def __post_init__(self) -> None:
-        if self.embedding_dim % self.num_heads:
-            raise ConfigError(
-                expected="an embedding_dim that the heads share equally",
-                found=f"embedding_dim = {self.embedding_dim}, num_heads = {self.num_heads}",
-                where="next_item settings",
-                ways_out=(
-                    f"embedding_dim = {self.num_heads * -(-self.embedding_dim // self.num_heads)}",
-                    "fewer heads",
-                ),
-            )
+        self.layer_settings()
         if not math.isfinite(self.temperature):
             raise ConfigError(
                 expected="a finite temperature",
@@ -170,24 +150,16 @@ class NextItemConfig:
         del towers  # none: this config has no `tower_module`
         return NextItem(self, inputs=inputs, embeddings=embeddings)
 
-    def make_layer(self, *, max_length: int) -> SequenceLayer:
-        """One layer over histories of at most so many events."""
-        sizes = {"dim": self.embedding_dim, "num_heads": self.num_heads, "dropout": self.dropout}
-        head_dim = self.embedding_dim // self.num_heads
-        match self.layers:
-            case LayerPreset.SASREC:
-                return SoftmaxBlock(sasrec(**sizes))
-            case LayerPreset.RELU_ATTENTION | LayerPreset.SILU_ATTENTION:
-                form = AttentionForm.RELU if self.layers is LayerPreset.RELU_ATTENTION else AttentionForm.SILU
-                return SoftmaxBlock(pointwise(weights=form, max_length=max_length, **sizes))
-            case LayerPreset.LIGR:
-                return SoftmaxBlock(ligr(**sizes))
-            case LayerPreset.STU:
-                return HSTULayer(stu(max_length=max_length, head_dim=head_dim, **sizes))
-            case LayerPreset.HSTU_NVIDIA:
-                return HSTULayer(hstu_nvidia(max_length=max_length, head_dim=head_dim, **sizes))
-            case LayerPreset.HSTU:
-                return HSTULayer(replace(hstu_research(max_length=max_length, **sizes), bias=self.bias))
+    def layer_settings(self) -> LayerSettings:
+        """Of the layers that are stacked; refuses heads that do not share D."""
+        return LayerSettings(
+            preset=self.layers,
+            dim=self.embedding_dim,
+            num_heads=self.num_heads,
+            dropout=self.dropout,
+            bias=self.bias,
+            where="next_item",
+        )
 
 
 class NextItem(Model):
@@ -221,7 +193,7 @@ class NextItem(Model):
         dim, length = config.embedding_dim, self.max_length
         self.positions = nn.Embedding(length, dim) if config.positions is not Positions.NONE else None
         self.stack = SequenceStack(
-            [config.make_layer(max_length=length) for _ in range(config.num_layers)],
+            [config.layer_settings().make(max_length=length) for _ in range(config.num_layers)],
             mask=AttentionMask(max_attention_length=config.max_attention_length),
             asked=config.asked,
         )
@@ -270,8 +242,8 @@ class NextItem(Model):
         history = embedded.sequences[HISTORY].expanded()
         offsets_B1, dim = history.offsets, self.config.embedding_dim
         listed = [embedded.sequences[name].expanded().values for name in (HISTORY, *self._side_lists)]
-        items_ND = torch.stack(listed).sum(dim=0).float()
-        target_BD = torch.stack(embedded.fields.split(dim, dim=1)).sum(dim=0).float()
+        items_ND = reduce(torch.add, listed).float()
+        target_BD = reduce(torch.add, embedded.fields.split(dim, dim=1)).float()
         states_ND = self._sized(self._states(items_ND, embedded, offsets_B1))
         user_BD, item_BD = last_of_each(states_ND, offsets_B1), self._sized(target_BD)
         scale_1 = item_BD.new_full((1,), 1.0 / self.config.temperature)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -44,8 +45,9 @@ from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt, join_lists
+from ziggurat.models.sequence.layers.preset import LayerPreset, LayerSettings
 from ziggurat.models.sequence.layers.stack import SequenceStack
-from ziggurat.models.sequence.next_item import LayerPreset, NextItemConfig, Positions
+from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_inputs import question_times
 from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
 from ziggurat.models.towers.layer import TowerLayer
@@ -105,7 +107,7 @@ class SequenceRankerConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def __post_init__(self) -> None:
-        self._layer_settings()  # refuses heads that do not share D
+        self.layer_settings()
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """D columns for every table, `action_dim` for those of mapped actions.
@@ -137,19 +139,20 @@ class SequenceRankerConfig:
 
     def make_stack(self, *, num_context: int, max_length: int) -> SequenceStack:
         """The layers over context, histories of at most so many events, and candidates, which count as one event."""
-        settings = self._layer_settings()
-        layers = [settings.make_layer(max_length=num_context + max_length + 1) for _ in range(self.num_layers)]
+        settings = self.layer_settings()
+        layers = [settings.make(max_length=num_context + max_length + 1) for _ in range(self.num_layers)]
         mask = AttentionMask(context=num_context, max_attention_length=self.max_attention_length)
         return SequenceStack(layers, mask=mask, asked=self.asked)
 
-    def _layer_settings(self) -> NextItemConfig:
-        """The model of next items with these layers."""
-        return NextItemConfig(
-            embedding_dim=self.embedding_dim,
-            layers=self.layers,
+    def layer_settings(self) -> LayerSettings:
+        """Of the layers that are stacked; refuses heads that do not share D."""
+        return LayerSettings(
+            preset=self.layers,
+            dim=self.embedding_dim,
             num_heads=self.num_heads,
             dropout=self.dropout,
             bias=self.bias,
+            where="sequence_ranker",
         )
 
 
@@ -249,10 +252,10 @@ class SequenceRanker(Model):
         """One pass over each question, then the logits of its candidates."""
         named, dim = embedded.named or _alone(embedded), self.config.embedding_dim
         fields = dict(zip(self._fields, embedded.fields.split(dim, dim=1), strict=True))
-        items_BD = torch.stack([fields[name] for name in self._item_fields]).sum(dim=0).float()
+        items_BD = reduce(torch.add, [fields[name] for name in self._item_fields]).float()
         first_Q, question_B = named[_FIRST], named[_QUESTION]
         lists = [self._of_questions(embedded.sequences[name], first_Q) for name in self._item_lists]
-        history_ND, offsets_Q1 = torch.stack([values for values, _ in lists]).sum(dim=0).float(), lists[0][1]
+        history_ND, offsets_Q1 = reduce(torch.add, [values for values, _ in lists]).float(), lists[0][1]
         scale, num_Q = math.sqrt(dim), torch.bincount(question_B, minlength=len(first_Q))
         history_ND, candidates_BD = history_ND * scale, items_BD * scale
         if self.unknown_action is not None:
@@ -282,7 +285,7 @@ class SequenceRanker(Model):
         """What was done, of all actions together."""
         if self.config.actions is ActionInput.MAPPED:
             return torch.cat(actions, dim=1).float()
-        return torch.stack(actions).sum(dim=0).float()
+        return reduce(torch.add, actions).float()
 
     def _placed(
         self, history_ND: Tensor, candidates_BD: Tensor, named: dict[str, Tensor], offsets_Q1: Int64[Tensor, "Q+1"]

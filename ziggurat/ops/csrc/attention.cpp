@@ -135,6 +135,7 @@ struct Backward {
     Numbers<M>&queries = kept<typename M::In, 10>(), &queries_columns = kept<typename M::In, 11>();
     Numbers<M>&grads = kept<typename M::In, 12>(), &grads_columns = kept<typename M::In, 13>();
     std::vector<float>& dq = kept<float, 20>();
+    std::vector<float> time_sums = std::vector<float>(4 * problem.buckets);  // four a bucket, each of every fourth column
     std::vector<float> dk, dv, delta, own_weight, own_gradient;
     alignas(64) float scores[kBand * kBlock], gradients[kBand * kBlock];
     alignas(64) typename M::In narrow[kBand * kBlock];
@@ -151,6 +152,10 @@ struct Backward {
             if (task.is_target(r)) own(r);
         for (int64_t block = 0; block < task.history; block += kBlock) columns(block);
         write_targets();
+        for (int64_t b = 0; b < problem.buckets; ++b) {
+            const float* of = time_sums.data() + 4 * b;
+            time_gradient()[b] += (of[0] + of[1]) + (of[2] + of[3]);
+        }
         for (int64_t r = 0; r < task.asked; ++r) {
             Source* to = task.plain_row(static_cast<Source*>(problem.dq), task.first_query + r, dim);
             for (int64_t c = 0; c < dim; ++c) put(to + c, dq[r * padded + c] * problem.scale);
@@ -258,22 +263,25 @@ struct Backward {
             float* of = dw + (problem.positions - 1) / 2 + block + task.distance(r);
             for (int64_t c = begin; c < end; ++c) of[c] += g[c];
         }
-        if (problem.w_time) add_times(g, r, block, buckets, begin, end);
+        if (problem.w_time) add_times(g, buckets, begin, end);
     }
 
-    void add_times(const float* g, int64_t r, int64_t block, const int32_t* buckets, int64_t begin, int64_t end) {
-        float* to = time_gradient();
-        const int64_t at = problem.query_times[task.first_query + r];
+    // Columns in a row are often of one bucket, and an addition would wait for the one before.
+    void add_times(const float* g, const int32_t* buckets, int64_t begin, int64_t end) {
         for (int64_t c = begin; c < end; c += 16) {
-            const bool falls = task.times_rise && at >= task.times[block + c + 15];
-            if (falls && buckets[c] == buckets[c + 15]) {
-                float sums[4] = {};
-                for (int64_t l = 0; l < 16; ++l) sums[l % 4] += g[c + l];
-                to[buckets[c]] += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            if (is_one_bucket(buckets + c)) {
+                for (int64_t l = 0; l < 4; ++l)
+                    time_sums[4 * buckets[c] + l] += (g[c + l] + g[c + 4 + l]) + (g[c + 8 + l] + g[c + 12 + l]);
             } else {
-                for (int64_t l = c; l < c + 16; ++l) to[buckets[l]] += g[l];
+                for (int64_t l = c; l < c + 16; ++l) time_sums[4 * buckets[l] + l % 4] += g[l];
             }
         }
+    }
+
+    static bool is_one_bucket(const int32_t* buckets) {
+        int32_t differ = 0;
+        for (int64_t l = 1; l < 16; ++l) differ |= buckets[l] ^ buckets[0];
+        return !differ;
     }
 
     // Keys and values of targets: seen by themselves alone, or (their queries being absent) by nobody.

@@ -7,6 +7,11 @@
 
 #if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define ZIGGURAT_AVX512_BF16
+#endif
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define ZIGGURAT_BUCKET_TABLES
+#endif
+#if defined(ZIGGURAT_AVX512_BF16) || defined(ZIGGURAT_BUCKET_TABLES)
 #include <immintrin.h>
 #endif
 

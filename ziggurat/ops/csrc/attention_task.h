@@ -1,6 +1,7 @@
 // One head of one sequence: its rows as the products want them, what each query sees, its scores and biases.
 #pragma once
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "attention.h"
@@ -158,6 +159,60 @@ void pack_columns(const Rows<Source>& rows, Numbers<M>& to) {
         for (int64_t c = 0; c < rows.width; ++c) to[c * padded + r] = convert<M>(rows[r][c]);
 }
 
+// Buckets of 16 durations at once, and their weights, by permutations of tables that lie in registers. A duration's
+// logarithm, right to 0.002 of a bucket, names its bucket or the one above; where that one begins decides.
+struct BucketTables {
+    int64_t size = 0;  // 0: none, since there are more than 128 buckets or no such instructions
+    int32_t last = 0;
+    alignas(64) float begins[128], weights[128];
+
+    // For buckets up to `highest`.
+    void fill(const Problem& problem, int32_t highest) {
+#if defined(ZIGGURAT_BUCKET_TABLES)
+        if (highest >= 127) return;
+        size = highest < 63 ? 64 : 128, last = (int32_t)problem.buckets - 1;
+        for (int64_t b = 0; b < size; ++b) {
+            const bool is_there = b < problem.buckets;
+            begins[b] = b == 0 ? 0.0f : is_there ? problem.bucket_begins[b - 1] : std::numeric_limits<float>::infinity();
+            weights[b] = is_there ? problem.w_time[b] : 0.0f;
+        }
+#endif
+    }
+
+#if defined(ZIGGURAT_BUCKET_TABLES)
+    __m512 find(const float* table, __m512i index) const {
+        const auto of = [&](int64_t at) {
+            return _mm512_permutex2var_ps(_mm512_load_ps(table + at), index, _mm512_load_ps(table + at + 16));
+        };
+        const __mmask16 is_second = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32));
+        __m512 found = _mm512_mask_blend_ps(is_second, of(0), of(32));
+        if (size == 128)
+            found = _mm512_mask_blend_ps(_mm512_test_epi32_mask(index, _mm512_set1_epi32(64)), found,
+                                         _mm512_mask_blend_ps(is_second, of(64), of(96)));
+        return found;
+    }
+
+    // Add the weights of 16 durations to scores, and say which buckets they are in.
+    void add(float* s, int64_t at, const int64_t* times, int32_t* buckets) const {
+        const __m512i when = _mm512_set1_epi64(at);
+        const auto apart = [&](int64_t from) {
+            return _mm512_cvtepi64_ps(_mm512_abs_epi64(_mm512_sub_epi64(when, _mm512_loadu_si512(times + from))));
+        };
+        const __m512 size = _mm512_max_ps(_mm512_insertf32x8(_mm512_castps256_ps512(apart(0)), apart(8), 1),
+                                          _mm512_set1_ps(1.0f));
+        const __m512 m = _mm512_getmant_ps(size, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_zero);
+        __m512 p = _mm512_fmadd_ps(m, _mm512_set1_ps(0.15270028f), _mm512_set1_ps(-1.02680491f));
+        p = _mm512_fmadd_ps(_mm512_fmadd_ps(p, m, _mm512_set1_ps(3.01116215f)), m, _mm512_set1_ps(-2.13623207f));
+        p = _mm512_fmadd_ps(_mm512_add_ps(_mm512_getexp_ps(size), p), _mm512_set1_ps(2.3028145f), _mm512_set1_ps(0.02f));
+        const __m512i above = _mm512_min_epi32(_mm512_cvttps_epi32(p), _mm512_set1_epi32(last));
+        const __mmask16 is_below = _mm512_cmp_ps_mask(size, find(begins, above), _CMP_LT_OQ);
+        const __m512i bucket = _mm512_mask_sub_epi32(above, is_below, above, _mm512_set1_epi32(1));
+        _mm512_storeu_si512(buckets, bucket);
+        _mm512_storeu_ps(s, _mm512_add_ps(_mm512_loadu_ps(s), find(weights, bucket)));
+    }
+#endif
+};
+
 // The head of a sequence: its rows, what each of its queries sees, its times and biases. Positions count from the start of
 // the sequence; columns from the first key that is there, `key_start`.
 template <typename M, typename Source>
@@ -173,6 +228,7 @@ struct Task {
     std::vector<int32_t> low, high;  // interval of each query
     std::vector<int64_t> times;
     bool times_rise = true;
+    BucketTables tables;
 
     Task(const Problem& all, int64_t sequence, int64_t of_head) : problem(all), head(of_head) {
         first_key = all.offsets[sequence], first_query = all.query_offsets[sequence];
@@ -223,6 +279,15 @@ struct Task {
         times.resize(round_up(length, kBlock), problem.key_times[first_key + length - 1]);
         std::copy_n(problem.key_times + first_key, length, times.data());
         times_rise = std::is_sorted(times.begin(), times.end());
+        if constexpr (M::lanes == 16) fill_tables();
+    }
+
+    // Tables for the buckets that the times of this task reach.
+    void fill_tables() {
+        const int64_t* asked_at = problem.query_times + first_query;
+        const auto [first, last] = std::minmax_element(times.begin(), times.end());
+        const auto [earliest, latest] = std::minmax_element(asked_at, asked_at + asked);
+        tables.fill(problem, std::max(bucket(*latest, *first), bucket(*earliest, *last)));
     }
 
     int32_t bucket(int64_t asked_at, int64_t time) const {
@@ -249,6 +314,12 @@ struct Task {
         }
         if (!problem.w_time) return;
         const int64_t at = problem.query_times[first_query + r];
+#if defined(ZIGGURAT_BUCKET_TABLES)
+        if (tables.size) {
+            for (int64_t c = begin; c < end; c += 16) tables.add(s + c, at, times.data() + block + c, buckets + c);
+            return;
+        }
+#endif
         for (int64_t c = begin; c < end; c += 16) {
             const int64_t* of = times.data() + block + c;
             if (times_rise && at >= of[15]) add_falling(s + c, at, of, bucket(at, of[0]), bucket(at, of[15]), buckets + c);
