@@ -37,7 +37,6 @@ from functools import reduce
 from typing import Annotated, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -71,6 +70,7 @@ from ziggurat.models.sequence.next_item_pieces import PIECES, edges_of, pieces_o
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
+from ziggurat.ops.unit_length import unit_length
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, PositiveFloat, Range, checked
 
 _TIMES, _ASKED, _ACTIONS = "times", "asked", "actions"
@@ -333,7 +333,7 @@ class NextItem(Model):
 
     def _sized(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         vectors = vectors.float()
-        return F.normalize(vectors, dim=1, eps=1e-6) if self.config.length is VectorLength.UNIT else vectors
+        return unit_length(vectors, eps=1e-6) if self.config.length is VectorLength.UNIT else vectors
 
     def _items_at(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
         """What is looked up for items: their own row, and those of what is known of them."""

@@ -8,7 +8,7 @@
 
 Nothing is padded and no L × L matrix is written; blocks that a mask hides are not computed, and at the diagonal no
 column beyond the next multiple of 16. The bias is computed from w_pos, w_time and the times where it is needed. With
-AVX-512 16 durations find bucket and weight at once, in tables of up to 128 numbers that lie in registers (`BucketTables`);
+AVX-512 16 durations find bucket and weight at once, in tables of 128 numbers in registers (`BucketTables`);
 without it, where 16 events that follow each other fall into one bucket, the bucket is looked for once.
 
 FP32 inputs are multiplied in FP32. BF16 inputs are multiplied in pairs (vdpbf16ps), added up in FP32, and weights are
