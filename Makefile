@@ -59,6 +59,9 @@ demo-sequences: $(VENV)/.runtime-$(ACCELERATOR)
 ALONE := tests/attacks tests/end_to_end/test_killed_ranks.py tests/end_to_end/test_stopped_ranks.py
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 8 ? n : 8)))
 
+# Modules are compiled once, not by every process of the tests.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(addprefix --ignore=,$(ALONE))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALONE)

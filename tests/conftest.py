@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+
+def pytest_collection_finish() -> None:
+    """Whichever test starts the fork server first, it loads what ranks import."""
+    if "torch" in sys.modules:
+        from ziggurat.testing.ranks import preload
+
+        preload()
 
 
 @pytest.fixture(autouse=True)

@@ -53,6 +53,7 @@ from ziggurat.recipes.run_config import load_config
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.verify import verify_run
 from ziggurat.studies.compare_runs import RECORD_FORMAT, RunRecord
+from ziggurat.testing.ranks import preload
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.position import Position
 from ziggurat.training.records.log import read_records
@@ -333,7 +334,7 @@ def _ask(folder: Path, target: str, *, limit_s: float) -> tuple[str, str]:
 
 def attack(*, count: int, seed: int, seconds: float, targets: tuple[str, ...] = tuple(LOADERS)) -> list[Case]:
     """Try `count` cases, or as many as fit in `seconds`."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.attacks.files"])
+    preload()
     end = time.monotonic() + seconds
     cases: list[Case] = []
     with tempfile.TemporaryDirectory() as name:

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(autouse=True, scope="session")
 def _torchrec_in_the_fork_server() -> None:
     if importlib.util.find_spec("torchrec") is not None:
-        from ziggurat.testing.ranks import _PRELOAD
+        from ziggurat.testing.ranks import preload
 
-        forkserver.set_forkserver_preload([*_PRELOAD, "tests.bridges.torchrec_models"])
+        preload("tests.bridges.torchrec_models")
         forkserver.ensure_running()

@@ -22,7 +22,6 @@ from tests.end_to_end import chaos_run
 from ziggurat.data.encoded.ledger import Ledger, expected_sum
 
 _context = mp.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "pytest", "tests.end_to_end.chaos_run"])
 
 MAX_LIFE_S = 120.0
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ziggurat.testing import ranks
 from ziggurat.testing.ranks import RankFailure, run_ranks
 
 
@@ -22,6 +24,11 @@ def fail_on_one(rank: int) -> None:
     if rank == 1:
         raise ValueError("the answer was not 42")
     dist.barrier()
+
+
+def not_loaded(rank: int) -> list[str]:
+    del rank
+    return [name for name in ranks._PRELOAD if name not in sys.modules]
 
 
 def exit_on_one(rank: int, code: int) -> None:
@@ -70,6 +77,10 @@ def test_results_come_in_rank_order(world_size):
 
 def test_uneven_all_to_all_works():
     assert run_ranks(uneven_exchange, 2) == [[0, 1, 1], [0, 1, 1]]
+
+
+def test_whoever_started_the_fork_server_it_has_loaded_what_ranks_import() -> None:
+    assert run_ranks(not_loaded, 1) == [[]]
 
 
 def test_exception_names_its_rank_and_line():

@@ -8,8 +8,9 @@
     assert run_ranks(average, 4, 2.0) == [3.0] * 4
 
 The first call starts a fork server that has torch (and pytest) loaded, seconds once; from it four ranks take about
-0.2 s, eight 0.4 s, where spawning takes seconds a rank. Ranks meet through a file, so parallel test runs never fight
-over a port.
+0.2 s, eight 0.4 s, where spawning takes seconds a rank. A process has one fork server, and whoever starts it first says
+what it loads: call `preload` before anything else may start it, or every rank imports for itself what is missing, 1 to
+2 s each. Ranks meet through a file, so parallel test runs never fight over a port.
 
 Nothing waits in vain: every rank has a pipe of its own, and the parent waits for pipes and processes together. A rank
 that raises is reported with its traceback, one that dies without a word (killed, `os._exit`, out of memory) with its
@@ -45,6 +46,7 @@ _PRELOAD = [
     "torch.distributed.tensor",
     "pytest",
     "ziggurat.testing.parity",
+    "hypothesis",
     "ziggurat.runs.execute",
     __name__,
 ]
@@ -52,6 +54,16 @@ _PRELOAD = [
 
 class RankFailure(AssertionError):  # noqa: N818  # a failed test, not an error of the library
     """A rank raised, died or hung; the message says which, and holds its traceback."""
+
+
+def preload(*also: str) -> None:
+    """Say what the fork server loads, once, instead of every process that it starts; no effect once it runs.
+
+    Args:
+        also: modules beside those that most ranks need; one that is not installed is left out.
+    """
+    _PRELOAD.extend(name for name in also if name not in _PRELOAD)
+    mp.get_context("forkserver").set_forkserver_preload(_PRELOAD)
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
@@ -72,7 +84,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, ti
         RankFailure: a rank raised, died or hung.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
+    preload()
     with tempfile.TemporaryDirectory(prefix="ziggurat-ranks-") as folder:
         pipes: list[Connection] = []
         processes: list[Any] = []

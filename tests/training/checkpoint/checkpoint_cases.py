@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
 
-# Forking from a server that has torch loaded (conftest.py) costs 0.1 s a process; starting an interpreter seconds.
+# Forking from a server that has torch loaded costs 0.1 s a process; starting an interpreter seconds.
 FORKSERVER = multiprocessing.get_context("forkserver")
 
 SYNC = CheckpointConfig(mode=SaveMode.SYNC, keep=0)
