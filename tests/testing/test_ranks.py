@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ def fail_on_one(rank: int) -> None:
 
 def not_loaded(rank: int) -> list[str]:
     del rank
-    return [name for name in ranks._PRELOAD if name not in sys.modules]
+    return [name for name in ranks._PRELOAD if name not in sys.modules and importlib.util.find_spec(name)]
 
 
 def exit_on_one(rank: int, code: int) -> None:

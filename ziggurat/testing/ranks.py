@@ -47,6 +47,7 @@ _PRELOAD = [
     "pytest",
     "ziggurat.testing.parity",
     "hypothesis",
+    "pandas",  # which pyarrow loads when it first sees an array
     "ziggurat.runs.execute",
     __name__,
 ]
