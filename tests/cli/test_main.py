@@ -87,7 +87,7 @@ FROZEN = {
     },
     "plan": {
         *("--cluster", "--towers", "--compare", "--save", "--schema", "--compression", "--rows", "--list-length"),
-        *("--budget-s", "--seed", "--costs", "--model"),
+        *("--budget-s", "--seed", "--costs", "--model", "--memory-limit"),
     },
     "simulate": {
         *("--cluster", "--towers", "--plot", "--schema", "--compression", "--rows", "--list-length", "--budget-s"),

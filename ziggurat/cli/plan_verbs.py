@@ -22,6 +22,7 @@ PLAN_EPILOG = """The cluster is a name (h100x64: 64 devices, 8 a host; a100xN, v
 rank), --parallel.wire.between-towers, --model.embedding-dim … Examples:
   ziggurat plan movielens_dlrm --cluster h100x64
   ziggurat plan mlperf_dlrm --cluster h100x16 --compare
+  ziggurat plan mlperf_dlrm --cluster h100x8 --memory-limit 8GiB
   ziggurat plan mlperf_dlrm --cluster cluster.toml --towers towers.json --save plan.json
   torchrun --nproc-per-node 8 -m ziggurat train mlperf_dlrm --plan plan.json
 """
@@ -43,6 +44,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         default="",
         help="prices of tables, learned by `ziggurat cluster probe`",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="BYTES",
+        default="",
+        help="what tables with their optimizer state may take on a device (20GiB): chooses the format of each table",
     )
     parser.add_argument("--save", metavar="FILE", help="write plan.json, for ziggurat train --plan")
 
@@ -77,12 +84,13 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.planning.plan_run import plan_run
 
     config = _config(options, rest)
-    request = dataclasses.replace(_request(options), costs=options.costs)
+    request = dataclasses.replace(_request(options), costs=options.costs, memory_limit=options.memory_limit)
     found = plan_run(config, find_cluster(options.cluster), request=request)
     report = PlanReport(found.planned)
     _print_rows(report.table())
     for line in (*report.lines(), *_flat_lines(found), *(f"note      {note}" for note in found.notes)):
         print_line(line)
+    _print_formats(found)
     if not found.planned.settled:
         print_line(
             "search    cut short: tables still gained by moving when its time was over; give it more: --budget-s "
@@ -95,8 +103,29 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     if options.save:
         found.planned.plan.save(options.save)
         ranks = found.planned.plan.world_size
-        print_line(f"plan      {options.save}, to be executed by {ranks} ranks: {train_command(options, rest)}")
+        words = [*rest, *_table_words(found)]
+        print_line(f"plan      {options.save}, to be executed by {ranks} ranks: {train_command(options, words)}")
     return 0
+
+
+def _print_formats(found: PlannedRun) -> None:
+    """Formats that a limit of memory chose, why, and what their prediction leaves out."""
+    if not found.formats:
+        return
+    for name, line in found.formats.items():
+        print_line(f"formats   {name}: {line}")
+    print_line(
+        "note      a limit of all devices together; formats alone are chosen: no rows are cached, or lie in the memory "
+        "of the host or on a disk, and that rows in few bits are decoded is not in the predicted step"
+    )
+
+
+def _table_words(found: PlannedRun) -> list[str]:
+    """What gives tables the formats that a limit of memory chose."""
+    if not found.formats:
+        return []
+    formats = found.planned.model.tables.by_table
+    return ["--tables.by-table", ",".join(f"{name}={each.value}" for name, each in formats.items())]
 
 
 def train_command(options: argparse.Namespace, rest: Sequence[str]) -> str:

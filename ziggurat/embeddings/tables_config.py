@@ -11,6 +11,7 @@ from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StorageByTab
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.machine_memory import size_of_text
 from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.typed import checked
 
@@ -25,11 +26,18 @@ class TablesConfig:
             nothing keep FP32.
         by_table: another format for some tables: user_id=int8,item_id=bf16.
         rounding: how an update is rounded to the format; split_bf16 and fp32 round nothing.
+        memory_limit: what all tables may take with their optimizer state, such as 4GiB: formats are chosen for those
+            that `by_table` does not name, before the first step; "" chooses nothing.
     """
 
     weights: RowFormat = RowFormat.FP32
     by_table: dict[str, RowFormat] = field(default_factory=dict)
     rounding: Rounding = Rounding.STOCHASTIC
+    memory_limit: str = ""
+
+    def __post_init__(self) -> None:
+        if self.memory_limit:
+            size_of_text(self.memory_limit, where="--tables.memory-limit")
 
     @property
     def has_few_bits(self) -> bool:

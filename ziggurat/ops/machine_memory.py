@@ -12,10 +12,13 @@ first. A system without /proc (macOS) tells only its whole memory.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from ziggurat.errors import ConfigError
 
 _NO_LIMIT = 1 << 60  # cgroup v1 writes "none" as a number near 2^63
 _SYSTEM = Path("/")
@@ -67,6 +70,30 @@ def size_text(num_bytes: float) -> str:
         if abs(num_bytes) >= 1 << power:
             return f"{num_bytes / (1 << power):,.2f} {unit}"
     return f"{num_bytes / 2**20:.0f} MiB" if abs(num_bytes) >= 1 << 20 else f"{num_bytes / 2**10:.0f} KiB"
+
+
+def size_of_text(text: str, *, where: str) -> int:
+    """Bytes as people write them: "4GiB", "500 MB", "1.5 TiB", "4096".
+
+    Args:
+        text: a number, and a unit of 1,000 (KB, MB, GB, TB) or of 1,024 (KiB, MiB, GiB, TiB).
+        where: the setting or flag, for the error.
+
+    Raises:
+        ConfigError: it is no such text, or not a byte.
+    """
+    found = re.fullmatch(r"\s*(\d[\d_,]*\.?\d*)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
+    if found is not None and not (found[3] and not found[2]):
+        number, power = float(found[1].replace("_", "").replace(",", "")), " kmgt".index(found[2].lower() or " ")
+        size = int(number * (1024 if found[3] else 1000) ** power)
+        if size >= 1:
+            return size
+    raise ConfigError(
+        expected="bytes: a number with a unit, such as 4GiB, 500MB or 1.5TiB",
+        found=repr(text),
+        where=where,
+        ways_out=f"{where} 4GiB",
+    )
 
 
 def _machine(root: Path) -> Memory:

@@ -38,7 +38,7 @@ from ziggurat.planning.search.improve import best_plan
 from ziggurat.planning.simulator.step_simulator import StepSettings, StepSimulator
 from ziggurat.planning.simulator.step_work import StepWork, step_work
 from ziggurat.planning.simulator.timeline import Timeline
-from ziggurat.typed import Count, checked
+from ziggurat.typed import Count, CountOrNone, checked
 
 ALL_PLACEMENTS = tuple(Placement)
 _BYTES_PER_WEIGHT = 16
@@ -56,6 +56,7 @@ class PlanSettings:
         tower_size: S; 0 tries those that the towers allow.
         placements: ways to cut tables that may be used.
         step: formats and overlap of the step.
+        tables_bytes: most that tables and their optimizer state may take on a device; 0: what its memory leaves.
     """
 
     budget_s: float = 3.0
@@ -63,6 +64,7 @@ class PlanSettings:
     tower_size: int = 0
     placements: tuple[Placement, ...] = ALL_PLACEMENTS
     step: StepSettings = dataclasses.field(default_factory=StepSettings)
+    tables_bytes: CountOrNone = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +244,12 @@ def tower_sizes(towers: Towers | None, cluster: Cluster, *, asked: int = 0) -> l
 
 
 def planning_problem(
-    model: ModelToPlace, cluster: Cluster, *, tower_size: int, placements: Sequence[Placement] = ALL_PLACEMENTS
+    model: ModelToPlace,
+    cluster: Cluster,
+    *,
+    tower_size: int,
+    placements: Sequence[Placement] = ALL_PLACEMENTS,
+    tables_bytes: int = 0,
 ) -> tuple[PlanningProblem, MemoryLedger]:
     """What the search is given.
 
@@ -251,6 +258,7 @@ def planning_problem(
         cluster: devices and memory.
         tower_size: S; 0 for a flat model.
         placements: ways to cut tables that may be used.
+        tables_bytes: most that tables may take on a device; 0: what its memory leaves.
     """
     work, world = model.work, cluster.world_size
     memory = memory_ledger(work, cluster)
@@ -262,11 +270,12 @@ def planning_problem(
         }
         homes = {spec.table: ranks[spec.name] for spec in model.inputs.lookups}
         allowed = tuple(homes.get(table.name) for table in work.tables)
+    most = memory.total + tables_bytes if tables_bytes else cluster.device.memory_bytes
     usable = [each for each in placements if world > 1 or each is Placement.TABLE_WISE]
     problem = PlanningProblem(
         tables=work.tables,
         num_devices=world,
-        memory_bytes=(cluster.device.memory_bytes,),
+        memory_bytes=(min(most, cluster.device.memory_bytes),),
         reserve_bytes=memory.total,
         allowed=allowed,
         devices_per_host=cluster.devices_per_host,
@@ -320,7 +329,9 @@ def bytes_of_ranks(problem: PlanningProblem, assignments: Sequence[Assignment]) 
 def _plan_for(
     model: ModelToPlace, cluster: Cluster, settings: PlanSettings, *, size: int, cost_model: CostModel | None
 ) -> PlannedModel:
-    problem, memory = planning_problem(model, cluster, tower_size=size, placements=settings.placements)
+    problem, memory = planning_problem(
+        model, cluster, tower_size=size, placements=settings.placements, tables_bytes=settings.tables_bytes
+    )
     simulator = StepSimulator(cluster, model.work, settings=settings.step)
     cost_model = cost_model or AnalyticCostModel(simulator.costs(group_size=size))
     answer = best_plan(problem, cost_model, budget_s=settings.budget_s, seed=settings.seed)

@@ -48,7 +48,9 @@ from ziggurat.runs.data_record import DataRecord, refuse_other_data
 from ziggurat.runs.display import metrics_html, result_text
 from ziggurat.runs.fingerprint import Difference
 from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.planning.plan_inputs import measured_lengths
 from ziggurat.runs.resume import config_to_resume, sources_text
+from ziggurat.runs.tables.memory_limit import with_rungs
 from ziggurat.training.callbacks import Callback
 from ziggurat.training.checkpoint.retention import complete_steps
 from ziggurat.training.early_stop import decision_lines
@@ -212,6 +214,7 @@ def train_run(
         ranks.require_same_data(prepared)
         if changes is not None and (note := ranks.on_first(lambda: refuse_other_data(run, prepared))):
             progress.say(note)
+        config, rung_lines = _with_rungs(config, prepared, ranks=ranks)
         functions = {"loss": loss, "metrics": metrics, "progress": progress}
         trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=resume, given=functions)
         # A checkpoint that does not fit raises here, before anything is written.
@@ -225,17 +228,9 @@ def train_run(
                 trainer.config.early_stop, asked=config.training.early_stop, inputs=prepared.inputs, num_rows=num_valid
             )
             config = resolved(config, trainer=trainer)
-            data_lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
-            data_lines |= reading_lines(trainer.feed.source) | trainer.repeats
-            report = startup_report(trainer.step, data=data_lines, facts=facts, decision=decision)
-            report.sections["Machine"]["ziggurat"] = ziggurat.__version__
-            report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines
-            if sizes := sizes_text(config):
-                report.sections["Training"]["sizes"] = sizes
-            if trainer.feed.balancer is not None:
-                report.sections["Balance"] = trainer.feed.balancer.lines
-            if ranks.tower_size_reason:
-                report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
+            report = startup_report(trainer.step, data=_data_lines(prepared, trainer), facts=facts, decision=decision)
+            report.sections.update({"Formats of tables": rung_lines} if rung_lines else {})
+            _complete(report, config, trainer=trainer, ranks=ranks)
             ranks.on_first(lambda: _write_start(run, config, prepared=prepared, report=report))
             if trainer.team.parallel is not None:
                 ranks.keep_plan(trainer.team.parallel, run=run)
@@ -260,12 +255,20 @@ def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tupl
     return with_absolute_paths(dataclasses.replace(config, data=data)), None
 
 
+def _with_rungs(config: RunConfig, prepared: PreparedData, *, ranks: Ranks) -> tuple[RunConfig, dict[str, str]]:
+    """The config with formats of tables that fit `tables.memory_limit`, and what the report says of them."""
+    lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
+    return with_rungs(config, prepared.inputs, list_lengths=lengths, num_ranks=ranks.world_size)
+
+
 def _check_known_tables(config: RunConfig) -> None:
     """Compare tables whose rows the schema names with the memory before any data is read; vocabularies wait for it.
 
     On many ranks `parallelize` does it, since the plan says what each of them holds.
     """
     if type(config.model) not in MODEL_CONFIGS or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return
+    if config.tables.memory_limit:  # formats are chosen when all sizes are known
         return
     known = tuple(
         TableSpec(name=table.name, num_rows=table.num_rows + NUM_RESERVED_ROWS, embedding_dim=table.embedding_dim)
@@ -332,6 +335,23 @@ def _trainer(
         **given,
     )
     return trainer, facts
+
+
+def _data_lines(prepared: PreparedData, trainer: Trainer) -> dict[str, str]:
+    lines = dict(line.split(": ", 1) for line in prepared.summary_lines())
+    return lines | reading_lines(trainer.feed.source) | trainer.repeats
+
+
+def _complete(report: StartupReport, config: RunConfig, *, trainer: Trainer, ranks: Ranks) -> None:
+    """Add what neither the step nor the data knows."""
+    report.sections["Machine"]["ziggurat"] = ziggurat.__version__
+    report.sections["Training"] |= {} if trainer.negatives is None else trainer.negatives.lines
+    if sizes := sizes_text(config):
+        report.sections["Training"]["sizes"] = sizes
+    if trainer.feed.balancer is not None:
+        report.sections["Balance"] = trainer.feed.balancer.lines
+    if ranks.tower_size_reason:
+        report.sections["Ranks"]["tower groups"] = ranks.tower_size_reason
 
 
 def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, report: StartupReport) -> None:

@@ -138,12 +138,15 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
     data, device, schema = given.data, given.device, given.table_schema
     if stored.table_schema.items is None:  # older than items, and its model reads none
         schema = replace(schema, items=None)
+    tables = given.tables
+    if tables.memory_limit and tables.memory_limit == stored.tables.memory_limit:  # it chose formats at the first start
+        tables = replace(tables, by_table=stored.tables.by_table | tables.by_table)
     if data.split.by is SplitBy.AUTO:
         data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))
     if device is Device.AUTO and choose_device().device.type == stored.device:
         device = stored.device
     model = replace(given.model, embedding=embedding)
-    return replace(given, training=training, model=model, data=data, device=device, table_schema=schema)
+    return replace(given, training=training, model=model, data=data, device=device, table_schema=schema, tables=tables)
 
 
 def _files(config: RunConfig) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ parts of a batch (`parallel.*`), what is multiplied in (`training.precision`; au
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,21 +16,26 @@ import torch
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
+from ziggurat.ops.machine_memory import size_of_text
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
 from ziggurat.plan import Placement, Towers
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.costs.learned import LearnedCostModel
-from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, plan_model
+from ziggurat.planning.plan_model import ModelToPlace, PlannedModel, PlanSettings, memory_ledger, plan_model
 from ziggurat.planning.simulator.step_simulator import MatmulFormat, StepSettings
 from ziggurat.planning.simulator.timeline import Timeline
+from ziggurat.planning.tiers.choice import choose_rungs
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.planning.plan_inputs import PlanInputs, plan_inputs
+from ziggurat.runs.tables.memory_limit import rung_lines, tier_problem
 from ziggurat.training.config import Precision
 from ziggurat.training.step.precision_choice import MIN_BF16_SPEEDUP
 
 MEASURED_PLACEMENTS = (Placement.TABLE_WISE, Placement.COLUMN_WISE)  # what a probe measures
 _MEASURED_IN_FP32 = "measured prices are those of rows in FP32; memory is counted in the formats of the tables"
+_POOLED = (1.0, 0.97, 0.93, 0.85, 0.7)  # shares of all devices' memory that formats are chosen for, until a plan fits
+_TRIAL_S = 0.2
 _WIRE_WIDTH = 64  # numbers that share a scale, where a format has scales
 
 
@@ -45,6 +50,7 @@ class PlanRequest:
         list_lengths: mean ids a sample that the user gives.
         folder: of the run, if it was trained.
         costs: a cost model that `ziggurat cluster probe` learned, for prices of tables; "" takes formulas.
+        memory_limit: what tables may take on a device, such as 20GiB: chooses the format of each; "" chooses none.
     """
 
     budget_s: float = 3.0
@@ -53,6 +59,7 @@ class PlanRequest:
     list_lengths: Mapping[str, float] | None = None
     folder: Path | None = None
     costs: str = ""
+    memory_limit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +70,13 @@ class PlannedRun:
         planned: the plan.
         flat: of the same model without towers; None if the run has none, or it does not fit.
         notes: what the numbers rest on.
+        formats: what was chosen for tables by a limit of memory, and why, in words.
     """
 
     planned: PlannedModel
     flat: PlannedModel | None
     notes: tuple[str, ...]
+    formats: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None = None) -> PlannedRun:
@@ -94,6 +103,11 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
             f"whole tables and columns only; ranks are priced by {cost_model.describe()}; the rest by formulas",
             *((_MEASURED_IN_FP32,) if config.tables.has_few_bits else ()),
         )
+    formats: dict[str, str] = {}
+    if request.memory_limit:
+        limit = size_of_text(request.memory_limit, where="--memory-limit")
+        settings = replace(settings, tables_bytes=limit)
+        config, formats = _with_formats(config, data, cluster, settings=settings)
     planned = plan_model(model_to_place(config, data), cluster, settings=settings, cost_model=cost_model)
     flat = None
     if config.towers is not None:
@@ -103,7 +117,33 @@ def plan_run(config: RunConfig, cluster: Cluster, *, request: PlanRequest | None
             flat = plan_model(model_to_place(alone, data), cluster, settings=flat_settings)
         except PlanError:
             flat = None  # the report says that there is none
-    return PlannedRun(planned=planned, flat=flat, notes=notes)
+    return PlannedRun(planned=planned, flat=flat, notes=notes, formats=formats)
+
+
+def _with_formats(
+    config: RunConfig, data: PlanInputs, cluster: Cluster, *, settings: PlanSettings
+) -> tuple[RunConfig, dict[str, str]]:
+    """A format for each table with which they fit all devices together, and a first plan of them each device."""
+    model = model_to_place(config, data)
+    room = min(settings.tables_bytes, cluster.device.memory_bytes - memory_ledger(model.work, cluster).total)
+    error = None
+    for share in _POOLED:
+        limit = max(1, int(share * room * cluster.world_size))
+        problem = tier_problem(config, data.inputs, list_lengths=data.list_lengths, limit_bytes=limit)
+        try:
+            choice = choose_rungs(problem)
+        except ConfigError as nothing:
+            raise error or nothing from None
+        formats = {name: rung.row_format for name, rung in choice.rungs.items()}
+        limited = replace(config, tables=replace(config.tables, by_table=formats, memory_limit=""))
+        try:
+            plan_model(model_to_place(limited, data), cluster, settings=replace(settings, budget_s=_TRIAL_S))
+        except PlanError as short:
+            error = short
+        else:
+            return limited, rung_lines(problem, choice)
+    assert error is not None
+    raise error
 
 
 def measured_cost_model(costs: str, *, config: RunConfig, cluster: Cluster) -> LearnedCostModel:

@@ -1,0 +1,117 @@
+"""Chosen rungs fit, are the best of all on small cases, and what fits nothing says what would."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from tests.planning.tiers.test_stack_distances import zipf_trace
+from ziggurat.errors import ConfigError
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.planning.tiers.choice import Choice, TierProblem, choose_rungs, greedy_rungs
+from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
+from ziggurat.planning.tiers.rungs import Rung, TieredTable
+
+
+def random_problem(seed: int) -> TierProblem:
+    generator = np.random.default_rng(seed)
+    tables = tuple(
+        TieredTable(
+            name=f"t{index}",
+            num_rows=int(10 ** generator.uniform(1, 6)),
+            dim=int(generator.choice([1, 4, 16, 64])),
+            state_bytes=int(generator.choice([0, 4, 128])),
+            lookups=float(generator.uniform(0.1, 20)),
+            fixed=RowFormat.BF16 if generator.random() < 0.1 else None,
+        )
+        for index in range(generator.integers(1, 5))
+    )
+    whole = sum(table.num_bytes(Rung(row_format=RowFormat.FP32)) for table in tables)
+    shares = (0.0,) if seed % 2 else (0.0, 0.05, 0.2)
+    return TierProblem(tables=tables, limit_bytes=int(whole * generator.uniform(0.1, 1.1)), cache_shares=shares)
+
+
+def best_by_trying_all(problem: TierProblem) -> float | None:
+    costs = []
+    for share in problem.cache_shares:
+        for rungs in itertools.product(*problem.options(share)):
+            pairs = list(zip(problem.tables, rungs, strict=True))
+            if sum(table.num_bytes(rung) for table, rung in pairs) <= problem.limit_bytes:
+                costs.append(sum(table.cost(rung) for table, rung in pairs))
+    return min(costs, default=None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_choices_are_the_best_there_are(seed: int) -> None:
+    problem = random_problem(seed)
+    best = best_by_trying_all(problem)
+    if best is None:
+        with pytest.raises(ConfigError, match="memory-limit"):
+            choose_rungs(problem)
+        return
+    found = choose_rungs(problem)
+    assert found.num_bytes <= problem.limit_bytes
+    assert found.cost == pytest.approx(best, rel=1e-5)
+    for table in problem.tables:
+        assert table.fixed in (None, found.rungs[table.name].row_format) or table.dim == 1
+    greedy = greedy_rungs(problem, cache_share=0.0)
+    assert greedy is None or sum(t.num_bytes(greedy[t.name]) for t in problem.tables) <= problem.limit_bytes
+
+
+def one(limit: float, **changes: object) -> Choice:
+    settings = {"name": "item", "num_rows": 1000, "dim": 64, **changes}
+    return choose_rungs(TierProblem(tables=(TieredTable(**settings),), limit_bytes=int(limit)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limit", "rung"), [(260_000, "fp32"), (259_000, "bf16"), (132_000, "bf16"), (131_000, "int8"), (60_000, "int4")]
+)
+def test_a_smaller_limit_takes_a_lower_rung(limit: int, rung: str) -> None:
+    found = one(limit)
+    assert found.rungs["item"].text == rung
+    assert found.num_bytes <= limit
+
+
+def test_the_table_that_is_looked_up_least_goes_first() -> None:
+    tables = tuple(
+        TieredTable(name=name, num_rows=1000, dim=64, lookups=n) for name, n in (("hot", 9.0), ("cold", 0.1))
+    )
+    found = choose_rungs(TierProblem(tables=tables, limit_bytes=333_000))
+    assert (found.rungs["hot"].text, found.rungs["cold"].text) == ("fp32", "int8")
+    assert 1.0 < found.time_ratio < 1.01
+
+
+def test_a_cache_is_taken_where_it_hits() -> None:
+    curve = miss_ratio_curve(zipf_trace(seed=0, num_rows=2_000, batches=400, size=20))
+    plain = Rung(row_format=RowFormat.INT4)
+    for share, pays in ((0.1, False), (0.6, True)):
+        cached = Rung(row_format=RowFormat.INT4, cache_share=share)
+        for table, is_better in (
+            (TieredTable(name="item", num_rows=2_000, dim=64, curve=curve), pays),
+            (TieredTable(name="item", num_rows=2_000, dim=64), False),  # nobody has counted what a cache hits
+        ):
+            problem = TierProblem(
+                tables=(table,),
+                limit_bytes=table.num_bytes(cached),
+                formats=(RowFormat.INT4,),
+                cache_shares=(0.0, share),
+            )
+            assert (table.cost(cached) < table.cost(plain)) == is_better
+            assert choose_rungs(problem).cache_share == (share if is_better else 0.0)
+            assert choose_rungs(dataclasses.replace(problem, limit_bytes=table.num_bytes(plain))).cache_share == 0.0
+
+
+def test_what_fits_nothing_says_which_rung_of_which_table_would() -> None:
+    tables = (
+        TieredTable(name="user", num_rows=100_000, dim=64, fixed=RowFormat.FP32),
+        TieredTable(name="item", num_rows=1_000, dim=64),
+    )
+    with pytest.raises(ConfigError) as caught:
+        choose_rungs(TierProblem(tables=tables, limit_bytes=5_000_000))
+    error = str(caught.value)
+    assert "table 'user' as fp32, as --tables.by-table asks: 25 MiB" in error
+    assert "table 'user' as int4 saves 21 MiB (enough)" in error
+    assert "a limit of 25 MiB or more" in error

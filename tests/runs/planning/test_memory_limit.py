@@ -1,0 +1,47 @@
+"""`ziggurat plan --memory-limit`: formats for which a plan fits every device, or an error that says what would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ziggurat.cli.main import main
+from ziggurat.errors import ConfigError
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.planning.cluster.catalogue import find_cluster
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.runs.planning.plan_run import PlannedRun, PlanRequest, plan_run
+
+ROWS = {"user_id": 3_000_000, "movie_id": 1_000_000, "zip_code": 3_000, "year": 80}  # others: as published
+
+
+def planned(limit: str) -> PlannedRun:
+    request = PlanRequest(budget_s=0.1, rows=ROWS, memory_limit=limit)
+    return plan_run(recipe_named("movielens_dlrm"), find_cluster("a100x8"), request=request)
+
+
+@pytest.mark.parametrize("limit", ["64MB", "20MB", "14MB"])
+def test_every_device_stays_below_the_limit(limit: str) -> None:
+    found = planned(limit).planned
+    formats = found.model.tables.by_table
+    assert max(found.rank_bytes) <= int(limit[:-2]) * 1_000_000
+    assert {profile.name: profile.row_format for profile in found.problem.tables} == formats
+    assert (set(formats.values()) == {RowFormat.FP32}) == (limit == "64MB")
+
+
+def test_a_limit_that_nothing_meets() -> None:
+    with pytest.raises(ConfigError, match="table 'user_id' as int4"):
+        planned("5MB")
+    with pytest.raises(ConfigError, match=r"--memory-limit 4GiB"):
+        planned("a lot")
+
+
+def test_what_the_verb_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word for name, rows in ROWS.items() for word in ("--rows", f"{name}={rows}")]
+    words += ["--budget-s", "0.1", "--memory-limit", "20MB", "--save", str(tmp_path / "plan.json")]
+    assert main(["plan", "movielens_dlrm", "--cluster", "a100x8", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "formats   user_id: " in shown
+    assert "--tables.by-table user_id=" in shown
+    assert "formats alone are chosen" in shown

@@ -1,0 +1,104 @@
+"""A run whose tables get their formats from a limit of memory: what is chosen, written down, repeated and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.runs.test_low_precision_runs import config_of
+from ziggurat.config import override
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
+from ziggurat.ops.machine_memory import size_of_text
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.recipes.run_config import RunConfig, load_config
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.load import load_run
+from ziggurat.runs.tables.memory_limit import with_rungs
+from ziggurat.training.records.run_folder import STARTUP, RunFolder
+
+INPUTS = InputSpec(
+    single=(SingleSpec(name="user", table="user"),),
+    jagged=(JaggedSpec(name="tags", table="tag"),),
+    tables=(TableSpec(name="user", num_rows=100_000), TableSpec(name="tag", num_rows=2_000, embedding_dim=64)),
+)
+
+
+def limited(limit: str, **tables: object) -> RunConfig:
+    config = config_of("fp32")
+    return dataclasses.replace(config, tables=TablesConfig(memory_limit=limit, **tables))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("500MB", 500_000_000),
+        ("2_000", 2_000),
+        ("7 k", 7_000),
+        ("1tib", 1 << 40),
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert size_of_text(text, where="--limit") == size
+
+
+@pytest.mark.parametrize("text", ["much", "", "-1GiB", "4 GiBs", "0", "i", "4i", "GiB", "1e3"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="4GiB"):
+        size_of_text(text, where="--limit")
+
+
+def test_formats_follow_the_limit() -> None:
+    whole = 100_000 * 68 + 2_000 * 260
+    config, lines = with_rungs(limited(f"{whole}"), INPUTS, list_lengths={"tags": 5.0})
+    assert config.tables.by_table == {"user": RowFormat.FP32, "tag": RowFormat.FP32}
+    assert lines["why"].startswith("all tables fit in FP32")
+    config, lines = with_rungs(limited("4.2 MB"), INPUTS, list_lengths={"tags": 5.0})
+    assert config.tables.by_table == {"user": RowFormat.BF16, "tag": RowFormat.FP32}
+    assert "bf16: 3 MiB, in FP32 6 MiB; 100,000 rows × 16, 1 lookups a sample" in lines["user"]
+    assert lines["1 in FP32"] == "508 KiB"
+    again, _ = with_rungs(config, INPUTS, list_lengths={})
+    assert again.tables == config.tables
+
+
+def test_formats_that_are_named_stay() -> None:
+    config, lines = with_rungs(limited("4.2 MB", by_table={"tag": RowFormat.INT4}), INPUTS, list_lengths={})
+    assert config.tables.by_table == {"user": RowFormat.BF16, "tag": RowFormat.INT4}
+    assert lines["tag"].startswith("int4, as --tables.by-table asks")
+    config, _ = with_rungs(limited("4 MB", weights=RowFormat.INT8), INPUTS, list_lengths={})
+    assert set(config.tables.by_table.values()) == {RowFormat.INT8}
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one process"):
+        with_rungs(limited("4GiB"), INPUTS, list_lengths={}, num_ranks=2)
+    with pytest.raises(ConfigError, match="on the smallest rungs: table 'user' as int4"):
+        with_rungs(limited("1 MB"), INPUTS, list_lengths={})
+    dense = override(limited("4GiB"), {"model.embedding.optimizer": "adam_dense"})
+    with pytest.raises(ConfigError, match="a gradient for every row"):
+        with_rungs(dense, INPUTS, list_lengths={})
+    with pytest.raises(ConfigError, match="such as 4GiB"):
+        TablesConfig(memory_limit="plenty")
+    assert with_rungs(config_of("fp32"), INPUTS, list_lengths={}, num_ranks=2)[1] == {}
+
+
+@pytest.mark.slow
+def test_a_run_keeps_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    config = override(config_of("fp32", epochs=1), {"tables.memory-limit": "2 KB"})
+    run = RunFolder(tmp_path / "run")
+    train_run(config, folder=run.path)
+    stored, section = load_config(run.path).tables, STARTUP.read(run.startup)["Formats of tables"]
+    loaded = load_run(run.path).model.embeddings.tables
+    assert {name: size.row_format for name, size in loaded.sizes.items()} == stored.by_table
+    assert set(stored.by_table.values()) != {RowFormat.FP32}
+    assert section["limit"].startswith("2 KiB; tables take 2 KiB")
+    more = override(config, {"training.epochs": "2"})
+    train_run(more, folder=run.path, resume=True)
+    with pytest.raises(ConfigError, match=r"tables\.memory-limit"):
+        train_run(override(more, {"tables.memory-limit": "3 KB"}), folder=run.path, resume=True)

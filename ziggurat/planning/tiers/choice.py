@@ -1,0 +1,221 @@
+"""Choose a rung for each table, so that all together fit a limit of memory at the least cost. Problem in, rungs out.
+
+    minimise  Σ_t cost(t, r_t)      Σ_t bytes(t, r_t) ≤ limit      one rung r_t for each table
+
+This is a knapsack with a choice of items for each place. HiGHS solves it as a linear program in zeros and ones
+(`scipy.optimize.milp`), exactly for some hundred tables in well under a second. Behind it stands the greedy rule: begin
+with the cheapest rung of each table, and take the step down that costs least for the bytes it saves, until the limit
+holds; that is at most the cost of one step from the best. It answers where the solver has no time.
+
+One share of cached rows holds for all tables in few bits, as `--tables.cache` does; each share that may be chosen is a
+problem of its own, and the cheapest answer wins. The cost of rungs is in `rungs.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix
+
+from ziggurat.errors import ConfigError
+from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.planning.tiers.rungs import Rung, TieredTable
+
+LADDER = (RowFormat.FP32, RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)
+_TIME_LIMIT_S = 2.0
+_SHOWN = 3
+_SETTING = "--tables.memory-limit"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The rung of each table.
+
+    Args:
+        rungs: by table.
+        cache_share: of the rows in few bits; 0: no cache.
+        num_bytes: that all tables take.
+        limit_bytes: that they may take.
+        cost: see `rungs.py`.
+        cost_fp32: of all tables in FP32.
+        time_ratio: predicted time of lookups and updates over that of FP32.
+    """
+
+    rungs: dict[str, Rung]
+    cache_share: float
+    num_bytes: int
+    limit_bytes: int
+    cost: float
+    cost_fp32: float
+    time_ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TierProblem:
+    """Tables, and the memory that they may take together.
+
+    Args:
+        tables: with different names.
+        limit_bytes: for rows, optimizer state and caches.
+        formats: that may be chosen.
+        cache_shares: that may be chosen; 0 stands for no cache.
+    """
+
+    tables: tuple[TieredTable, ...]
+    limit_bytes: int
+    formats: tuple[RowFormat, ...] = LADDER
+    cache_shares: tuple[float, ...] = (0.0,)
+
+    def options(self, cache_share: float) -> list[tuple[Rung, ...]]:
+        """The rungs of each table."""
+        return [table.rungs(self.formats, cache_share=cache_share) for table in self.tables]
+
+    def least_bytes(self, table: TieredTable) -> int:
+        """Of the smallest rung of a table."""
+        smallest = min(self.cache_shares)
+        return min(table.num_bytes(rung) for rung in table.rungs(self.formats, cache_share=smallest))
+
+
+def choose_rungs(problem: TierProblem) -> Choice:
+    """The rungs that fit at the least cost.
+
+    Args:
+        problem: tables and limit.
+
+    Raises:
+        ConfigError: no rungs fit; says which rung of which table would.
+    """
+    found = [_best(problem, share) for share in problem.cache_shares]
+    fitting = [each for each in found if each is not None]
+    if not fitting:
+        raise _not_fitting(problem)
+    return min(fitting, key=lambda each: each.cost)
+
+
+def greedy_rungs(problem: TierProblem, *, cache_share: float) -> dict[str, Rung] | None:
+    """The rungs of the greedy rule; None if nothing fits.
+
+    Args:
+        problem: tables and limit.
+        cache_share: of rows in few bits.
+    """
+    options = problem.options(cache_share)
+    chosen = [min(range(len(each)), key=lambda i, t=t, each=each: (t.cost(each[i]), t.num_bytes(each[i])))
+              for t, each in zip(problem.tables, options, strict=True)]  # fmt: skip
+    sizes = [[t.num_bytes(rung) for rung in each] for t, each in zip(problem.tables, options, strict=True)]
+    costs = [[t.cost(rung) for rung in each] for t, each in zip(problem.tables, options, strict=True)]
+    total = sum(size[index] for size, index in zip(sizes, chosen, strict=True))
+    while total > problem.limit_bytes:
+        steps = [
+            ((costs[t][new] - costs[t][old]) / (sizes[t][old] - sizes[t][new]), t, new)
+            for t, old in enumerate(chosen)
+            for new in range(len(sizes[t]))
+            if sizes[t][new] < sizes[t][old]
+        ]
+        if not steps:
+            return None
+        _, table, new = min(steps)
+        total += sizes[table][new] - sizes[table][chosen[table]]
+        chosen[table] = new
+    return {t.name: each[index] for t, each, index in zip(problem.tables, options, chosen, strict=True)}
+
+
+def solved_rungs(problem: TierProblem, *, cache_share: float, time_limit_s: float = _TIME_LIMIT_S) -> dict[str, Rung]:
+    """The rungs of the linear program; {} if nothing fits, or it has no answer in its time.
+
+    Args:
+        problem: tables and limit.
+        cache_share: of rows in few bits.
+        time_limit_s: for the solver.
+    """
+    variables = [(index, rung) for index, rungs in enumerate(problem.options(cache_share)) for rung in rungs]
+    tables, count = problem.tables, len(variables)
+    cost = np.array([tables[index].cost(rung) for index, rung in variables])
+    bytes_ = np.array([tables[index].num_bytes(rung) for index, rung in variables], dtype=np.float64)
+    unit = max(float(problem.limit_bytes), 1.0)
+    one_each = csr_matrix((np.ones(count), ([index for index, _ in variables], range(count))))
+    solved = milp(
+        cost / max(float(cost.max()), 1e-30),
+        integrality=np.ones(count),
+        bounds=Bounds(0, 1),
+        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(csr_matrix(bytes_ / unit), -np.inf, 1.0)],
+        options={"time_limit": time_limit_s, "mip_rel_gap": 1e-6},
+    )
+    if solved.x is None:
+        return {}
+    return {tables[index].name: rung for (index, rung), taken in zip(variables, solved.x, strict=True) if taken > 0.5}
+
+
+def _best(problem: TierProblem, cache_share: float) -> Choice | None:
+    greedy = greedy_rungs(problem, cache_share=cache_share)
+    if greedy is None:
+        return None
+    answers = [greedy, solved_rungs(problem, cache_share=cache_share)]
+    choices = [_choice(problem, rungs, cache_share=cache_share) for rungs in answers if rungs]
+    return min((each for each in choices if each.num_bytes <= problem.limit_bytes), key=lambda each: each.cost)
+
+
+def _choice(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: float) -> Choice:
+    plain = Rung(row_format=RowFormat.FP32)
+    weights = [table.lookups * (4 * table.dim + 64) for table in problem.tables]
+    times = [table.time(rungs[table.name]) for table in problem.tables]
+    uses_cache = any(rung.cache_share for rung in rungs.values())
+    return Choice(
+        rungs=rungs,
+        cache_share=cache_share if uses_cache else 0.0,
+        num_bytes=sum(table.num_bytes(rungs[table.name]) for table in problem.tables),
+        limit_bytes=problem.limit_bytes,
+        cost=sum(table.cost(rungs[table.name]) for table in problem.tables),
+        cost_fp32=sum(table.cost(plain) for table in problem.tables),
+        time_ratio=float(np.average(times, weights=weights)) if sum(weights) else 1.0,
+    )
+
+
+def _not_fitting(problem: TierProblem) -> ConfigError:
+    """Which rungs are smallest, and what would fit."""
+    tables = sorted(problem.tables, key=lambda table: -problem.least_bytes(table))
+    least = sum(problem.least_bytes(table) for table in tables)
+    missing = least - problem.limit_bytes
+    shown = "; ".join(_least_text(problem, table) for table in tables[:_SHOWN])
+    more = f"; and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    return ConfigError(
+        expected=f"tables that fit {size_text(problem.limit_bytes)} on some rung each",
+        found=f"{size_text(least)} on the smallest rungs: {shown}{more}",
+        where=f"{_SETTING}, before the first step",
+        ways_out=[f"a limit of {size_text(least * 1.001 + 1024)} or more", *_ways_out(problem, tables[0], missing)],
+    )
+
+
+def _least_text(problem: TierProblem, table: TieredTable) -> str:
+    rungs = table.rungs(problem.formats, cache_share=min(problem.cache_shares))
+    smallest = min(rungs, key=table.num_bytes)
+    fixed = ", as --tables.by-table asks" if table.fixed is not None else ""
+    state = f", {size_text(table.num_rows * table.state_bytes)} of it optimizer state" if table.state_bytes else ""
+    return (
+        f"table {table.name!r} as {smallest.text}{fixed}: {size_text(table.num_bytes(smallest))}{state} "
+        f"({table.num_rows:,} rows × {table.dim})"
+    )
+
+
+def _ways_out(problem: TierProblem, largest: TieredTable, missing: int) -> list[str]:
+    ways = []
+    for table in problem.tables:
+        free = replace(table, fixed=None)
+        saved = problem.least_bytes(table) - problem.least_bytes(free)
+        if saved > 0:
+            rung = min(free.rungs(problem.formats, cache_share=0.0), key=free.num_bytes)
+            verdict = "enough" if saved >= missing else "not enough alone"
+            ways.append(f"table {table.name!r} as {rung.text} saves {size_text(saved)} ({verdict})")
+    if len(problem.formats) < len(LADDER):
+        ways.append("leave --tables.weights out, so that every format may be chosen")
+    a_row = problem.least_bytes(largest) / max(largest.num_rows, 1)
+    rows = int((problem.least_bytes(largest) - missing) / a_row)
+    if rows > 0:
+        ways.append(f"at most {rows:,} rows in table {largest.name!r}: hash its ids, or drop rare ones (min_count)")
+    if largest.state_bytes > 4:
+        ways.append("--model.embedding.optimizer rowwise_adagrad keeps one number for each row")
+    ways.append("fewer columns: --model.embedding-dim, or embedding_dim of the table in the schema")
+    return ways

@@ -1,0 +1,124 @@
+"""Formats for the tables of a run, so that they fit `tables.memory_limit`: chosen before the first step, and said why.
+
+    sizes of tables, lookups a sample ──► TierProblem ──► choose_rungs ──► tables.by_table, for every table
+
+The run's config then names the format of every table, so that it repeats, and goes on, without choosing again. The
+choice is in `planning/tiers`; how it weighs time against rounding is in `planning/tiers/rungs.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import InputSpec
+from ziggurat.ops.machine_memory import size_of_text, size_text
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.planning.simulator.step_work import state_bytes
+from ziggurat.planning.tiers.choice import LADDER, Choice, TierProblem, choose_rungs
+from ziggurat.planning.tiers.rungs import Rung, TieredTable
+from ziggurat.recipes.run_config import RunConfig
+
+SETTING = "--tables.memory-limit"
+_SHOWN = 12
+_FP32 = Rung(row_format=RowFormat.FP32)
+
+
+def with_rungs(
+    config: RunConfig, inputs: InputSpec, *, list_lengths: Mapping[str, float], num_ranks: int = 1
+) -> tuple[RunConfig, dict[str, str]]:
+    """The config with a format for every table, and lines for the start-up report; as it is without a limit.
+
+    Args:
+        config: of the run.
+        inputs: with the rows of each table.
+        list_lengths: mean rows a sample, of features that are lists.
+        num_ranks: of the job.
+
+    Raises:
+        ConfigError: nothing fits the limit; the optimizer has dense gradients; or there are several ranks.
+    """
+    limit = config.tables.memory_limit
+    if not limit:
+        return config, {}
+    if num_ranks > 1:
+        raise ConfigError(
+            expected="one process, whose tables fit the limit",
+            found=f"{num_ranks} ranks, whose parts of tables the plan decides",
+            where=SETTING,
+            ways_out=(
+                "let the plan choose: `ziggurat plan RECIPE --cluster FILE --memory-limit 4GiB` names the format of "
+                "every table, to be given as --tables.by-table",
+                f"leave {SETTING} out",
+            ),
+        )
+    problem = tier_problem(config, inputs, list_lengths=list_lengths, limit_bytes=size_of_text(limit, where=SETTING))
+    choice = choose_rungs(problem)
+    formats = {name: rung.row_format for name, rung in choice.rungs.items()}
+    tables = replace(config.tables, by_table=formats)
+    return replace(config, tables=tables), rung_lines(problem, choice)
+
+
+def tier_problem(
+    config: RunConfig, inputs: InputSpec, *, list_lengths: Mapping[str, float], limit_bytes: int
+) -> TierProblem:
+    """What the choice is given: the tables of a model, with the formats that the settings allow.
+
+    Args:
+        config: of the run; formats that it names stay, and `tables.weights` is the highest of the others.
+        inputs: with the rows of each table.
+        list_lengths: mean rows a sample, of features that are lists.
+        limit_bytes: for all tables together.
+
+    Raises:
+        ConfigError: the optimizer has dense gradients, so that no table can be in fewer bits.
+    """
+    embedding, columns = config.model.embedding, config.model.table_columns(inputs)
+    replace(config.tables, weights=RowFormat.INT8).check(embedding, tables=columns)
+    per_row, per_element = state_bytes(embedding.optimizer)
+    tables = tuple(
+        TieredTable(
+            name=table.name,
+            num_rows=table.num_rows,
+            dim=columns[table.name],
+            state_bytes=per_row + columns[table.name] * per_element,
+            lookups=sum(list_lengths.get(spec.name, 1.0) for spec in inputs.lookups if spec.table == table.name),
+            fixed=config.tables.by_table.get(table.name),
+        )
+        for table in inputs.tables
+    )
+    highest = RowFormat.BF16 if config.tables.weights is RowFormat.SPLIT_BF16 else config.tables.weights
+    return TierProblem(tables=tables, limit_bytes=limit_bytes, formats=LADDER[LADDER.index(highest) :])
+
+
+def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
+    """What was chosen and why, for people: the tables that leave FP32, those that save most first."""
+    whole = sum(table.num_bytes(_FP32) for table in problem.tables)
+    lines = {
+        "limit": f"{size_text(choice.limit_bytes)}; tables take {size_text(choice.num_bytes)} with their optimizer "
+        f"state, {size_text(whole)} in FP32",
+    }
+    if whole <= choice.limit_bytes and all(rung == _FP32 for rung in choice.rungs.values()):
+        return lines | {"why": "all tables fit in FP32, which is exact and fastest"}
+    lines["why"] = (
+        f"the formats that fit at the least predicted cost: lookups and updates take {choice.time_ratio:.2f} times as "
+        "long as in FP32, and rounding falls on tables that are looked up least for their bytes"
+    )
+    saved = {table: table.num_bytes(_FP32) - table.num_bytes(choice.rungs[table.name]) for table in problem.tables}
+    lower = sorted((table for table in problem.tables if saved[table]), key=lambda table: -saved[table])
+    for table in lower[:_SHOWN]:
+        asked = ", as --tables.by-table asks" if table.fixed is not None else ""
+        lines[table.name] = (
+            f"{choice.rungs[table.name].text}{asked}: {size_text(table.num_bytes(choice.rungs[table.name]))}, in FP32 "
+            f"{size_text(table.num_bytes(_FP32))}; {table.num_rows:,} rows × {table.dim}, {table.lookups:.3g} lookups "
+            "a sample"
+        )
+    rest = lower[_SHOWN:]
+    if rest:
+        formats = {choice.rungs[table.name].text for table in rest}
+        lines[f"{len(rest)} more"] = f"{', '.join(sorted(formats))}: save {size_text(sum(saved[t] for t in rest))}"
+    kept = [table for table in problem.tables if not saved[table]]
+    if kept:
+        lines[f"{len(kept)} in FP32"] = size_text(sum(table.num_bytes(_FP32) for table in kept))
+    return lines
