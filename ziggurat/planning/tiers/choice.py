@@ -39,7 +39,7 @@ class Choice:
         cache_share: of the rows in few bits; 0: no cache.
         num_bytes: that all tables take.
         limit_bytes: that they may take.
-        cost: see `rungs.py`.
+        cost: of all tables, time and rounding, as `rungs.py` says.
         cost_fp32: of all tables in FP32.
         time_ratio: predicted time of lookups and updates over that of FP32.
     """

@@ -91,7 +91,7 @@ class TieredTable:
         return (1.0 - missed) * _HIT_TIME + missed * (_HIT_TIME + 2.0 * once)
 
     def cost(self, rung: Rung) -> float:
-        """See the module's docstring."""
+        """Time of the table's lookups and updates a sample, with what rounding is taken to be worth."""
         worth = self.misses(rung) * WORTH.get(rung.row_format, 0.0)
         return self.lookups * (4 * self.dim + _ROW_OVERHEAD) * (self.time(rung) + worth)
 
