@@ -160,7 +160,11 @@ class TableOptimizer:
     def state_rows(self) -> dict[str, StoredRows]:
         """State of every table, by the names of `state_dict`."""
         weights, keys = self._tables.tables, state_keys(self.config.optimizer)
-        return {f"{name}.{key}": weights.rows(name, key=key) for name in weights.places for key in keys}
+        return {
+            f"{name}.{key}": weights.rows(name, key=key)
+            for name, place in weights.places.items()
+            for key in (*keys, *weights.storage(place.storage).extra_keys)
+        }
 
     @property
     def num_steps(self) -> int:

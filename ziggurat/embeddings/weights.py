@@ -189,11 +189,17 @@ class TableWeights(nn.Module):
     @torch.no_grad()
     def draw(self, seed: int) -> None:
         """Draw all tables, by seed and name (`initial_rows.py`)."""
+        self.about_to_load()
         for name, place in self.places.items():
             rows = self.rows(name)
             for first, values in initial_rows(name, shape=(place.num_rows, place.dim), config=self.config, seed=seed):
                 rows.write(first, values)
         self.mark_filled()
+
+    def about_to_load(self) -> None:
+        """Tell storages that all rows are about to be written."""
+        for storage in self._storages:
+            storage.about_to_load()
 
     def mark_filled(self) -> None:
         """The tables have been drawn or loaded: lookups may begin."""
@@ -269,6 +275,7 @@ class TableWeights(nn.Module):
         expected = {f"{prefix}{name}.weight": name for name in self.places}
         unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in expected]
         num_filled = 0
+        self.about_to_load()
         for key, name in expected.items():
             if key not in state_dict:
                 missing_keys.append(key)

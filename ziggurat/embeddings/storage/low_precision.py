@@ -137,7 +137,7 @@ class LowPrecisionStorage(TableStorage):
     def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """Replace some rows, rounded to the nearest."""
         if key == WEIGHT:
-            self._keep(rows_N, values, words_N=None)
+            self.keep(rows_N, values, words_N=None)
         else:
             self._state[key].index_copy_(0, rows_N, values)
 
@@ -173,20 +173,36 @@ class LowPrecisionStorage(TableStorage):
         rows = gradient.rows
         if len(rows) == 0:
             return
-        at_random = self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
-        words = self._noise.words(rows, step=step.number) if at_random else None
+        words = self.words(rows, step=step.number)
         if self._has_fast_rows(kernel):
             state = {key: self._state[key] for key in state_keys(step.rule.kind)}
-            table = PackedRows(self.row_format, *self._kept())
-            apply_rows(table, state=state, gradient=gradient, step=step, words_N=words)
+            apply_rows(self.packed, state=state, gradient=gradient, step=step, words_N=words)
             return
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
         renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)
         kernel.apply(weight, state=state, gradient=renamed, step=step)
-        self._keep(rows, weight, words_N=words)
+        self.keep(rows, weight, words_N=words)
         for key, values in state.items():
             self._state[key].index_copy_(0, rows, values)
+
+    @property
+    def packed(self) -> PackedRows:
+        """The rows as they are kept, for compiled code."""
+        return PackedRows(self.row_format, *self._kept())
+
+    def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"] | None:
+        """Noise for rounding some rows in a step; None where nothing is rounded at random."""
+        at_random = self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
+        return self._noise.words(rows_N, step=step) if at_random else None
+
+    def keep(
+        self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N D"], *, words_N: Int64[Tensor, "N"] | None
+    ) -> None:
+        """Replace the weights of some rows, rounded by the noise of each, or to the nearest."""
+        for kept, new in zip(self._kept(), self._encoded(values, words_N=words_N), strict=True):
+            if kept is not None and new is not None:
+                kept.index_copy_(0, rows_N, new)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:
         """Move rows and state to another device; refuse another dtype, as storages elsewhere do."""
@@ -234,8 +250,3 @@ class LowPrecisionStorage(TableStorage):
         if self.row_format is RowFormat.SPLIT_BF16:
             return split(values)
         return encode(values, self.row_format, words_N=words_N), None
-
-    def _keep(self, rows_N: Int64[Tensor, "N"], values: Tensor, *, words_N: Int64[Tensor, "N"] | None) -> None:
-        for kept, new in zip(self._kept(), self._encoded(values, words_N=words_N), strict=True):
-            if kept is not None and new is not None:
-                kept.index_copy_(0, rows_N, new)

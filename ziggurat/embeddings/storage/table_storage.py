@@ -116,6 +116,14 @@ class TableStorage(ABC):
         del key
         return None
 
+    @property
+    def extra_keys(self) -> tuple[str, ...]:
+        """Further arrays of one number a row that a resumed run needs, beside those of the optimizer."""
+        return ()
+
+    def about_to_load(self) -> None:  # noqa: B027  # most storages have nothing to prepare
+        """Learn that all rows are about to be written."""
+
     def name_rows(self, origins: Sequence[RowOrigin]) -> None:
         """Learn which rows of which tables these are; a storage that rounds at random asks for it.
 

@@ -297,6 +297,44 @@ int64_t update(Workspace& work, float* weight, const State& state, int64_t dim, 
   return status.load();
 }
 
+// The distinct rows of sorted tasks, in the order of `sum_rows`.
+void sorted_rows(const Workspace& work, int64_t* rows, int num_threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
+  for (int64_t t = 0; t < work.num_tasks; t++) {
+    const Task& task = work.tasks[t];
+    uint64_t last = 0;  // padding, which no key has
+    for (int64_t i = 0, next = task.first_unique; i < task.count; last = task.keys[i++] >> 32)
+      if (task.keys[i] >> 32 != last) rows[next++] = task.table.first_row + static_cast<int64_t>(task.keys[i] >> 32);
+  }
+}
+
+// `update` of sorted tasks, where the u-th distinct row lies at places[u] of the weights and of the state.
+template <int D>
+void update_places(Workspace& work, float* weight, const State& state, int64_t dim, const int64_t* places,
+                   const Rule& rule, int num_threads) {
+  const int64_t size = D ? D : dim;
+  const Gradients gradients(work);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
+  {
+    std::vector<float> sum(2 * dim);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t t = 0; t < work.num_tasks; t++) {
+      const Task& task = work.tasks[t];
+      const int64_t* here = places + task.first_unique;
+      const int64_t* ahead = here - 1;
+      int64_t last = 0;
+      const auto touch = [&](int64_t row) {  // once for every lookup, in their order
+        if (row != last) touch_row<D>(weight, state, *++ahead, dim, rule);
+        last = row;
+      };
+      walk<D>(task, gradients, dim, sum.data(), touch, [&](int64_t, const float* grad) {
+        const int64_t place = *here++;
+        apply_row<D>(weight + place * size, state, place, grad, dim, rule, sum.data() + dim);
+      });
+    }
+  }
+}
+
 template <int D>
 void sum_rows(Workspace& work, int64_t dim, int64_t* rows, float* sums, int num_threads) {
   const int64_t size = D ? D : dim;
@@ -392,6 +430,20 @@ void ziggurat_sum(void* workspace, int64_t dim, int64_t* rows, float* sums, int6
   Workspace& work = *static_cast<Workspace*>(workspace);
 #define SUM(D) sum_rows<D>(work, dim, rows, sums, int(num_threads))
   FOR_DIM(dim, SUM)
+}
+
+// Between both halves, or in place of the second: writes the distinct rows (U,).
+void ziggurat_sorted_rows(const void* workspace, int64_t* rows, int64_t num_threads) {
+  sorted_rows(*static_cast<const Workspace*>(workspace), rows, int(num_threads));
+}
+
+// In place of the second half: sums and applies, where the u-th row lies at places[u].
+void ziggurat_update_places(void* workspace, float* weight, float* state_first, float* state_second, int64_t dim,
+                            const int64_t* places, const Rule* rule, int64_t num_threads) {
+  Workspace& work = *static_cast<Workspace*>(workspace);
+  const State state{state_first, state_second};
+#define UPDATE_PLACES(D) update_places<D>(work, weight, state, dim, places, *rule, int(num_threads))
+  FOR_DIM(dim, UPDATE_PLACES)
 }
 
 void ziggurat_apply(float* weight, float* state_first, float* state_second, int64_t dim, const int64_t* rows,

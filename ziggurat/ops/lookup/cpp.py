@@ -14,7 +14,7 @@ import ctypes
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import DataError
@@ -113,17 +113,50 @@ class CppKernel:
         """See `LookupKernel.sum_gradients`."""
         if _is_too_large(parts):
             return TorchKernel().sum_gradients(parts)
-        num_unique = ctypes.c_int64()
-        array = _parts(parts)
-        threads = torch.get_num_threads()
-        status = self._library.ziggurat_sort(self._workspace, array, len(parts), ctypes.byref(num_unique), threads)
+        num_unique, dim = self._sort(parts), parts[0].layout.dim
+        rows = torch.empty(num_unique, dtype=torch.int64)
+        sums = torch.empty(num_unique, dim)
+        self._library.ziggurat_sum(self._workspace, dim, rows.data_ptr(), sums.data_ptr(), torch.get_num_threads())
+        return SummedGradient(rows=rows, sums=sums)
+
+    def distinct_rows(self, parts: Sequence[GradientPart]) -> Int64[Tensor, "U"] | None:
+        """The rows of `sum_gradients`, without their sums; `update_places` may follow. None: too many for it."""
+        if _is_too_large(parts):
+            return None
+        rows = torch.empty(self._sort(parts), dtype=torch.int64)
+        self._library.ziggurat_sorted_rows(self._workspace, rows.data_ptr(), torch.get_num_threads())
+        return rows
+
+    def update_places(
+        self, weight: Float[Tensor, "C D"], *, state: dict[str, Tensor], places_U: Int64[Tensor, "U"], step: Step
+    ) -> None:
+        """`update` right after `distinct_rows`, of rows that lie elsewhere than their numbers say.
+
+        Args:
+            weight: where they lie.
+            state: of the rule, at the same places.
+            places_U: the place of each of the rows that `distinct_rows` gave; the parts' gradients still exist.
+            step: the rule, its learning rate and step.
+        """
+        self._library.ziggurat_update_places(
+            self._workspace,
+            weight.data_ptr(),
+            *state_pointers(state),
+            weight.shape[1],
+            places_U.data_ptr(),
+            ctypes.byref(rule_of(step)),
+            torch.get_num_threads(),
+        )
+
+    def _sort(self, parts: Sequence[GradientPart]) -> int:
+        """Sort the lookups of some parts; how many distinct rows they have."""
+        num_unique, threads = ctypes.c_int64(), torch.get_num_threads()
+        status = self._library.ziggurat_sort(
+            self._workspace, _parts(parts), len(parts), ctypes.byref(num_unique), threads
+        )
         if status:
             _raise_any(parts)
-        dim = parts[0].layout.dim
-        rows = torch.empty(num_unique.value, dtype=torch.int64)
-        sums = torch.empty(num_unique.value, dim)
-        self._library.ziggurat_sum(self._workspace, dim, rows.data_ptr(), sums.data_ptr(), threads)
-        return SummedGradient(rows=rows, sums=sums)
+        return num_unique.value
 
     def apply(
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], gradient: SummedGradient, step: Step

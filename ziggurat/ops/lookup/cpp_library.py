@@ -64,6 +64,11 @@ _PROTOTYPES = {
     ),
     "ziggurat_sort": (c_int64, [c_void_p, POINTER(CPart), c_int64, POINTER(c_int64), c_int64]),
     "ziggurat_sum": (None, [c_void_p, c_int64, c_void_p, c_void_p, c_int64]),
+    "ziggurat_sorted_rows": (None, [c_void_p, c_void_p, c_int64]),
+    "ziggurat_update_places": (
+        None,
+        [c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, POINTER(CRule), c_int64],
+    ),
     "ziggurat_apply": (
         None,
         [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, POINTER(CRule), c_int64],

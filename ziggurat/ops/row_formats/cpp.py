@@ -28,7 +28,7 @@ _SOURCE = CppSource(
     depends_on=torch.__version__,
     without="go on without: torch decodes the rows of a batch, to the same numbers",
 )
-_FORMATS = {RowFormat.BF16: 1, RowFormat.SPLIT_BF16: 2, RowFormat.INT8: 3, RowFormat.INT4: 4}
+FORMATS = {RowFormat.BF16: 1, RowFormat.SPLIT_BF16: 2, RowFormat.INT8: 3, RowFormat.INT4: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def lookup_rows(
     part = part_of(layout, lookups)
     status = _library().ziggurat_lookup_rows(
         rows_RW.data_ptr(),
-        _FORMATS[row_format],
+        FORMATS[row_format],
         ctypes.byref(part),
         layout.dim,
         out.data_ptr(),
@@ -100,7 +100,7 @@ def apply_rows(
     _library().ziggurat_apply_rows(
         table.rows.data_ptr(),
         None if table.lower is None else table.lower.data_ptr(),
-        _FORMATS[table.row_format],
+        FORMATS[table.row_format],
         *state_pointers(state),
         sums.shape[1],
         gradient.rows.data_ptr(),

@@ -80,7 +80,7 @@ def encode(
     own = None if words_N is None else noise(words_N, words_N.new_tensor([-1]))[:, 0] >> 19
     ends_N2 = torch.stack([round_fp16(low_N, own), round_fp16(high_N, own)], dim=1)
     first_N1, last_N1 = ends_N2.float().split(1, dim=1)
-    per_N1 = most / (last_N1 - first_N1)  # infinite where both ends are one
+    per_N1 = torch.full_like(first_N1, most).div(last_N1 - first_N1)  # not most / x, which multiplies by 1 / x
     if words_N is None:
         u: float | Tensor = 0.5
     else:

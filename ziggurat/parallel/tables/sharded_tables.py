@@ -121,6 +121,11 @@ class ShardedTables(nn.Module):
         """True until the tables of this rank have been drawn or loaded."""
         return any(tables.tables.is_open for tables in self.local)
 
+    def about_to_load(self) -> None:
+        """Tell storages that all rows are about to be written."""
+        for tables in self.local:
+            tables.tables.about_to_load()
+
     def mark_filled(self) -> None:
         """The tables have been drawn or loaded: lookups may begin."""
         for tables in self.local:
@@ -129,6 +134,7 @@ class ShardedTables(nn.Module):
     @torch.no_grad()
     def draw(self, seed: int) -> None:
         """Draw the rows and columns of this rank: the numbers that one device would have there."""
+        self.about_to_load()
         for shard in self._all_shards():
             rows = self._rows(shard)
             for first, values in initial_rows(
@@ -177,6 +183,7 @@ class ShardedTables(nn.Module):
     @torch.no_grad()
     def load_from(self, whole: TableWeights) -> None:
         """Copy this rank's parts of whole tables."""
+        self.about_to_load()
         for shard in self._all_shards():
             self._load(shard, whole.rows(shard.table).read)
         self.mark_filled()
@@ -257,6 +264,7 @@ class ShardedTables(nn.Module):
     ) -> None:
         """Take whole tables, as one device saves them, or this rank's own parts."""
         num_wrong = len(missing_keys) + len(error_msgs)
+        self.about_to_load()
         for shard in self._all_shards():
             key = f"{prefix}{shard.table}.weight"
             given = state_dict.get(key)

@@ -72,13 +72,14 @@ class RowBacking(ABC):
         """
 
     @abstractmethod
-    def store(self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int) -> None:
+    def store(self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int | None) -> None:
         """Keep distinct rows, each array rounded once where the backing rounds.
 
         Args:
             rows_N: distinct rows.
             values: of some arrays, by name.
-            step: whose update it is, for the noise of rounding; the same row is stored once in a step.
+            step: whose update it is, for the noise of rounding; the same row is stored once in a step. None rounds to
+                the nearest.
         """
 
     @abstractmethod

@@ -1,0 +1,40 @@
+"""Cached: what makes storages with a cache of hot rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ziggurat.embeddings.storage.cached.low_precision import LowPrecisionBacking
+from ziggurat.embeddings.storage.cached.storage import CachedStorage
+from ziggurat.embeddings.storage.low_precision import LowPrecision
+from ziggurat.embeddings.storage.memory import MemoryStorage
+from ziggurat.embeddings.storage.table_storage import TableStorage
+from ziggurat.ops.row_cache import CachePolicy
+from ziggurat.ops.row_formats import RowFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cached:
+    """Makes storages of rows in few bits behind a cache in FP32: what `make_storage` wants.
+
+    Args:
+        behind: what rows behind the cache are kept as.
+        share: of the rows of a width that the cache holds, in (0, 1]. A share of one keeps all rows in FP32, with
+            nothing behind them.
+        policy: which row leaves for another.
+    """
+
+    behind: LowPrecision
+    share: float
+    policy: CachePolicy = CachePolicy.LRU
+
+    def __call__(self, num_rows: int, dim: int) -> TableStorage:
+        """An empty storage."""
+        if self.format_of(dim) is RowFormat.FP32:
+            return MemoryStorage(num_rows, dim)
+        backing = LowPrecisionBacking(num_rows, dim, settings=self.behind)
+        return CachedStorage(backing, share=self.share, policy=self.policy)
+
+    def format_of(self, dim: int) -> RowFormat:
+        """What rows of so many columns are kept as behind the cache."""
+        return RowFormat.FP32 if self.share >= 1.0 else self.behind.format_of(dim)

@@ -1,0 +1,376 @@
+"""CachedStorage: hot rows in FP32, with their optimizer state, in front of rows that lie elsewhere.
+
+    places (C + S, D)   ┌──────────────────────────────┐
+    of FP32             │ 32 ways of set 0             │ ◄── find / admit (`ops/row_cache`)
+                        │ 32 ways of set 1  …          │
+                        ├──────────────────────────────┤
+                        │ S places for conflicts       │ rows of this step that found no way
+                        └───────┬──────────────▲───────┘
+                        store   ▼ (rounded)    │ fetch
+                        RowBacking: all R rows, in few bits or on a disk
+
+A lookup changes nothing: rows that are held are read as FP32, the others as they lie behind the cache. So evaluation
+and scoring leave the cache as it is, and several lookups of a step (views, sequences, lists) read the same numbers.
+
+The update of a step admits its rows. A row that is not held takes the way of another, which is stored; a row that finds
+no way takes a place for conflicts, is updated there by the same exact rule, and is stored right after. Rows of one step
+never displace each other. The order of sums does not depend on places, so rows that stay in the cache have the bits of
+FP32 training, and the optimizer's state is exact for all rows.
+
+What is read in chunks is what lookups read. What is written in chunks goes behind the cache; rows that would be rounded
+there take ways that are free. So a checkpoint holds FP32 numbers, and the rows that the cache held come back from it as
+they were. Stamps and counts of rows are part of a checkpoint (`CACHE`): a resumed run goes on with the same bits.
+
+Reference: Yang et al., "Mixed-precision embedding using a cache", arXiv 2010.11305.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.embeddings.storage.cached.backing import RowBacking
+from ziggurat.embeddings.storage.cached.low_precision import LowPrecisionBacking
+from ziggurat.embeddings.storage.memory import advise_huge_pages, new_state
+from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
+from ziggurat.ops.lookup import (
+    GradientPart,
+    KernelChoice,
+    LookupKernel,
+    LookupLayout,
+    Lookups,
+    Step,
+    SummedGradient,
+    TableOptimizerKind,
+    state_shapes,
+)
+from ziggurat.ops.lookup.cpp import CppKernel
+from ziggurat.ops.row_cache import HIT, NEVER, NO_WAY, CachePolicy, Ways
+from ziggurat.ops.row_cache.cpp import Moves, exchange_rows, lookup_cached, why_not_cache
+from ziggurat.ops.row_formats import RowFormat, RowOrigin
+
+CACHE = "cache"  # name of stamps and counts among the arrays of a storage
+
+
+@dataclass
+class CacheCounts:
+    """What updates found in a cache, in rows of steps: each distinct row of each step once.
+
+    Args:
+        rows: that updates touched.
+        hits: those that the cache held.
+        stored: rows that left it for others.
+        conflicts: rows that found no way in it.
+    """
+
+    rows: int = 0
+    hits: int = 0
+    stored: int = 0
+    conflicts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Places of a step's rows, and the positions of those among them that found no way."""
+
+    rows: Int64[Tensor, "U"]
+    places: Int64[Tensor, "U"]
+    conflicts: Int64[Tensor, "K"]
+
+
+class CachedStorage(TableStorage):
+    """Tables of one dim behind a cache of their hot rows, on the CPU.
+
+    Args:
+        backing: where all rows lie.
+        share: of its rows that the cache holds, in (0, 1].
+        policy: which row leaves for another.
+
+    Attributes:
+        backing: where all rows lie.
+        ways: which rows the cache holds.
+        counts: what updates found in it since the storage was made.
+    """
+
+    def __init__(self, backing: RowBacking, *, share: float, policy: CachePolicy = CachePolicy.LRU) -> None:
+        super().__init__(backing.num_rows, backing.dim)
+        self.backing = backing
+        self.ways = Ways(backing.num_rows, share=share, policy=policy)
+        self.counts = CacheCounts()
+        self._arrays: dict[str, Tensor] = {}  # of C + S places
+        self._initial: dict[str, float] = {}
+        self._tails: dict[str, tuple[int, ...]] = {WEIGHT: (self.dim,)}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What kernels compute with: float32."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """The host."""
+        return torch.device("cpu")
+
+    @property
+    def row_format(self) -> RowFormat | None:
+        """What rows behind the cache are kept as."""
+        return self.backing.row_format
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the backing, of the places with their state, and of what says which rows they are."""
+        floats = sum(torch.Size(tail).numel() for tail in self._tails.values())
+        return self.backing.num_bytes + self.ways.num_bytes + 4 * floats * self._num_places
+
+    @property
+    def extra_keys(self) -> tuple[str, ...]:
+        """Stamps and counts, which a resumed run needs."""
+        return (CACHE,)
+
+    def name_rows(self, origins: Sequence[RowOrigin]) -> None:
+        """See `TableStorage.name_rows`."""
+        self.backing.name_rows(origins)
+
+    def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
+        """See `TableStorage.add_state`."""
+        self.backing.add_state(kind, initial_sum=initial_sum)
+        shapes = state_shapes(kind, num_rows=self._num_places, dim=self.dim)
+        state = new_state(shapes, like=torch.empty(0), initial_sum=initial_sum)
+        weight = self._array(WEIGHT)
+        self._arrays = {WEIGHT: weight, **state}
+        self._tails = {key: tuple(array.shape[1:]) for key, array in self._arrays.items()}
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def lookup(
+        self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+    ) -> None:
+        """Pool rows where they lie with the C++ kernel; otherwise the rows of the batch are gathered first."""
+        packed = self._packed_by(kernel)
+        if packed is None:
+            super().lookup(kernel, layout=layout, lookups=lookups, out=out)
+        elif lookups.batch_size and layout.slots:
+            weight = self._array(WEIGHT)
+            lookup_cached(weight, packed.rows.packed, ways=self.ways, layout=layout, lookups=lookups, out=out)
+
+    def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """See `TableStorage.gather`."""
+        return self._laid_over(rows_N, key=key, others=lambda rows: self.backing.fetch(rows, keys=(key,))[key])
+
+    def looked_up(self, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
+        """See `TableStorage.looked_up`."""
+        return self._laid_over(rows_N, key=WEIGHT, others=self.backing.looked_up)
+
+    def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """Consecutive rows: those that are held, laid over those behind the cache."""
+        rows = torch.arange(first_row, first_row + num_rows)
+        places = self.ways.find(rows)
+        if key == CACHE:
+            return self._remembered(rows, places)
+        held = (places >= 0).nonzero().view(-1)
+        values = self.backing.read(first_row, num_rows, key=key)
+        return values.index_copy(0, held, self._array(key)[places[held]]) if len(held) else values
+
+    # -------------------------------------------------------------------------------------------------------- writing
+
+    def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """See `TableStorage.scatter`."""
+        places = self.ways.find(rows_N)
+        held = places >= 0
+        self._array(key)[places[held]] = values[held]
+        if not bool(held.all()):
+            self.backing.store(rows_N[~held], {key: values[~held]}, step=None)
+
+    def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """Replace rows behind the cache and in it; rows that would be rounded take ways that are free."""
+        rows = torch.arange(first_row, first_row + len(values))
+        places = self.ways.find(rows)
+        if key == CACHE:
+            self._remember(rows, places, values)
+            return
+        if key == WEIGHT and self._put_inexact(rows, places, values):
+            places = self.ways.find(rows)  # some of them may have lost their ways to others
+        self.backing.write(first_row, values, key=key)
+        held = places >= 0
+        self._array(key)[places[held]] = values[held]
+
+    def about_to_load(self) -> None:
+        """All rows are about to be written: those that need a way take it from rows that are not written anew."""
+        self.ways.age()
+
+    # --------------------------------------------------------------------------------------------------------- updates
+
+    def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
+        """Sum the gradients of equal rows and apply the rule to each once, in the cache."""
+        rows = kernel.distinct_rows(parts) if isinstance(kernel, CppKernel) else None
+        if rows is None or not isinstance(kernel, CppKernel):
+            self.apply(kernel, gradient=kernel.sum_gradients(parts), step=step)
+            return
+        placed = self._place(kernel, rows, step=step)
+        kernel.update_places(self._array(WEIGHT), state=self._state_of(step), places_U=placed.places, step=step)
+        self._store_conflicts(kernel, placed, step=step)
+
+    def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
+        """Apply the rule to the rows of a summed gradient, in the cache."""
+        if len(gradient.rows) == 0:
+            return
+        placed = self._place(kernel, gradient.rows, step=step)
+        renamed = SummedGradient(rows=placed.places, sums=gradient.sums)
+        kernel.apply(self._array(WEIGHT), state=self._state_of(step), gradient=renamed, step=step)
+        self._store_conflicts(kernel, placed, step=step)
+
+    def describe(self) -> dict[str, Any]:
+        """What is cached, and what is behind it, for the start-up report."""
+        return {
+            **self.backing.describe(),
+            "cache": f"{self.ways.num_places:,} of {self.num_rows:,} rows in FP32, {self.ways.policy.value}",
+            "cache without C++": why_not_cache() or "no",
+            "bytes": self.num_bytes,
+        }
+
+    # --------------------------------------------------------------------------------------------------------- details
+
+    def _place(self, kernel: LookupKernel, rows: Int64[Tensor, "U"], *, step: Step) -> _Placed:
+        """Bring the rows of a step into the cache, or to places for conflicts."""
+        admission = self.ways.admit(rows, step=step.number)
+        places, left = admission.places, admission.left
+        moving = (left != HIT).nonzero().view(-1)
+        gone, entering = left[moving], rows[moving]
+        conflicts = moving[gone == NO_WAY]
+        if len(conflicts):
+            places[conflicts] = self.ways.num_places + torch.arange(len(conflicts))
+            self._make_room(len(conflicts))
+        self.counts.rows += len(rows)
+        self.counts.hits += len(rows) - len(moving)
+        self.counts.stored += int((gone >= 0).sum())
+        self.counts.conflicts += len(conflicts)
+        if len(moving):
+            self._move(kernel, Moves(places=places[moving], leaving=gone, entering=entering, words=None), step=step)
+        return _Placed(rows, places, conflicts)
+
+    def _store_conflicts(self, kernel: LookupKernel, placed: _Placed, *, step: Step) -> None:
+        """Store the rows that found no way, and forget them."""
+        if len(placed.conflicts):
+            leaving = placed.rows[placed.conflicts]
+            nothing = torch.full_like(leaving, -1)
+            moves = Moves(places=placed.places[placed.conflicts], leaving=leaving, entering=nothing, words=None)
+            self._move(kernel, moves, step=step)
+
+    def _move(self, kernel: LookupKernel, moves: Moves, *, step: Step) -> None:
+        """Store rows that leave places, and fetch those that take them."""
+        packed, keys = self._packed_by(kernel), tuple(self._tails)
+        if packed is not None:
+            words = packed.rows.words(moves.leaving.clamp(min=0), step=step.number)
+            state = [(self._array(key), packed.state(key)) for key in keys if key != WEIGHT]
+            moves = Moves(places=moves.places, leaving=moves.leaving, entering=moves.entering, words=words)
+            exchange_rows(self._array(WEIGHT), packed.rows.packed, state=state, moves=moves)
+            return
+        out, new = moves.leaving >= 0, moves.entering >= 0
+        if bool(out.any()):
+            values = {key: self._array(key)[moves.places[out]] for key in keys}
+            self.backing.store(moves.leaving[out], values, step=step.number)
+        if bool(new.any()):
+            for key, numbers in self.backing.fetch(moves.entering[new], keys=keys).items():
+                self._array(key)[moves.places[new]] = numbers
+
+    def _put_inexact(self, rows: Tensor, places: Tensor, values: Tensor) -> bool:
+        """Give rows that the backing would round ways that are free; whether any row has moved."""
+        if not self.ways.has_room:
+            return False
+        rounded = self.backing.rounded(values)
+        if rounded is values:
+            return False
+        inexact = (bits_of(rounded) != bits_of(values)).any(dim=1)
+        self.ways.refresh(places[inexact & (places >= 0)])
+        new = inexact & (places < 0)
+        self._put(rows, places, new)
+        return bool(new.any())
+
+    def _put(self, rows: Tensor, places: Tensor, chosen: Tensor) -> Tensor:
+        """Places after some rows that are not held have taken ways, with what the backing has of them."""
+        new = chosen.nonzero().view(-1)
+        admission = self.ways.put(rows[new])
+        gone = admission.left >= 0
+        keys = tuple(self._tails)
+        if bool(gone.any()):
+            values = {key: self._array(key)[admission.places[gone]] for key in keys}
+            self.backing.store(admission.left[gone], values, step=None)
+        taken = admission.places >= 0
+        if bool(taken.any()):
+            for key, numbers in self.backing.fetch(rows[new[taken]], keys=keys).items():
+                self._array(key)[admission.places[taken]] = numbers
+        return places.index_copy(0, new, admission.places)
+
+    def _remembered(self, rows: Tensor, places: Tensor) -> Float[Tensor, "N"]:
+        """Stamp + 1 of rows that are held, else 0; or count + 1 of rows that are held, else -count."""
+        held, counts = places >= 0, self.ways.counts_R
+        if counts is None:
+            stamps = self.ways.stamps_SW.view(-1)[places.clamp(min=0)].clamp(min=NEVER)
+            return torch.where(held, stamps + 1, 0).float()
+        return torch.where(held, counts[rows] + 1, -counts[rows]).float()
+
+    def _remember(self, rows: Tensor, places: Tensor, values: Tensor) -> None:
+        """The inverse of `_remembered`; rows that were held take ways if there are any."""
+        numbers = values.to(torch.int32)
+        if self.ways.counts_R is not None:
+            self.ways.counts_R[rows] = torch.where(numbers > 0, numbers - 1, -numbers)
+        self.ways.refresh(places[(numbers > 0) & (places >= 0)])
+        if self.ways.has_room:
+            places = self._put(rows, places, (numbers > 0) & (places < 0))
+        chosen = (numbers > 0) & (places >= 0)
+        if self.ways.counts_R is None:
+            self.ways.stamps_SW.view(-1)[places[chosen]] = numbers[chosen] - 1
+
+    def _laid_over(self, rows: Tensor, *, key: str, others: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows of the cache, and `others` of those that it does not hold."""
+        places = self.ways.find(rows)
+        held = places >= 0
+        if bool(held.all()):
+            return self._array(key)[places]
+        values = torch.empty(len(rows), *self._tails[key])
+        values[held] = self._array(key)[places[held]]
+        values[~held] = others(rows[~held])
+        return values
+
+    def _packed_by(self, kernel: LookupKernel) -> LowPrecisionBacking | None:
+        """The backing, if compiled code reads and writes its rows where they lie."""
+        can = kernel.choice is KernelChoice.CPP and not why_not_cache()
+        return self.backing if can and isinstance(self.backing, LowPrecisionBacking) else None
+
+    def _state_of(self, step: Step) -> dict[str, Tensor]:
+        return {key: self._array(key) for key in state_keys(step.rule.kind)}
+
+    @property
+    def _num_places(self) -> int:
+        weight = self._arrays.get(WEIGHT)
+        return self.ways.num_places if weight is None else len(weight)
+
+    def _array(self, key: str) -> Tensor:
+        """Places of one array; those of weights take their memory at the first use."""
+        if not self._arrays:
+            weight = torch.empty(self.ways.num_places, self.dim)
+            advise_huge_pages(weight)
+            self._arrays[WEIGHT] = weight
+        return self._arrays[key]
+
+    def _make_room(self, num_conflicts: int) -> None:
+        """Have places for so many conflicts; twice as many as before at least, so that it is seldom done."""
+        wanted = self.ways.num_places + num_conflicts
+        if wanted <= self._num_places:
+            return
+        wanted = max(wanted, 2 * self._num_places - self.ways.num_places)
+        for key, array in list(self._arrays.items()):
+            larger = array.new_empty(wanted, *array.shape[1:])
+            advise_huge_pages(larger)
+            larger[: len(array)] = array
+            self._arrays[key] = larger
+
+
+def bits_of(values: Float[Tensor, "N D"]) -> Tensor:
+    """Numbers as they are stored, so that NaN equals itself and -0 is not 0."""
+    return values.contiguous().view(torch.int32)

@@ -1,0 +1,186 @@
+"""Ways: which rows a set-associative cache holds, and which leave it for others.
+
+    row ──► set = row mod S ──► 32 ways        S = ⌈share · R / 32⌉ sets hold C = 32·S rows
+
+Rows of consecutive numbers lie in different sets, and every set has the same number of rows to hold: with a share of
+one each row has a way of its own. Lookups only `find` rows. The update of a step calls `admit` with its distinct rows:
+
+    a row that is held        its way is stamped with the step
+    one that is not           takes a free way of its set; else the way of the row that goes:
+                              LRU   the smallest (stamp, row)
+                              LFU   the smallest (count, row), if its count is not larger than that of the new row
+    a way stamped this step   never goes; a row that finds no way is a *conflict*: it is trained behind the cache
+
+Counts are the steps that have touched a row, whether it was held or not: one 32-bit number for every row, as far as
+2^24 - 1. New rows of a set are served in the order of their numbers (LRU), or the largest count first (LFU). So what
+happens does not depend on the order in which a step names its rows, nor on threads.
+
+The torch code here defines what `csrc/lookup/row_cache.cpp` does. Policies: Yang et al., "Mixed-precision embedding
+using a cache", arXiv 2010.11305, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ziggurat.ops.row_cache import cpp
+
+NUM_WAYS = 32
+HIT, FREE, NO_WAY = -2, -1, -3  # what `Admission.left` says beside rows
+NEVER, STALE = 0, -1  # stamps of rows that no step has touched, and of rows that a load may replace
+_MOST_COUNT = (1 << 24) - 1  # FP32 of checkpoints holds one more
+_LAST = torch.iinfo(torch.int64).max
+
+
+class CachePolicy(StrEnum):
+    """Which row leaves a set for another."""
+
+    LRU = "lru"  # the one that was touched longest ago
+    LFU = "lfu"  # the one that was touched in the fewest steps; takes four bytes for every row of a table
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Where the rows of a step go.
+
+    Args:
+        places: the way of each row, as set · 32 + way; -1 for a conflict.
+        left: the row that left it, or `HIT`, `FREE` or `NO_WAY` (a conflict).
+    """
+
+    places: Int64[Tensor, "U"]
+    left: Int64[Tensor, "U"]
+
+
+class Ways:
+    """What a cache holds.
+
+    Args:
+        num_rows: R, of the storage behind it.
+        share: of the rows that it has ways for, in (0, 1].
+        policy: which row leaves.
+
+    Attributes:
+        num_sets: S.
+        tags_SW: (S, 32) row / S of each way, -1 where it is free.
+        stamps_SW: (S, 32) the step that touched it last.
+        counts_R: (R,) steps that touched each row; None for LRU.
+    """
+
+    def __init__(self, num_rows: int, *, share: float, policy: CachePolicy) -> None:
+        self.num_rows, self.policy = num_rows, policy
+        self.num_sets = max(1, -(-int(num_rows * share + 0.5) // NUM_WAYS))
+        self.tags_SW = torch.full((self.num_sets, NUM_WAYS), -1, dtype=torch.int32)
+        self.stamps_SW = torch.zeros(self.num_sets, NUM_WAYS, dtype=torch.int32)
+        self.counts_R = torch.zeros(num_rows, dtype=torch.int32) if policy is CachePolicy.LFU else None
+        self._compiled = cpp.is_available()
+
+    @property
+    def num_places(self) -> int:
+        """C, rows that it can hold."""
+        return self.num_sets * NUM_WAYS
+
+    @property
+    def num_bytes(self) -> int:
+        """Of tags, stamps and counts."""
+        tensors = [self.tags_SW, self.stamps_SW, self.counts_R]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    @property
+    def held_rows(self) -> Int64[Tensor, "C"]:
+        """The row of each place, -1 where it is free."""
+        sets = torch.arange(self.num_sets).unsqueeze(1)
+        return torch.where(self.tags_SW < 0, -1, self.tags_SW.to(torch.int64) * self.num_sets + sets).view(-1)
+
+    def find(self, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
+        """The place of each row, -1 where it is not held."""
+        if self._compiled:
+            return cpp.find_rows(self, rows_N)
+        sets, tags = rows_N % self.num_sets, rows_N // self.num_sets
+        matches_NW = self.tags_SW[sets] == tags.unsqueeze(1)
+        found, ways = matches_NW.max(dim=1)
+        return torch.where(found, sets * NUM_WAYS + ways, -1)
+
+    def admit(self, rows_U: Int64[Tensor, "U"], *, step: int) -> Admission:
+        """Stamp rows that are held and find ways for the others.
+
+        Args:
+            rows_U: distinct.
+            step: its number, which no earlier step had; a step may be admitted in parts.
+        """
+        if self._compiled:
+            return Admission(*cpp.admit_rows(self, rows_U, step=step))
+        places = self.find(rows_U)
+        if self.counts_R is not None:
+            self.counts_R[rows_U] = (self.counts_R[rows_U] + 1).clamp(max=_MOST_COUNT)
+        held = places >= 0
+        self.stamps_SW.view(-1)[places[held]] = step
+        left = torch.where(held, HIT, NO_WAY)
+        missing = (~held).nonzero().view(-1)
+        if len(missing):
+            self._replace(rows_U, missing, step=step, places=places, left=left)
+        return Admission(places, left)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there are ways that are free or stale."""
+        return bool(((self.tags_SW < 0) | (self.stamps_SW == STALE)).any())
+
+    def put(self, rows_N: Int64[Tensor, "N"]) -> Admission:
+        """Give rows that are not held free ways, or those of stale rows.
+
+        Args:
+            rows_N: distinct rows that are not held. Their stamp is `NEVER`.
+        """
+        free, stale, order = self.tags_SW < 0, self.stamps_SW == STALE, torch.arange(NUM_WAYS)
+        keys_SW = torch.where(free, order - NUM_WAYS, torch.where(stale, order, _LAST))
+        return self._take(rows_N, rows_N.sort().indices, keys_SW=keys_SW, stamp=NEVER)
+
+    def refresh(self, places_N: Int64[Tensor, "N"]) -> None:
+        """Make rows that are held and stale go no sooner than rows that no step has touched."""
+        stamps = self.stamps_SW.view(-1)
+        stamps[places_N] = stamps[places_N].clamp(min=NEVER)
+
+    def age(self) -> None:
+        """Make every row that is held stale: it goes before any other, and for rows that are loaded."""
+        self.stamps_SW.fill_(STALE)
+
+    def _replace(self, rows_U: Tensor, missing: Tensor, *, step: int, places: Tensor, left: Tensor) -> None:
+        """Give the rows at some positions the ways of others, and write where they go and what left."""
+        rows = rows_U[missing]
+        order = rows.sort().indices
+        measures_SW = self.stamps_SW.to(torch.int64) + 1
+        before = self.held_rows
+        if self.counts_R is not None:
+            order = order[self.counts_R[rows[order]].sort(stable=True, descending=True).indices]
+            measures_SW = self.counts_R[before.clamp(min=0)].view(-1, NUM_WAYS).to(torch.int64)
+        keys_SW = (measures_SW << 32) + self.tags_SW
+        keys_SW = torch.where(self.stamps_SW == step, _LAST, keys_SW)
+        keys_SW = torch.where(self.tags_SW < 0, torch.arange(NUM_WAYS) - NUM_WAYS, keys_SW)
+        taken = self._take(rows, order, keys_SW=keys_SW, stamp=step)
+        places[missing], left[missing] = taken.places, taken.left
+
+    def _take(self, rows: Tensor, order: Tensor, *, keys_SW: Tensor, stamp: int) -> Admission:
+        """The i-th row of a set, in some order, takes the way with the i-th smallest key; none where it is `_LAST`."""
+        order = order[(rows[order] % self.num_sets).sort(stable=True).indices]
+        sets = rows[order] % self.num_sets
+        touched, counts = torch.unique_consecutive(sets, return_counts=True)
+        index = torch.arange(len(touched)).repeat_interleave(counts)
+        rank = torch.arange(len(sets)) - (counts.cumsum(0) - counts)[index]
+        keys, ways = keys_SW[touched].sort(dim=1)
+        inside = rank.clamp(max=NUM_WAYS - 1)
+        can = (rank < NUM_WAYS) & (keys[index, inside] != _LAST)
+        chosen = sets * NUM_WAYS + ways[index, inside]
+        gone = self.held_rows[chosen]
+        if self.counts_R is not None and stamp > NEVER:
+            can &= (gone < 0) | (self.counts_R[gone.clamp(min=0)] <= self.counts_R[rows[order]])
+        places, left = torch.full_like(rows, -1), torch.full_like(rows, NO_WAY)
+        places[order[can]], left[order[can]] = chosen[can], gone[can]
+        self.tags_SW.view(-1)[chosen[can]] = (rows[order[can]] // self.num_sets).to(torch.int32)
+        self.stamps_SW.view(-1)[chosen[can]] = stamp
+        return Admission(places, left)
