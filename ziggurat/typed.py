@@ -87,6 +87,7 @@ PositiveFloat = Annotated[float, Range(0, math.inf, open="least")]
 FloatOrZero = Annotated[float, Range(0, math.inf)]
 Fraction = Annotated[float, Range(0, 1, open="most")]
 Share = Annotated[float, Range(0, 1, open="least")]
+CachedShare = Annotated[float, Range(0, 1, "a cache of all rows")]
 Float32 = Annotated[float, Range(-_FLOAT32_MOST, _FLOAT32_MOST, "what a float32 holds")]
 
 

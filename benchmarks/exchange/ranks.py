@@ -107,11 +107,11 @@ class ExchangeRanks:
         step = self._steps[name]
         assert step.parallel is not None
         traffic = step.parallel.traffic
-        found: dict[str, Any] = dict(step.exchange_facts())
+        found: dict[str, Any] = dict(step.facts())
         found |= {"waited_ms": 1e3 * traffic.waited_s / max(traffic.num_steps, 1), "traffic": traffic.report()}
         found["steps"] = traffic.num_steps
         traffic.reset()
-        step.exchange_facts()
+        step.facts()
         return found
 
 

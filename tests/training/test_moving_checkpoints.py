@@ -19,7 +19,7 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.plan import Placement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.checkpoint import CheckpointStore
-from ziggurat.training.state import RNG, allocate_optimizer_state, restore_state, snapshot_tensors, state_tensors
+from ziggurat.training.state import RNG, prepare_to_load, restore_state, snapshot_tensors, state_tensors
 
 STEPS = 3
 FSDP, HSDP = DenseParallelism.FSDP, DenseParallelism.HSDP
@@ -51,7 +51,7 @@ def load(rank: int, world_size: int, jobs: list[list[Any]]) -> None:
     for folder, case in jobs:
         chosen = from_json(Case, case, where="test")
         trainer = trainer_of(chosen, folder, world_size=world_size, max_steps=STEPS + 1)
-        allocate_optimizer_state(trainer.step)
+        prepare_to_load(trainer.step)
         into = snapshot_tensors(trainer.step)
         trainer.store.load(into=into, optional=RNG)
         restore_state(trainer.step, into)

@@ -21,6 +21,7 @@ import torch
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.ops.machine_memory import Memory, memory_of, size_text
+from ziggurat.ops.row_cache import NO_CACHE, CacheSize
 from ziggurat.ops.row_formats import RowFormat
 
 _SHOWN = 3
@@ -44,6 +45,7 @@ class TableSize:
         optimizer: its update rule.
         element_bytes: of a weight in FP32 or FP64, and of each number of the state.
         row_format: what its rows are kept as.
+        cache: of its hot rows in FP32.
     """
 
     num_rows: int
@@ -51,22 +53,25 @@ class TableSize:
     optimizer: TableOptimizerKind
     element_bytes: int = 4
     row_format: RowFormat = RowFormat.FP32
+    cache: CacheSize = NO_CACHE
 
     @property
     def weight_bytes(self) -> int:
-        """Of what lookups read."""
+        """Of what lookups read, hot rows in a cache included."""
         if self.row_format is RowFormat.FP32:
             return self.num_rows * self.dim * self.element_bytes
-        return self.num_rows * self.row_format.row_bytes(self.dim)
+        cached = self.cache.bytes_for(self.num_rows, row_bytes=4 * self.dim)
+        return self.num_rows * self.row_format.row_bytes(self.dim) + cached
 
     @property
     def state_bytes(self) -> int:
-        """Of the optimizer's numbers, and of the lower halves of split weights."""
+        """Of the optimizer's numbers, those of rows in a cache once more, and of the lower halves of split weights."""
         if self.optimizer is TableOptimizerKind.ADAM_DENSE:  # torch's Adam, over parameters
             return 2 * self.weight_bytes
         shapes = state_shapes(self.optimizer, num_rows=self.num_rows, dim=self.dim).values()
         beside = self.num_rows * self.row_format.beside_bytes(self.dim)
-        return sum(prod(shape) for shape in shapes) * self.element_bytes + beside
+        held = 1.0 if self.row_format is RowFormat.FP32 else 1.0 + self.cache.share
+        return int(sum(prod(shape) for shape in shapes) * self.element_bytes * held) + beside
 
     @property
     def gradient_bytes(self) -> int:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StorageByTable
+from ziggurat.embeddings.storage.cached import Cached
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine_memory import size_of_text
+from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_formats import Rounding, RowFormat
-from ziggurat.typed import checked
+from ziggurat.typed import CachedShare, checked
+
+_ROUNDED = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)  # a cache keeps what updates of these would lose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +32,17 @@ class TablesConfig:
         rounding: how an update is rounded to the format; split_bf16 and fp32 round nothing.
         memory_limit: what all tables may take with their optimizer state, such as 4GiB: formats are chosen for those
             that `by_table` does not name, before the first step; "" chooses nothing.
+        cache: share of the rows of a width that are kept in FP32 while they are hot, in front of rows in bf16, int8 or
+            int4; 0: none.
+        cache_policy: which row leaves the cache for another.
     """
 
     weights: RowFormat = RowFormat.FP32
     by_table: dict[str, RowFormat] = field(default_factory=dict)
     rounding: Rounding = Rounding.STOCHASTIC
     memory_limit: str = ""
+    cache: CachedShare = 0.0
+    cache_policy: CachePolicy = CachePolicy.LRU
 
     def __post_init__(self) -> None:
         if self.memory_limit:
@@ -59,7 +68,8 @@ class TablesConfig:
         def maker(row_format: RowFormat) -> MakeStorage:
             if row_format is RowFormat.FP32:
                 return MemoryStorage
-            return LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
+            low = LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
+            return Cached(behind=low, cache=self._cache) if self.cache_of(row_format).share else low
 
         rest = maker(self.weights)
         if not self.by_table:
@@ -74,9 +84,11 @@ class TablesConfig:
             tables: names of the model's tables.
 
         Raises:
-            ConfigError: tables would be parameters with dense gradients; or a name in `by_table` is no table.
+            ConfigError: tables would be parameters with dense gradients; or a name in `by_table` is no table;
+                or there is a cache, and no rows that it could help.
         """
         self._check_names(sorted(set(tables)))
+        self._check_cache()
         if self.has_few_bits and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
             setting = "tables.weights" if self.weights is not RowFormat.FP32 else "tables.by-table"
             raise ConfigError(
@@ -88,6 +100,25 @@ class TablesConfig:
                     f"leave --{setting} out",
                 ),
             )
+
+    def cache_of(self, row_format: RowFormat) -> CacheSize:
+        """The cache in front of rows of a format: none where their updates are exact without."""
+        return self._cache if row_format in _ROUNDED else NO_CACHE
+
+    @property
+    def _cache(self) -> CacheSize:
+        return CacheSize(share=self.cache, policy=self.cache_policy)
+
+    def _check_cache(self) -> None:
+        if not self.cache or any(each in _ROUNDED for each in (self.weights, *self.by_table.values())):
+            return
+        formats = ", ".join(each.value for each in _ROUNDED)
+        raise ConfigError(
+            expected=f"rows in {formats} behind a cache of rows in FP32",
+            found=f"--tables.cache {self.cache:g} with --tables.weights {self.weights.value}, whose updates are exact",
+            where="tables.cache",
+            ways_out=("--tables.weights int8 (or bf16, int4)", "leave --tables.cache out"),
+        )
 
     def _check_names(self, tables: list[str]) -> None:
         for name in self.by_table:

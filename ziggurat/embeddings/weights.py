@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.initial_rows import initial_rows
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
-from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, maker_of
+from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, cache_of, maker_of
+from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.part import reader, table_tensor
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
@@ -163,6 +164,7 @@ class TableWeights(nn.Module):
                     optimizer=self.config.optimizer,
                     element_bytes=storage.dtype.itemsize,
                     row_format=storage.row_format,
+                    cache=cache_of(self.make_storage, table=name, dim=place.dim),
                 )
         return found
 
@@ -195,6 +197,11 @@ class TableWeights(nn.Module):
             for first, values in initial_rows(name, shape=(place.num_rows, place.dim), config=self.config, seed=seed):
                 rows.write(first, values)
         self.mark_filled()
+
+    @property
+    def caches(self) -> list[CachedStorage]:
+        """The storages that keep hot rows in a cache."""
+        return [storage for storage in self._storages if isinstance(storage, CachedStorage)]
 
     def about_to_load(self) -> None:
         """Tell storages that all rows are about to be written."""

@@ -285,6 +285,7 @@ def _check_known_tables(config: RunConfig) -> None:
                 dim=columns[table.name],
                 optimizer=optimizer,
                 row_format=config.tables.format_of(table.name, dim=columns[table.name]),
+                cache=config.tables.cache_of(config.tables.format_of(table.name, dim=columns[table.name])),
             )
             for table in known
         },

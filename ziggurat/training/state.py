@@ -20,6 +20,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ziggurat.models import Model
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.checkpoint import rng_state, set_rng_state
 from ziggurat.training.negatives import DrawnNegatives
@@ -76,11 +77,20 @@ def seed_everything(seed: int, *, rank: int = 0) -> None:
     torch.manual_seed((seed + rank * 0x9E3779B97F4A7C15) % (1 << 63))
 
 
-def allocate_optimizer_state(step: TrainStep) -> None:
-    """Make torch create its (lazily made) optimizer state, so that a checkpoint can be loaded into it.
+def into_model(model: Model) -> dict[str, Tensor]:
+    """The weights of a model by name, all of which are about to be loaded."""
+    for tables in tables_of(model):
+        tables.about_to_load()
+    return {f"model.{name}": value for name, value in model.state_dict().items()}
 
-    One update with zero gradients does it; what it changes is overwritten by the load that follows.
+
+def prepare_to_load(step: TrainStep) -> None:
+    """Tell tables that they are about to be loaded, and make torch create its (lazily made) optimizer state.
+
+    One update with zero gradients does that; what it changes is overwritten by the load that follows.
     """
+    for tables in tables_of(step.model):
+        tables.about_to_load()
     if step.dense_optimizer is None:
         return
     for parameter in step.dense_named.values():

@@ -42,13 +42,7 @@ from ziggurat.training.records.written import WrittenFiles
 from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
-from ziggurat.training.state import (
-    RNG,
-    allocate_optimizer_state,
-    restore_state,
-    seed_everything,
-    snapshot_tensors,
-)
+from ziggurat.training.state import RNG, into_model, prepare_to_load, restore_state, seed_everything, snapshot_tensors
 from ziggurat.training.step.non_finite import dump_batch, non_finite_error
 from ziggurat.training.step.own_loss import LossFunction, loss_name, refuse_other_loss
 from ziggurat.training.step.schedule import learning_rate_factor
@@ -261,7 +255,7 @@ class Trainer:
         loss = position.loss_sum / position.loss_rows
         record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
         record["lr"] = self.config.learning_rate * self._factor()
-        self.records.append(record, timing=self._pace.since_last(self.step.exchange_facts()) | self.feed.timing())
+        self.records.append(record, timing=self._pace.since_last(self.step.facts()) | self.feed.timing())
         position.loss_sum, position.loss_rows = 0.0, 0
 
     # ---------------------------------------------------------------------------------- evaluation and checkpoint
@@ -333,7 +327,7 @@ class Trainer:
             self.progress.say("no checkpoint yet: starting from the beginning")
             seed_everything(self.config.seed, rank=self.team.rank)
             return False
-        allocate_optimizer_state(self.step)
+        prepare_to_load(self.step)
         into = snapshot_tensors(self.step, self.negatives)
         checkpoint = self.store.load(into=into, optional=RNG)
         restore_state(self.step, into)
@@ -363,7 +357,7 @@ class Trainer:
             if self.step.average is not None:
                 self.step.average.keep()
             return
-        wanted = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        wanted = into_model(self.model)
         try:
             self.store.load(best, into=wanted, match=Match.SUBSET)
         except DamagedCheckpointError as error:

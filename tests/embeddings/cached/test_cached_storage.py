@@ -16,7 +16,7 @@ from ziggurat.embeddings.storage.cached import CACHE, Cached, CachedStorage
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.ops.row_cache import CachePolicy
+from ziggurat.ops.row_cache import CachePolicy, CacheSize
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.reference import decode, encode
 from ziggurat.training.checkpoint import CheckpointStore
@@ -53,7 +53,11 @@ def make(
     kernel_or_skip(kernel)
     config = EmbeddingConfig(dim=dim, optimizer=kind, kernel=kernel, weight_decay=0.01, initial_sum=0.1)
     behind = LowPrecision(row_format=row_format, rounding=Rounding.STOCHASTIC, seed=7)
-    made = MemoryStorage if row_format is RowFormat.FP32 else Cached(behind=behind, share=share, policy=policy)
+    made = (
+        MemoryStorage
+        if row_format is RowFormat.FP32
+        else Cached(behind=behind, cache=CacheSize(share=share, policy=policy))
+    )
     tables = EmbeddingTables(INPUTS, config, seed=seed, make_storage=made)
     return tables, TableOptimizer(tables)
 
@@ -187,7 +191,9 @@ def test_what_is_loaded_to_be_scored_has_the_numbers_of_the_cache() -> None:
     first, optimizer = make(kernel=KernelChoice.CPP)
     train(first, optimizer, steps=range(1, 6))
     behind = LowPrecision(row_format=RowFormat.INT8, seed=7, is_trained=False)
-    scored = EmbeddingTables(INPUTS, first.config, seed=None, make_storage=Cached(behind=behind, share=0.1))
+    scored = EmbeddingTables(
+        INPUTS, first.config, seed=None, make_storage=Cached(behind=behind, cache=CacheSize(share=0.1))
+    )
     scored.load_state_dict(first.state_dict())
     batch = make_batch(INPUTS, size=30, seed=77)
     before = whole(cached(first))
@@ -199,8 +205,8 @@ def test_what_is_loaded_to_be_scored_has_the_numbers_of_the_cache() -> None:
 
 def test_a_share_of_one_keeps_fp32_alone_and_bytes_are_counted() -> None:
     behind = LowPrecision(row_format=RowFormat.INT8)
-    assert isinstance(Cached(behind=behind, share=1.0)(100, 16), MemoryStorage)
-    assert isinstance(Cached(behind=behind, share=0.5)(100, 1), MemoryStorage)
+    assert isinstance(Cached(behind=behind, cache=CacheSize(share=1.0))(100, 16), MemoryStorage)
+    assert isinstance(Cached(behind=behind, cache=CacheSize(share=0.5))(100, 1), MemoryStorage)
     for policy, counts in ((CachePolicy.LRU, 0), (CachePolicy.LFU, 4)):
         tables, _ = make(policy=policy)
         places = 96  # three sets for a tenth of 790 rows

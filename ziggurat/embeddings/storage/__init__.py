@@ -1,6 +1,6 @@
 """Where the rows of embedding tables lie: one door (`TableStorage`), and what stands behind it."""
 
-from ziggurat.embeddings.storage.by_table import StorageByTable, format_of, maker_of
+from ziggurat.embeddings.storage.by_table import StorageByTable, cache_of, format_of, maker_of
 from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecisionStorage
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
@@ -20,6 +20,7 @@ __all__ = [
     "TablePrecision",
     "TableStorage",
     "advise_huge_pages",
+    "cache_of",
     "format_of",
     "maker_of",
     "reader",

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ziggurat.embeddings.storage.cached.maker import Cached
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.embeddings.storage.memory import MemoryStorage
 from ziggurat.embeddings.storage.table_storage import MakeStorage, TableStorage
+from ziggurat.ops.row_cache import NO_CACHE, CacheSize
 from ziggurat.ops.row_formats import RowFormat
 
 
@@ -44,7 +46,7 @@ def maker_of(make_storage: MakeStorage, *, table: str, dim: int) -> MakeStorage:
     """
     if isinstance(make_storage, StorageByTable):
         make_storage = make_storage.by_table.get(table, make_storage.rest)
-    is_wide = not isinstance(make_storage, LowPrecision) or make_storage.format_of(dim) is not RowFormat.FP32
+    is_wide = not isinstance(make_storage, LowPrecision | Cached) or make_storage.format_of(dim) is not RowFormat.FP32
     return make_storage if is_wide else MemoryStorage
 
 
@@ -59,4 +61,16 @@ def format_of(make_storage: MakeStorage, *, table: str, dim: int) -> RowFormat |
     mine = maker_of(make_storage, table=table, dim=dim)
     if mine is MemoryStorage:
         return RowFormat.FP32
-    return mine.format_of(dim) if isinstance(mine, LowPrecision) else None
+    return mine.format_of(dim) if isinstance(mine, LowPrecision | Cached) else None
+
+
+def cache_of(make_storage: MakeStorage, *, table: str, dim: int) -> CacheSize:
+    """The cache in front of a table's rows; of no rows if there is none.
+
+    Args:
+        make_storage: of all tables.
+        table: its name.
+        dim: its columns.
+    """
+    mine = maker_of(make_storage, table=table, dim=dim)
+    return mine.cache if isinstance(mine, Cached) else NO_CACHE

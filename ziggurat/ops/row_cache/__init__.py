@@ -1,5 +1,16 @@
 """A set-associative cache of rows: which rows it holds (`ways.py`), and compiled lookups and moves (`cpp.py`)."""
 
-from ziggurat.ops.row_cache.ways import FREE, HIT, NEVER, NO_WAY, NUM_WAYS, Admission, CachePolicy, Ways
+from ziggurat.ops.row_cache.ways import (
+    FREE,
+    HIT,
+    NEVER,
+    NO_CACHE,
+    NO_WAY,
+    NUM_WAYS,
+    Admission,
+    CachePolicy,
+    CacheSize,
+    Ways,
+)
 
-__all__ = ["FREE", "HIT", "NEVER", "NO_WAY", "NUM_WAYS", "Admission", "CachePolicy", "Ways"]
+__all__ = ["FREE", "HIT", "NEVER", "NO_CACHE", "NO_WAY", "NUM_WAYS", "Admission", "CachePolicy", "CacheSize", "Ways"]

@@ -44,6 +44,34 @@ class CachePolicy(StrEnum):
     LFU = "lfu"  # the one that was touched in the fewest steps; takes four bytes for every row of a table
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSize:
+    """How many rows a cache holds, and by which policy.
+
+    Args:
+        share: of the rows of a width, in (0, 1]; 0: there is no cache.
+        policy: which row leaves for another.
+    """
+
+    share: float = 0.0
+    policy: CachePolicy = CachePolicy.LRU
+
+    def bytes_for(self, num_rows: int, *, row_bytes: int) -> int:
+        """What it takes for so many rows of a table: rows in FP32 with their state, tags and stamps, and counts.
+
+        Args:
+            num_rows: of the table.
+            row_bytes: of a row in FP32 with its optimizer state.
+        """
+        if not self.share:
+            return 0
+        counts = 4 * num_rows if self.policy is CachePolicy.LFU else 0
+        return int(num_rows * self.share) * (row_bytes + 8) + counts
+
+
+NO_CACHE = CacheSize()
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Where the rows of a step go.

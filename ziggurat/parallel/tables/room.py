@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.room import TableSize, TableUse, bytes_of, no_room
-from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, format_of
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, cache_of, format_of
 from ziggurat.ops.machine_memory import Memory, memory_of, size_text
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.tables.shards import RankShare
@@ -82,6 +82,7 @@ def sizes_of(
             dim=shard.num_columns,
             optimizer=config.optimizer,
             row_format=row_format,
+            cache=cache_of(make_storage, table=shard.table, dim=shard.num_columns),
         )
         for shard, row_format in zip(shards, formats, strict=True)
         if row_format is not None

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.embeddings.initial_rows import initial_rows
-from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, format_of
+from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
+from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.part import reader
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import PlanError
@@ -120,6 +121,11 @@ class ShardedTables(nn.Module):
     def is_open(self) -> bool:
         """True until the tables of this rank have been drawn or loaded."""
         return any(tables.tables.is_open for tables in self.local)
+
+    @property
+    def caches(self) -> list[CachedStorage]:
+        """The storages of this rank that keep hot rows in a cache."""
+        return [cache for tables in self.local for cache in tables.tables.caches]
 
     def about_to_load(self) -> None:
         """Tell storages that all rows are about to be written."""
@@ -289,9 +295,20 @@ def _origin(shard: Shard) -> RowOrigin:
 
 
 def _check_cuts(shards: Mapping[str, Sequence[Shard]], make_storage: MakeStorage) -> None:
-    """Refuse to cut columns of rows that are codes between two ends of the whole row."""
+    """Refuse to cut columns of rows that are codes between two ends of the whole row, or that a cache holds whole."""
     for name, parts in shards.items():
         shard = parts[0]
+        share = cache_of(make_storage, table=name, dim=shard.table_columns).share
+        if shard.placement is Placement.COLUMN_WISE and share:
+            raise PlanError(
+                expected="a placement that keeps rows whole, for tables with a cache of hot rows",
+                found=f"{shard.placement.value}, --tables.cache {share:g}",
+                where=f"plan, table {name!r}",
+                ways_out=(
+                    f"place the table {Placement.ROW_WISE.value} or {Placement.TABLE_WISE.value}",
+                    "leave --tables.cache out",
+                ),
+            )
         row_format = format_of(make_storage, table=name, dim=shard.table_columns)
         if shard.placement is Placement.COLUMN_WISE and row_format is not None and row_format.has_codes:
             raise PlanError(

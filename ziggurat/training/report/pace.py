@@ -53,21 +53,21 @@ class Pace:
         """Rate, and what is lost to stragglers as of the last log line, in words."""
         return f"{self.samples_per_s:,.0f} samples/s{self._shown}"
 
-    def since_last(self, exchange: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def since_last(self, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Since this was last called: samples_per_s; on ranks straggler_share, and busy_s a step by rank.
 
         Args:
-            exchange: what a step that looks ahead says of it (`StepExchange.since_last`); passed on, and shown.
+            facts: what the step says of itself (`TrainStep.facts`); passed on, and shown where it looks ahead.
         """
         rate, self._last = _rate(self._last), (0.0, 0)
         busy, self._busy = self._busy, []
-        found = {"samples_per_s": rate, **(exchange or {})}
+        found = {"samples_per_s": rate, **(facts or {})}
         if busy:
             share = straggler_share(np.array(busy))
             mean_s = [round(value, 6) for value in np.mean(busy, axis=0).tolist()]
             found |= {"straggler_share": round(share, 6), "busy_s": mean_s}
             self._shown = f" · {100 * share:.0f} % lost to stragglers"
-            self._shown += _exchange_text(exchange) if exchange else ""
+            self._shown += _exchange_text(facts) if facts and "exposed_ms" in facts else ""
         return found
 
 

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from ziggurat.cache import cache_folder
 from ziggurat.embeddings import TableOptimizer
+from ziggurat.embeddings.storage.cached import CacheCounts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
@@ -38,6 +39,7 @@ from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
+from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.own_loss import LossFunction
@@ -100,6 +102,7 @@ class TrainStep:
         self._whole_tables = [] if fused else list(model.embeddings.parameters())
         self.dense_optimizer = _dense_optimizer(self._dense, config, tables=self._whole_tables) if self._dense else None
         self.table_optimizer: TableOptimizer | ShardedTableOptimizer | None = None
+        self._counted = CacheCounts()
         if parallel is not None:
             self.table_optimizer = parallel.table_optimizer(model)
         elif fused:
@@ -167,9 +170,15 @@ class TrainStep:
         if self.exchange is not None:
             self.exchange.settle()
 
-    def exchange_facts(self) -> dict[str, Any]:
-        """What the prioritised exchange did since this was last called; {} where it is plain."""
-        return self.exchange.since_last() if self.exchange is not None else {}
+    def facts(self) -> dict[str, Any]:
+        """What the prioritised exchange and caches of hot rows did since this was last called; {} without them."""
+        found = self.exchange.since_last() if self.exchange is not None else {}
+        caches = [cache for tables in tables_of(self.model) for cache in tables.caches]
+        if caches:
+            counts = sum((cache.counts for cache in caches), CacheCounts())
+            found |= (counts - self._counted).facts()
+            self._counted = counts
+        return found
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

@@ -9,7 +9,7 @@ from ziggurat.embeddings.storage.cached.storage import CachedStorage
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.embeddings.storage.memory import MemoryStorage
 from ziggurat.embeddings.storage.table_storage import TableStorage
-from ziggurat.ops.row_cache import CachePolicy
+from ziggurat.ops.row_cache import CacheSize
 from ziggurat.ops.row_formats import RowFormat
 
 
@@ -19,22 +19,20 @@ class Cached:
 
     Args:
         behind: what rows behind the cache are kept as.
-        share: of the rows of a width that the cache holds, in (0, 1]. A share of one keeps all rows in FP32, with
-            nothing behind them.
-        policy: which row leaves for another.
+        cache: its share of the rows of a width, and its policy. A share of one keeps all rows in FP32, with nothing
+            behind them.
     """
 
     behind: LowPrecision
-    share: float
-    policy: CachePolicy = CachePolicy.LRU
+    cache: CacheSize
 
     def __call__(self, num_rows: int, dim: int) -> TableStorage:
         """An empty storage."""
         if self.format_of(dim) is RowFormat.FP32:
             return MemoryStorage(num_rows, dim)
         backing = LowPrecisionBacking(num_rows, dim, settings=self.behind)
-        return CachedStorage(backing, share=self.share, policy=self.policy)
+        return CachedStorage(backing, cache=self.cache)
 
     def format_of(self, dim: int) -> RowFormat:
         """What rows of so many columns are kept as behind the cache."""
-        return RowFormat.FP32 if self.share >= 1.0 else self.behind.format_of(dim)
+        return RowFormat.FP32 if self.cache.share >= 1.0 else self.behind.format_of(dim)

@@ -27,7 +27,7 @@ Reference: Yang et al., "Mixed-precision embedding using a cache", arXiv 2010.11
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ from ziggurat.ops.lookup import (
     state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel
-from ziggurat.ops.row_cache import HIT, NEVER, NO_WAY, CachePolicy, Ways
+from ziggurat.ops.row_cache import HIT, NEVER, NO_WAY, CacheSize, Ways
 from ziggurat.ops.row_cache.cpp import Moves, exchange_rows, lookup_cached, why_not_cache
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
@@ -73,6 +73,17 @@ class CacheCounts:
     stored: int = 0
     conflicts: int = 0
 
+    def __add__(self, other: CacheCounts) -> CacheCounts:
+        return CacheCounts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: CacheCounts) -> CacheCounts:
+        return CacheCounts(*(mine - its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+    def facts(self) -> dict[str, float]:
+        """What a training log says: the share of touched rows that were held, rows stored, and conflicts."""
+        rate = round(self.hits / self.rows, 6) if self.rows else 0.0
+        return {"cache_hit_rate": rate, "cache_stored": self.stored, "cache_conflicts": self.conflicts}
+
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
@@ -88,19 +99,19 @@ class CachedStorage(TableStorage):
 
     Args:
         backing: where all rows lie.
-        share: of its rows that the cache holds, in (0, 1].
-        policy: which row leaves for another.
+        cache: its share of the rows, and its policy.
 
     Attributes:
         backing: where all rows lie.
+        cache: size and policy.
         ways: which rows the cache holds.
         counts: what updates found in it since the storage was made.
     """
 
-    def __init__(self, backing: RowBacking, *, share: float, policy: CachePolicy = CachePolicy.LRU) -> None:
+    def __init__(self, backing: RowBacking, *, cache: CacheSize) -> None:
         super().__init__(backing.num_rows, backing.dim)
-        self.backing = backing
-        self.ways = Ways(backing.num_rows, share=share, policy=policy)
+        self.backing, self.cache = backing, cache
+        self.ways = Ways(backing.num_rows, share=cache.share, policy=cache.policy)
         self.counts = CacheCounts()
         self._arrays: dict[str, Tensor] = {}  # of C + S places
         self._initial: dict[str, float] = {}
