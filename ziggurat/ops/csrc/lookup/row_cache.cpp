@@ -8,6 +8,7 @@
 // Every set belongs to one thread and decides by steps, counts and rows alone, so neither threads nor the order of rows
 // change a bit.
 
+#define ZIGGURAT_ROWS_ALONE
 #include "row_formats.cpp"
 #include "ways.h"
 
@@ -181,6 +182,14 @@ void exchange(const Arrays& arrays, int64_t dim, const int64_t* places, const in
 
 }  // namespace
 
+// The formats that updates round: a cache in front of others saves nothing.
+#define FOR_ROUNDED(call, D)                   \
+  switch (format) {                            \
+    case kBfloat16: return call(D, kBfloat16); \
+    case kInt8: return call(D, kInt8);         \
+    default: return call(D, kInt4);            \
+  }
+
 extern "C" {
 
 // The place of each row in the cache, or -1.
@@ -200,7 +209,7 @@ void ziggurat_admit_rows(const Ways* ways, const int64_t* rows, int64_t num_rows
 int64_t ziggurat_lookup_cached(const float* slots, const uint8_t* rows, int64_t format, const Ways* ways,
                                const Part* part, int64_t dim, void* out, int64_t out_is_bfloat16, int64_t num_threads) {
 #define LOOKUP_CACHED(D, F) lookup_cached<D, F>(slots, rows, *ways, *part, dim, out, out_is_bfloat16 != 0, int(num_threads))
-#define LOOKUP_CACHED_DIM(D) [&]() -> int64_t { FOR_FORMAT(LOOKUP_CACHED, D) }()
+#define LOOKUP_CACHED_DIM(D) [&]() -> int64_t { FOR_ROUNDED(LOOKUP_CACHED, D) }()
   FOR_DIM(dim, LOOKUP_CACHED_DIM)
 }
 
@@ -209,7 +218,7 @@ void ziggurat_exchange_rows(const Arrays* arrays, int64_t format, int64_t dim, c
                             const int64_t* leaving, const int64_t* entering, const uint32_t* words, int64_t num_places,
                             int64_t num_threads) {
 #define EXCHANGE(D, F) exchange<D, F>(*arrays, dim, places, leaving, entering, words, num_places, int(num_threads))
-#define EXCHANGE_DIM(D) [&]() { FOR_FORMAT(EXCHANGE, D) }()
+#define EXCHANGE_DIM(D) [&]() { FOR_ROUNDED(EXCHANGE, D) }()
   FOR_DIM(dim, EXCHANGE_DIM)
 }
 

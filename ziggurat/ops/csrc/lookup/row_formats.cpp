@@ -312,6 +312,7 @@ int64_t lookup_packed(const uint8_t* rows, const Part& part, int64_t dim, void* 
     default: return call(D, kInt4);       \
   }
 
+#ifndef ZIGGURAT_ROWS_ALONE  // for what includes the rows without their interface
 extern "C" {
 
 // The fields of a part, pooled into out; rows are R rows in a format.
@@ -336,3 +337,4 @@ void ziggurat_apply_rows(uint8_t* rows, uint16_t* lower, int64_t format, float* 
 }
 
 }  // extern "C"
+#endif
