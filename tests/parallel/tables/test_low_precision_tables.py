@@ -1,4 +1,4 @@
-"""Tables in few bits on ranks: every placement rounds as one device does; codes are not cut by columns."""
+"""Tables in few bits on ranks: every placement rounds as one device does; codes are not cut by columns; caches."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ INPUTS = InputSpec(
 )
 
 
-def build(row_format: RowFormat, optimizer: TableOptimizerKind, by_table: dict[str, RowFormat]) -> Model:
+def build(
+    row_format: RowFormat, optimizer: TableOptimizerKind, by_table: dict[str, RowFormat], *, cache: float = 0.0
+) -> Model:
     embedding = EmbeddingConfig(kernel=KernelChoice.TORCH, optimizer=optimizer, dim=8)
     config = DNNConfig(embedding_dim=8, embedding=embedding, deep=MLPConfig(hidden_dims=(3,)))
-    made = TablesConfig(weights=row_format, by_table=by_table).make_storage(seed=4)
+    made = TablesConfig(weights=row_format, by_table=by_table, cache=cache).make_storage(seed=4)
     return build_model(config, INPUTS, seed=3, make_storage=made)
 
 
@@ -50,6 +52,7 @@ def plan_of(**placements: str) -> Plan:
 
 def check(rank: int, plans: list[dict[str, object]]) -> None:
     """Runs on every rank: gradients are eighths, so that sums have the same bits in any order."""
+    check_caches(rank)
     batch = random_batch(INPUTS, 12, seed=1)
     for plan_json, row_format in ((plan, row_format) for plan in plans for row_format in RowFormat):
         is_adam = row_format is RowFormat.BF16
@@ -81,6 +84,33 @@ def check(rank: int, plans: list[dict[str, object]]) -> None:
                 for shard in group.shards:
                     whole = single.embeddings.tables.view(shard.table)[shard.rows, shard.columns]
                     assert torch.equal(tables.part(shard), whole), (row_format, optimizer, shard, step)
+
+
+def check_caches(rank: int) -> None:
+    """All tables on one rank: its cache is that of one device. Cut by rows, with room for all: rows are FP32."""
+    adagrad = TableOptimizerKind.ROWWISE_ADAGRAD
+    for kind, cache in (("table_wise", 0.1), ("row_wise", 0.9)):
+        single, many = (build(RowFormat.INT8, adagrad, {}, cache=cache) for _ in range(2))
+        parallel = parallelize(many, plan_of(**dict.fromkeys(ROWS, kind)), Topology.create())
+        optimizers = [TableOptimizer(single.embeddings), parallel.table_optimizer(many)]
+        tables = many.embeddings.tables
+        assert isinstance(tables, ShardedTables)
+        for step in range(4):
+            batch = random_batch(INPUTS, 12, seed=step)
+            wanted, found = single.fields(batch), many.fields(batch.rows(6 * rank, 6 * rank + 6))
+            factors = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(step)) / 8
+            (wanted * factors).sum().backward()
+            (found * factors[6 * rank : 6 * rank + 6]).sum().backward()
+            for each in optimizers:
+                each.step(0.05)
+            for shard in (shard for group in tables.mine.groups for shard in group.shards):
+                whole = single.embeddings.tables.view(shard.table)[shard.rows, shard.columns]
+                assert torch.equal(tables.part(shard), whole), (kind, shard, step)
+        counts = [cached.counts for cached in single.embeddings.tables.caches]
+        assert sum(each.stored + each.conflicts for each in counts) > 0 or cache > 0.5
+        assert sum(each.hits for each in counts) > 0
+    with pytest.raises(PlanError, match=r"tables\.cache"):
+        parallelize(build(RowFormat.BF16, adagrad, {}, cache=0.1), plan_of(user="column_wise"), Topology.create())
 
 
 def test_ranks_round_as_one_device_does() -> None:

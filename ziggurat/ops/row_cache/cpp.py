@@ -78,7 +78,7 @@ def is_available() -> bool:
 
 
 def find_rows(ways: Ways, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
-    """See `Ways.find`."""
+    """The place of each row in a cache, -1 where it is not held; see `Ways.find`."""
     rows = rows_N.contiguous()
     places = torch.empty_like(rows)
     _library().ziggurat_find_rows(
@@ -88,7 +88,7 @@ def find_rows(ways: Ways, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
 
 
 def admit_rows(ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"]]:
-    """See `Ways.admit`."""
+    """A way for each row of a step, and what left it; see `Ways.admit`."""
     rows = rows_U.contiguous()
     places, left = torch.empty_like(rows), torch.empty_like(rows)
     _library().ziggurat_admit_rows(
