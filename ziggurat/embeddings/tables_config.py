@@ -110,7 +110,11 @@ class TablesConfig:
         return CacheSize(share=self.cache, policy=self.cache_policy)
 
     def _check_cache(self) -> None:
-        if not self.cache or any(each in _ROUNDED for each in (self.weights, *self.by_table.values())):
+        if (
+            not self.cache
+            or self.memory_limit
+            or any(each in _ROUNDED for each in (self.weights, *self.by_table.values()))
+        ):
             return
         formats = ", ".join(each.value for each in _ROUNDED)
         raise ConfigError(
