@@ -66,13 +66,14 @@ def test_lookups_and_updates_are_those_of_decoded_rows(row_format: RowFormat, di
 
 
 def _stepped(tables: EmbeddingTables, step: int) -> list[torch.Tensor]:
-    """Weights and state behind a step, by a kernel's sums and the storage's own `apply`."""
-    storage = tables.tables.storage(0)
-    gradient = tables.kernel.sum_gradients(tables.recorded[0])
-    storage.apply(
-        tables.kernel, gradient=gradient, step=Step(rule=tables.config.rule, learning_rate=0.1, number=step + 1)
-    )
-    tables.recorded[0].clear()
+    """Weights and state behind a step: in one walk, or by a kernel's sums and the storage's own `apply`."""
+    storage, parts = tables.tables.storage(0), tables.recorded[0]
+    now = Step(rule=tables.config.rule, learning_rate=0.1, number=step + 1)
+    if step % 2:
+        storage.apply(tables.kernel, gradient=tables.kernel.sum_gradients(parts), step=now)
+    else:
+        storage.update(tables.kernel, parts=parts, step=now)
+    parts.clear()
     keys = ["weight", *state_keys(tables.config.optimizer)]
     return [storage.read(0, storage.num_rows, key=key).clone() for key in keys]
 

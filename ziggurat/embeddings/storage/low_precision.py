@@ -18,6 +18,7 @@ The formats are in `ops/row_formats`; arXiv 2010.11305 trains in INT8 and INT4, 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from torch import Tensor
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages, new_state
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import (
+    GradientPart,
     KernelChoice,
     LookupKernel,
     LookupLayout,
@@ -38,8 +40,9 @@ from ziggurat.ops.lookup import (
     TableOptimizerKind,
     state_shapes,
 )
+from ziggurat.ops.lookup.cpp import CppKernel, is_too_large
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
-from ziggurat.ops.row_formats.cpp import PackedRows, apply_rows, lookup_rows, why_not_rows
+from ziggurat.ops.row_formats.cpp import PackedRows, apply_rows, lookup_rows, update_rows, why_not_rows
 from ziggurat.ops.row_formats.reference import decode, encode, join, row_dtype, row_width, split
 
 
@@ -168,16 +171,22 @@ class LowPrecisionStorage(TableStorage):
         elif lookups.batch_size and layout.slots:
             lookup_rows(self._kept()[0], self.row_format, layout=layout, lookups=lookups, out=out)
 
+    def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
+        """Sum and apply in one walk with the C++ kernel, in place; otherwise sum, then apply."""
+        if isinstance(kernel, CppKernel) and self._has_fast_rows(kernel) and not is_too_large(parts):
+            update_rows(self._packed(step), kernel=kernel, parts=parts, step=step)
+        else:
+            super().update(kernel, parts=parts, step=step)
+
     def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
         """Apply the rule to the rows of a summed gradient in FP32, and round each once."""
         rows = gradient.rows
         if len(rows) == 0:
             return
-        words = self.words(rows, step=step.number)
         if self._has_fast_rows(kernel):
-            state = {key: self._state[key] for key in state_keys(step.rule.kind)}
-            apply_rows(self.packed, state=state, gradient=gradient, step=step, words_N=words)
+            apply_rows(self._packed(step), gradient=gradient, step=step)
             return
+        words = self.words(rows, step=step.number)
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
         renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)
@@ -189,12 +198,12 @@ class LowPrecisionStorage(TableStorage):
     @property
     def packed(self) -> PackedRows:
         """The rows as they are kept, for compiled code."""
-        return PackedRows(self.row_format, *self._kept())
+        rows, lower = self._kept()
+        return PackedRows(row_format=self.row_format, dim=self.dim, rows=rows, lower=lower)
 
     def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"] | None:
         """Noise for rounding some rows in a step; None where nothing is rounded at random."""
-        at_random = self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
-        return self._noise.words(rows_N, step=step) if at_random else None
+        return self._noise.words(rows_N, step=step) if self._rounds_at_random else None
 
     def keep(
         self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N D"], *, words_N: Int64[Tensor, "N"] | None
@@ -229,6 +238,15 @@ class LowPrecisionStorage(TableStorage):
     def _has_fast_rows(self, kernel: LookupKernel) -> bool:
         """Whether compiled code reads and writes the rows themselves: with the C++ kernel, where it can be built."""
         return kernel.choice is KernelChoice.CPP and self._device.type == "cpu" and not why_not_rows()
+
+    @property
+    def _rounds_at_random(self) -> bool:
+        return self.settings.rounding is Rounding.STOCHASTIC and self.row_format is not RowFormat.SPLIT_BF16
+
+    def _packed(self, step: Step) -> PackedRows:
+        """The rows and what an update of them needs, for compiled code."""
+        state = {key: self._state[key] for key in state_keys(step.rule.kind)}
+        return dataclasses.replace(self.packed, state=state, noise=self._noise if self._rounds_at_random else None)
 
     def _kept(self) -> tuple[Tensor, Tensor | None]:
         """The rows, and the lower halves where there are any; takes their memory at the first use."""

@@ -52,7 +52,7 @@ class CppKernel:
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
         self._library = library or load_library()
-        self._workspace = self._library.ziggurat_workspace_new()
+        self._workspace: int | None = self._library.ziggurat_workspace_new()
 
     def __del__(self) -> None:
         workspace, self._workspace = getattr(self, "_workspace", None), None
@@ -61,6 +61,11 @@ class CppKernel:
 
     def __deepcopy__(self, memo: dict[int, object]) -> CppKernel:
         return CppKernel(self._library)  # a workspace of its own; buffers hold nothing between calls
+
+    @property
+    def workspace(self) -> int | None:
+        """Where buffers of sorting are, for C++ that walks over rows of another kind."""
+        return self._workspace
 
     def why_not(self, setting: KernelSetting) -> str:
         """See `LookupKernel.why_not`."""
@@ -111,7 +116,7 @@ class CppKernel:
 
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`."""
-        if _is_too_large(parts):
+        if is_too_large(parts):
             return TorchKernel().sum_gradients(parts)
         num_unique, dim = self._sort(parts), parts[0].layout.dim
         rows = torch.empty(num_unique, dtype=torch.int64)
@@ -121,7 +126,7 @@ class CppKernel:
 
     def distinct_rows(self, parts: Sequence[GradientPart]) -> Int64[Tensor, "U"] | None:
         """The rows of `sum_gradients`, without their sums; `update_places` may follow. None: too many for it."""
-        if _is_too_large(parts):
+        if is_too_large(parts):
             return None
         rows = torch.empty(self._sort(parts), dtype=torch.int64)
         self._library.ziggurat_sorted_rows(self._workspace, rows.data_ptr(), torch.get_num_threads())
@@ -152,10 +157,10 @@ class CppKernel:
         """Sort the lookups of some parts; how many distinct rows they have."""
         num_unique, threads = ctypes.c_int64(), torch.get_num_threads()
         status = self._library.ziggurat_sort(
-            self._workspace, _parts(parts), len(parts), ctypes.byref(num_unique), threads
+            self._workspace, parts_of(parts), len(parts), ctypes.byref(num_unique), threads
         )
         if status:
-            _raise_any(parts)
+            refuse_any(parts)
         return num_unique.value
 
     def apply(
@@ -177,12 +182,12 @@ class CppKernel:
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
     ) -> None:
         """See `LookupKernel.update`."""
-        if _is_too_large(parts):
+        if is_too_large(parts):
             self.apply(weight, state=state, gradient=self.sum_gradients(parts), step=step)
             return
         status = self._library.ziggurat_update(
             self._workspace,
-            _parts(parts),
+            parts_of(parts),
             len(parts),
             weight.data_ptr(),
             *state_pointers(state),
@@ -191,7 +196,7 @@ class CppKernel:
             torch.get_num_threads(),
         )
         if status:
-            _raise_any(parts)
+            refuse_any(parts)
 
 
 def part_of(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) -> CPart:
@@ -222,11 +227,13 @@ def part_of(layout: LookupLayout, lookups: Lookups, grad: Tensor | None = None) 
     )
 
 
-def _parts(parts: Sequence[GradientPart]) -> ctypes.Array[CPart]:
+def parts_of(parts: Sequence[GradientPart]) -> ctypes.Array[CPart]:
+    """The gradients of a step, for C++."""
     return (CPart * len(parts))(*(part_of(part.layout, part.lookups, part.grad) for part in parts))
 
 
-def _is_too_large(parts: Sequence[GradientPart]) -> bool:
+def is_too_large(parts: Sequence[GradientPart]) -> bool:
+    """Whether gradients have more numbers than the C++ walk counts."""
     return sum(part.grad.numel() for part in parts) >= 2**32
 
 
@@ -252,7 +259,8 @@ def rule_of(step: Step) -> CRule:
     )
 
 
-def _raise_any(parts: Sequence[GradientPart]) -> None:
+def refuse_any(parts: Sequence[GradientPart]) -> None:
+    """Raise what the reference says of rows of a gradient that C++ has refused."""
     for part in parts:
         check_rows(part.layout, part.lookups)
     raise AssertionError("the kernel refused rows that the reference accepts")

@@ -6,21 +6,24 @@ Where it cannot be built, storages decode the rows of a batch with torch instead
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from ctypes import POINTER, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from ctypes import POINTER, Structure, c_int64, c_void_p
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppSource
-from ziggurat.ops.lookup import LookupLayout, Lookups, Step, SummedGradient
-from ziggurat.ops.lookup.cpp import part_of, refuse_rows, rule_of, state_pointers
+from ziggurat.ops.lookup import GradientPart, LookupLayout, Lookups, Step, SummedGradient
+from ziggurat.ops.lookup.cpp import CppKernel, part_of, parts_of, refuse_any, refuse_rows, rule_of, state_pointers
 from ziggurat.ops.lookup.cpp_library import CPart, CRule
 from ziggurat.ops.row_formats.formats import RowFormat
+from ziggurat.ops.row_formats.noise import RowNoise
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "lookup" / "row_formats.cpp",
@@ -31,19 +34,51 @@ _SOURCE = CppSource(
 FORMATS = {RowFormat.BF16: 1, RowFormat.SPLIT_BF16: 2, RowFormat.INT8: 3, RowFormat.INT4: 4}
 
 
-@dataclass(frozen=True, slots=True)
+class _COrigins(Structure):
+    """The struct `Origins` of rounding.h."""
+
+    _fields_ = (
+        ("count", c_int64),
+        ("first_rows", c_void_p),
+        ("shifts", c_void_p),
+        ("keys", c_void_p),
+        ("columns", c_void_p),
+    )
+
+
+class _CStorage(Structure):
+    """The struct `Storage` of row_formats.cpp."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("lower", c_void_p),
+        ("format", c_int64),
+        ("state_first", c_void_p),
+        ("state_second", c_void_p),
+        ("dim", c_int64),
+        ("origins", c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRows:
-    """Rows of a storage.
+    """Rows of a storage, and what an update of them needs.
 
     Args:
         row_format: what they are kept as.
+        dim: D.
         rows: (R, W), contiguous.
         lower: (R, D) lower halves of split numbers; None otherwise.
+        state: of the rule, in FP32; for updates.
+        noise: of the rows; None rounds to the nearest.
     """
 
     row_format: RowFormat
+    dim: int
     rows: Shaped[Tensor, "R W"]
     lower: Tensor | None
+    state: dict[str, Tensor] = field(default_factory=dict)
+    noise: RowNoise | None = None
 
 
 def why_not_rows() -> str:
@@ -78,38 +113,65 @@ def lookup_rows(
         refuse_rows(layout, lookups)
 
 
-def apply_rows(
-    table: PackedRows,
-    *,
-    state: dict[str, Tensor],
-    gradient: SummedGradient,
-    step: Step,
-    words_N: Int64[Tensor, "N"] | None,
-) -> None:
+def update_rows(table: PackedRows, *, kernel: CppKernel, parts: Sequence[GradientPart], step: Step) -> None:
+    """Sum the gradients of equal rows, apply the rule to each row and round it, in one walk; see `LookupKernel.update`.
+
+    Args:
+        table: the rows.
+        kernel: whose buffers the walk takes.
+        parts: gradients, less than 2^32 numbers.
+        step: the rule, its learning rate and step.
+    """
+    with _given(table, step) as storage:
+        status = _library().ziggurat_update_rows(
+            kernel.workspace,
+            parts_of(parts),
+            len(parts),
+            ctypes.byref(storage),
+            ctypes.byref(rule_of(step)),
+            torch.get_num_threads(),
+        )
+    if status:
+        refuse_any(parts)
+
+
+def apply_rows(table: PackedRows, *, gradient: SummedGradient, step: Step) -> None:
     """Apply the rule to the rows of `gradient`, in place, and round each once.
 
     Args:
         table: the rows.
-        state: of the rule, in FP32.
         gradient: of distinct rows.
         step: the rule, its learning rate and step.
-        words_N: noise of each row of the gradient; None rounds to the nearest.
     """
-    words = None if words_N is None else words_N.to(torch.int32)  # the same 32 bits
     sums = gradient.sums.contiguous()
-    _library().ziggurat_apply_rows(
+    with _given(table, step) as storage:
+        _library().ziggurat_apply_rows(
+            ctypes.byref(storage),
+            gradient.rows.data_ptr(),
+            sums.data_ptr(),
+            len(gradient.rows),
+            ctypes.byref(rule_of(step)),
+            torch.get_num_threads(),
+        )
+
+
+@contextlib.contextmanager
+def _given(table: PackedRows, step: Step) -> Iterator[_CStorage]:
+    """What C++ is given of a storage, as long as the arrays that it points to are kept."""
+    origins, noise, keys = None, table.noise, None
+    if noise is not None:
+        keys = noise.keys(step.number)
+        arrays = (noise.first_rows, noise.shifts, keys, noise.columns)
+        origins = _COrigins(len(noise.origins), *(array.ctypes.data for array in arrays))
+    yield _CStorage(
         table.rows.data_ptr(),
         None if table.lower is None else table.lower.data_ptr(),
         FORMATS[table.row_format],
-        *state_pointers(state),
-        sums.shape[1],
-        gradient.rows.data_ptr(),
-        sums.data_ptr(),
-        None if words is None else words.data_ptr(),
-        len(gradient.rows),
-        ctypes.byref(rule_of(step)),
-        torch.get_num_threads(),
+        *state_pointers(table.state),
+        table.dim,
+        None if origins is None else ctypes.addressof(origins),
     )
+    del keys, origins
 
 
 def _library() -> ctypes.CDLL:
@@ -125,8 +187,8 @@ def _loaded() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    lookup, apply = library.ziggurat_lookup_rows, library.ziggurat_apply_rows
-    lookup.restype, apply.restype = c_int64, None
+    lookup, update, apply = library.ziggurat_lookup_rows, library.ziggurat_update_rows, library.ziggurat_apply_rows
+    lookup.restype, update.restype, apply.restype = c_int64, c_int64, None
     lookup.argtypes = [c_void_p, c_int64, POINTER(CPart), c_int64, c_void_p, c_int64, c_int64]
-    apply.argtypes = [c_void_p, c_void_p, c_int64, *[c_void_p] * 2, c_int64, *[c_void_p] * 3, c_int64]
-    apply.argtypes = [*apply.argtypes, POINTER(CRule), c_int64]
+    update.argtypes = [c_void_p, POINTER(CPart), c_int64, POINTER(_CStorage), POINTER(CRule), c_int64]
+    apply.argtypes = [POINTER(_CStorage), c_void_p, c_void_p, c_int64, POINTER(CRule), c_int64]

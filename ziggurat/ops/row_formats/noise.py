@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt64
 from torch import Tensor
 
 from ziggurat.features.hashing import GOLDEN, mix
@@ -57,22 +57,31 @@ class RowNoise:
     Args:
         origins: what its rows are, in the order of the storage.
         seed: of the run.
+
+    Attributes:
+        first_rows: of the storage, where each origin begins.
+        shifts: row of the table less row of the storage, of each origin.
+        columns: what the first column of each origin adds to the word of a row.
     """
 
     def __init__(self, origins: Sequence[RowOrigin], *, seed: int) -> None:
         self.origins = tuple(origins)
         self.first_rows = np.array([origin.first_row for origin in self.origins], dtype=np.int64)
-        self._shifts = np.array([origin.table_row - origin.first_row for origin in self.origins], dtype=np.int64)
-        self._columns = np.array([origin.table_column for origin in self.origins], dtype=np.int64)
+        self.shifts = np.array([origin.table_row - origin.first_row for origin in self.origins], dtype=np.int64)
+        self.columns = np.array([origin.table_column * _STRIDE & _WORD for origin in self.origins], dtype=np.uint32)
         self._keys = np.array([_key(seed, origin.table) for origin in self.origins], dtype=np.uint64)
+
+    def keys(self, step: int) -> UInt64[np.ndarray, "origins"]:
+        """The key of each origin at a step, from which the words of its rows follow."""
+        return mix(self._keys + np.array([step], dtype=np.uint64) * GOLDEN)
 
     def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"]:
         """The word of each row of the storage at a step; columns are counted from the storage's own first one."""
         rows = rows_N.cpu().numpy()
         place = np.searchsorted(self.first_rows, rows, side="right") - 1
-        keys = mix(self._keys + np.array([step], dtype=np.uint64) * GOLDEN)[place]
-        words = mix(keys + (rows + self._shifts[place]).astype(np.uint64) * GOLDEN) & np.uint64(_WORD)
-        shifted = words.astype(np.int64) + self._columns[place] * _STRIDE & _WORD
+        keys = self.keys(step)[place]
+        words = mix(keys + (rows + self.shifts[place]).astype(np.uint64) * GOLDEN) & np.uint64(_WORD)
+        shifted = words.astype(np.int64) + self.columns[place] & _WORD
         return torch.from_numpy(shifted).to(rows_N.device)
 
 

@@ -79,11 +79,18 @@ struct Sum<0> {
   void write(Out* out) const { for (int64_t d = 0; d < dim; d++) store_one(out + d, sum[d]); }
 };
 
-// Into the second-level cache: it waits for more lines at a time than the first, and memory is what a row waits for.
+// Into the second-level cache: it waits for more lines at a time than the first, and memory is what a row waits for. The
+// empty statement keeps compilers from taking a function that asks for memory for one without any effect (GCC removes
+// calls of those).
+inline void ask_for(const void* memory) {
+  __builtin_prefetch(memory, 0, 2);
+  asm volatile("");
+}
+
 template <int D>
 inline void prefetch_row(const float* row, int64_t dim) {
   const int64_t size = D ? D : dim;
-  for (int64_t d = 0; d < size; d += 16) __builtin_prefetch(row + d, 0, 2);
+  for (int64_t d = 0; d < size; d += 16) ask_for(row + d);
 }
 
 // Rows that are numbers. Whatever else rows are has the same three methods.

@@ -8,8 +8,7 @@
 // Every set belongs to one thread and decides by steps, counts and rows alone, so neither threads nor the order of rows
 // change a bit.
 
-#define ZIGGURAT_ROWS_ALONE
-#include "row_formats.cpp"
+#include "rounding.h"
 #include "ways.h"
 
 namespace {
@@ -145,7 +144,8 @@ int64_t lookup_cached(const float* slots, const uint8_t* rows, const Ways& ways,
 
 struct Arrays {  // the same rows twice: in the cache, and behind it
   float* slots;
-  Tables tables;
+  uint8_t* rows;
+  uint16_t* lower;  // not used: no cache stands in front of split numbers
   float *state[2], *behind[2];  // nullptr where the rule keeps less
   int64_t widths[2];            // numbers a row
 };
@@ -154,28 +154,25 @@ template <int D, int64_t kFormat>
 void exchange(const Arrays& arrays, int64_t dim, const int64_t* places, const int64_t* leaving, const int64_t* entering,
               const uint32_t* words, int64_t num_places, int num_threads) {
   const int64_t size = D ? D : dim;
-  const Packed<D, kFormat> packed{arrays.tables.rows, dim};
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
-    std::vector<float> codes(size);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < num_places; i++) {
-      if (i + kAhead < num_places) {
-        prefetch_row<D>(arrays.slots + places[i + kAhead] * size, dim);
-        if (leaving[i + kAhead] >= 0) packed.prefetch(leaving[i + kAhead]);
-        if (entering[i + kAhead] >= 0) packed.prefetch(entering[i + kAhead]);
-      }
-      const int64_t place = places[i], out = leaving[i], in = entering[i];
-      float* slot = arrays.slots + place * size;
-      if (out >= 0) write_row<D, kFormat>(arrays.tables, out, dim, slot, words ? words + i : nullptr, codes.data());
-      if (in >= 0) read_row<D, kFormat>(arrays.tables, in, dim, slot);
-      for (int part = 0; part < 2; part++) {
-        if (!arrays.state[part]) continue;
-        const int64_t width = arrays.widths[part];
-        float *held = arrays.state[part] + place * width, *behind = arrays.behind[part];
-        if (out >= 0) std::memcpy(behind + out * width, held, width * sizeof(float));
-        if (in >= 0) std::memcpy(held, behind + in * width, width * sizeof(float));
-      }
+  const Packed<D, kFormat> packed{arrays.rows, dim};
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+  for (int64_t i = 0; i < num_places; i++) {
+    if (i + kAhead < num_places) {
+      prefetch_row<D>(arrays.slots + places[i + kAhead] * size, dim);
+      if (leaving[i + kAhead] >= 0) packed.prefetch(leaving[i + kAhead]);
+      if (entering[i + kAhead] >= 0) packed.prefetch(entering[i + kAhead]);
+    }
+    const int64_t place = places[i], out = leaving[i], in = entering[i];
+    float* slot = arrays.slots + place * size;
+    const auto kept = [&](int64_t row) { return arrays.rows + row * row_bytes<kFormat>(size); };
+    if (out >= 0) write_row<D, kFormat>(slot, kept(out), nullptr, dim, words ? words + i : nullptr);
+    if (in >= 0) read_row<D, kFormat>(kept(in), nullptr, dim, slot);
+    for (int part = 0; part < 2; part++) {
+      if (!arrays.state[part]) continue;
+      const int64_t width = arrays.widths[part];
+      float *held = arrays.state[part] + place * width, *behind = arrays.behind[part];
+      if (out >= 0) std::memcpy(behind + out * width, held, width * sizeof(float));
+      if (in >= 0) std::memcpy(held, behind + in * width, width * sizeof(float));
     }
   }
 }

@@ -9,6 +9,17 @@ struct State {
   float* second;  // Adam's second moment (R, D)
 };
 
+// Asks for the state of a row in advance.
+template <int D>
+inline void touch_state(const State& state, int64_t row, int64_t dim, const Rule& rule) {
+  const int64_t size = D ? D : dim;
+  if (rule.kind == kRowwiseAdagrad) ask_for(state.first + row);
+  if (rule.kind == kAdam) {
+    prefetch_row<D>(state.first + row * size, dim);
+    prefetch_row<D>(state.second + row * size, dim);
+  }
+}
+
 template <int D>
 inline float mean_square(const float* grad, int64_t dim) {
   const int64_t size = D ? D : dim;
@@ -16,7 +27,7 @@ inline float mean_square(const float* grad, int64_t dim) {
   int64_t d = 0;
   for (; d + kLanes <= size; d += kLanes) squares += load(grad + d) * load(grad + d);
   float total = add_up(squares);
-  for (; d < size; d++) total += grad[d] * grad[d];
+  for (; D == 0 && d < size; d++) total += grad[d] * grad[d];
   return total / static_cast<float>(size);
 }
 
@@ -47,7 +58,7 @@ inline void apply_row(float* w, const State& state, int64_t row, const float* gr
   }
   int64_t d = 0;
   for (; d + kLanes <= size; d += kLanes) store(w + d, load(w + d) + factor * load(grad + d));
-  for (; d < size; d++) w[d] += factor * grad[d];
+  for (; D == 0 && d < size; d++) w[d] += factor * grad[d];
 }
 
 }  // namespace

@@ -1,0 +1,95 @@
+// The walk over a task's sorted lookups: sum runs of equal rows, apply the rule to each row, once. See lookup.cpp.
+#pragma once
+#include "rules.h"
+#include "tasks.h"
+
+namespace {
+
+// Where a gradient lies in memory. With several parts the number counts through their gradients one after the other.
+struct Gradients {
+  const Workspace& work;
+  const float* first;
+  explicit Gradients(const Workspace& w) : work(w), first(w.parts.size() == 1 ? w.parts[0].grad : nullptr) {}
+  inline const float* at(uint32_t source) const {
+    if (first) return first + source;
+    size_t part = work.parts.size() - 1;
+    while (work.starts[part] > source) part--;
+    return work.parts[part].grad + (source - work.starts[part]);
+  }
+};
+
+// Calls visit(row, gradient) for every distinct row in rising order; touch(row) asks for a row's memory in advance.
+template <int D, class Touch, class Visit>
+void walk(const Task& task, const Gradients& gradients, int64_t dim, float* memory, Touch touch, Visit visit) {
+  const int64_t ahead = (D ? D : dim) <= 32 ? 16 : 8;
+  const uint64_t* keys = task.keys.data();
+  const int64_t count = task.count;
+  const auto prefetch = [&](int64_t i) {
+    if (i >= count) return;
+    prefetch_row<D>(gradients.at(static_cast<uint32_t>(keys[i])), dim);
+    touch(static_cast<int64_t>(keys[i] >> 32));
+  };
+  for (int64_t i = 0; i < std::min(ahead, count); i++) prefetch(i);
+  Sum<D> sum(memory, dim);
+  for (int64_t i = 0; i < count;) {
+    const uint64_t row = keys[i] >> 32;
+    const float* grad = gradients.at(static_cast<uint32_t>(keys[i]));
+    prefetch(i + ahead);
+    if (++i < count && keys[i] >> 32 == row) {
+      sum.set(grad);
+      do {
+        prefetch(i + ahead);
+        sum.add(gradients.at(static_cast<uint32_t>(keys[i])));
+      } while (++i < count && keys[i] >> 32 == row);
+      sum.write(memory);
+      grad = memory;
+    }
+    visit(static_cast<int64_t>(row), grad);
+  }
+}
+
+// Sorts and walks every task. `rows` are those of the storage, whatever they are kept as: `table(first)` counts them from
+// a table's first one, `touch(row)` asks for a row's memory, and `apply(row, gradient, memory)` applies the rule, with
+// memory for three rows.
+template <int D, class Rows>
+int64_t update(Workspace& work, const Rows& rows, int64_t dim, int num_threads) {
+  const Gradients gradients(work);
+  std::atomic<int64_t> status{kOk};
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
+  {
+    std::vector<float> memory(4 * dim);
+    float *sum = memory.data(), *more = sum + dim;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t t = 0; t < work.num_tasks; t++) {
+      Task& task = work.tasks[t];
+      const int64_t result = sort_task(task);
+      if (result != kOk) {
+        status.store(result);
+        continue;
+      }
+      const Rows table = rows.table(task.table.first_row);
+      walk<D>(
+          task, gradients, dim, sum, [&](int64_t row) { table.touch(row); },
+          [&](int64_t row, const float* grad) { table.apply(row, grad, more); });
+    }
+  }
+  return status.load();
+}
+
+// The rule for (U,) distinct rows with their sums.
+template <int D, class Rows>
+void apply_sums(const Rows& rows, int64_t dim, const int64_t* places, const float* sums, int64_t num_unique,
+                int num_threads) {
+  const int64_t size = D ? D : dim;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    std::vector<float> memory(3 * dim);
+#pragma omp for schedule(static)
+    for (int64_t u = 0; u < num_unique; u++) {
+      if (u + kAhead < num_unique) rows.touch(places[u + kAhead]);
+      rows.apply(places[u], sums + u * size, memory.data());
+    }
+  }
+}
+
+}  // namespace
