@@ -2,7 +2,7 @@
 #   make demo     train DLRM and DCNv2 on MovieLens-1M, print the table, write a report with plots
 #   make demo-serve  train encoders and a ranker, export them, serve them, ask the server
 #   make demo-sequences  SASRec and HSTU on histories: the next film of each user, all films ranked, minutes
-#   make test     the everyday suite        make test-slow  the long ones     make chaos  200 kill -9 of a training run
+#   make test     the everyday suite        make test-slow  the long ones     make chaos  300 kill -9 of training runs
 #   make bench-retrieval  filtered vector search against faiss and ScaNN, about 10 minutes
 #   make bench-towers  towers on an emulated data centre, about 15 minutes
 #   make bench-planning  plans against NeuroShard's, about 25 minutes

@@ -12,6 +12,9 @@ import torch
 from tests.training.tiny import tiny_dataset
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice
+from ziggurat.embeddings.storage import TablePart
+from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.models import DLRMConfig, MLPConfig, build_model
 from ziggurat.training.checkpoint import CheckpointConfig
 from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
@@ -40,15 +43,32 @@ NUM_ROWS = 64 * 40 + 13
 
 def train(folder: str) -> None:
     """Train to the end, from wherever the folder stands, and write what the run ended with."""
+    _train(folder, tables=TablesConfig())
+
+
+def train_on_disk(folder: str) -> None:
+    """The same with tables on a disk, of which so few rows are held that every step writes some back."""
+    rows = Path(folder).parent / "rows"
+    rows.mkdir(exist_ok=True)
+    _train(folder, tables=TablesConfig(disk=str(rows)))
+    assert not list(rows.iterdir())
+
+
+def _train(folder: str, *, tables: TablesConfig) -> None:
     torch.set_num_threads(1)
     data = tiny_dataset(NUM_ROWS)
-    model = build_model(MODEL, data.inputs, seed=5)
+    model = build_model(MODEL, data.inputs, seed=5, make_storage=tables.make_storage(seed=5))
+    for index in range(model.embeddings.tables.num_storages):
+        storage = model.embeddings.tables.storage(index)
+        if isinstance(storage, DiskStorage):
+            storage.num_places = 20
     trainer = Trainer(model, config=CONFIG, train=data, valid=tiny_dataset(300, seed=1), folder=folder)
     result = trainer.fit(resume=True)
     evaluation = trainer.evaluate(trainer.valid)
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode() + value.numpy().tobytes())
+        rows = value.rows.read(0, value.rows.num_rows) if isinstance(value, TablePart) else value
+        digest.update(name.encode() + rows.numpy().tobytes())
     summary = {"weights": digest.hexdigest(), "metrics": evaluation.metrics, "steps": result.steps}
     (Path(folder) / "summary.json").write_text(json.dumps(summary))
 

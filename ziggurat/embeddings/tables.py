@@ -48,6 +48,7 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
+from ziggurat.ops.lookup.reference import rows_of
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.ops.row_formats import RowFormat
 
@@ -296,6 +297,19 @@ class EmbeddingTables(nn.Module):
             if layout.slots:
                 self.tables.storage(index).lookup(kernel, layout=layout, lookups=lookups, out=out)
         return out
+
+    def announce(self, batch: Batch) -> None:
+        """Say which batch comes next: storages on a disk begin to read its rows.
+
+        Rows of lists that are not pooled here are read when they are asked for.
+        """
+        if not any(self.tables.storage(index).is_sparse for index in range(self.tables.num_storages)):
+            return
+        lookups = Lookups.of(batch.expanded() if batch.repeated else batch)
+        for index, layout in enumerate(self._layouts):
+            storage = self.tables.storage(index)
+            if storage.is_sparse and layout.slots and lookups.batch_size:
+                storage.announce(rows_of(layout, lookups))
 
     def record(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> None:
         """Keep the gradient of what `look_up` gave, for the optimizer."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StorageByTable
 from ziggurat.embeddings.storage.cached import Cached
+from ziggurat.embeddings.storage.disk import DiskTables, MemoryBudget
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
@@ -35,6 +39,8 @@ class TablesConfig:
         cache: share of the rows of a width that are kept in FP32 while they are hot, in front of rows in bf16, int8 or
             int4; 0: none.
         cache_policy: which row leaves the cache for another.
+        disk: a folder on the disk that holds the rows of tables in fp32; "": they are in memory.
+        memory: for rows of the disk that are held in memory, in each process: 1GiB, or a share of the rows: 10%.
     """
 
     weights: RowFormat = RowFormat.FP32
@@ -43,15 +49,23 @@ class TablesConfig:
     memory_limit: str = ""
     cache: CachedShare = 0.0
     cache_policy: CachePolicy = CachePolicy.LRU
+    disk: str = ""
+    memory: str = "10%"
 
     def __post_init__(self) -> None:
         if self.memory_limit:
             size_of_text(self.memory_limit, where="--tables.memory-limit")
+        budget_of(self.memory)
+        self._check_disk()
 
     @property
     def has_few_bits(self) -> bool:
         """Whether any table is to be kept in fewer bits than FP32."""
         return any(each is not RowFormat.FP32 for each in (self.weights, *self.by_table.values()))
+
+    def is_on_disk(self, table: str) -> bool:
+        """Whether the rows of a table lie on a disk."""
+        return bool(self.disk) and self.by_table.get(table, self.weights) is RowFormat.FP32
 
     def format_of(self, table: str, *, dim: int) -> RowFormat:
         """What a table of so many columns is kept as."""
@@ -62,12 +76,16 @@ class TablesConfig:
 
         Args:
             seed: of the run, from which random rounding follows.
-            is_trained: False for tables that are only read.
+            is_trained: False for tables that are only read; where their disk is not on this machine, its folder for
+                temporary files holds them.
         """
+        is_elsewhere = bool(self.disk) and not is_trained and not Path(self.disk).is_dir()  # than where it was trained
+        folder = tempfile.gettempdir() if is_elsewhere else self.disk
+        on_disk = DiskTables(folder=folder, budget=budget_of(self.memory))
 
         def maker(row_format: RowFormat) -> MakeStorage:
             if row_format is RowFormat.FP32:
-                return MemoryStorage
+                return on_disk if self.disk else MemoryStorage
             low = LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
             return Cached(behind=low, cache=self._cache) if self.cache_of(row_format).share else low
 
@@ -89,6 +107,16 @@ class TablesConfig:
         """
         self._check_names(sorted(set(tables)))
         self._check_cache()
+        if self.disk and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+            raise ConfigError(
+                expected="an optimizer of touched rows, for tables on a disk",
+                found=f"--tables.disk and {embedding.optimizer.value}, whose gradients are dense",
+                where="tables.disk",
+                ways_out=(
+                    "--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)",
+                    "leave --tables.disk out",
+                ),
+            )
         if self.has_few_bits and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
             setting = "tables.weights" if self.weights is not RowFormat.FP32 else "tables.by-table"
             raise ConfigError(
@@ -124,6 +152,30 @@ class TablesConfig:
             ways_out=("--tables.weights int8 (or bf16, int4)", "leave --tables.cache out"),
         )
 
+    def _check_disk(self) -> None:
+        """Refuse settings of a disk that cannot take effect."""
+        if not self.disk and self.memory != TablesConfig.memory:
+            raise ConfigError(
+                expected="--tables.disk FOLDER beside --tables.memory, which is for rows of a disk",
+                found=f"--tables.memory {self.memory} alone",
+                where="tables.memory",
+                ways_out=("--tables.disk FOLDER", "leave --tables.memory out"),
+            )
+        if self.disk and self.memory_limit:
+            raise ConfigError(
+                expected="--tables.disk with --tables.memory, or --tables.memory-limit, which chooses formats",
+                found=f"--tables.disk {self.disk} and --tables.memory-limit {self.memory_limit}",
+                where="tables.disk",
+                ways_out=(f"--tables.memory {self.memory_limit}", "leave --tables.disk out"),
+            )
+        if self.disk and RowFormat.FP32 not in (self.weights, *self.by_table.values()):
+            raise ConfigError(
+                expected="tables in fp32, which are those that --tables.disk holds",
+                found=f"--tables.weights {self.weights.value}",
+                where="tables.disk",
+                ways_out=("--tables.weights fp32", "--tables.by-table NAME=fp32 for those that shall lie on the disk"),
+            )
+
     def _check_names(self, tables: list[str]) -> None:
         for name in self.by_table:
             if name in tables:
@@ -139,3 +191,22 @@ class TablesConfig:
                     "a feature that names a table looks up that one: see its `table` in the schema",
                 ),
             )
+
+
+def budget_of(text: str) -> MemoryBudget:
+    """Memory for rows that are held, from words: 1GiB, 300MiB, 10%.
+
+    Raises:
+        ConfigError: none of these, or nothing at all.
+    """
+    if not text.strip().endswith("%"):
+        return MemoryBudget(num_bytes=size_of_text(text, where="--tables.memory"))
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", text.strip())
+    if match is None or not 0 < float(match[1]) <= 100:
+        raise ConfigError(
+            expected="a share of the rows above 0 % and up to 100 %, or memory",
+            found=repr(text),
+            where="tables.memory",
+            ways_out=("--tables.memory 10%", "--tables.memory 1GiB"),
+        )
+    return MemoryBudget(share=float(match[1]) / 100)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.embeddings.config import EmbeddingConfig
-from ziggurat.embeddings.initial_rows import initial_rows
+from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, cache_of, maker_of
 from ziggurat.embeddings.storage.cached import CachedStorage
@@ -193,9 +193,8 @@ class TableWeights(nn.Module):
         """Draw all tables, by seed and name (`initial_rows.py`)."""
         self.about_to_load()
         for name, place in self.places.items():
-            rows = self.rows(name)
-            for first, values in initial_rows(name, shape=(place.num_rows, place.dim), config=self.config, seed=seed):
-                rows.write(first, values)
+            shape = place.num_rows, place.dim
+            self.rows(name).draw(InitialRows(table=name, shape=shape, config=self.config, seed=seed))
         self.mark_filled()
 
     @property

@@ -38,7 +38,8 @@ def with_absolute_paths(config: RunConfig, *, base: Path | None = None) -> RunCo
     files = {name: tuple(absolute(text) for text in getattr(data, name)) for name in ("train", "valid", "test")}
     moved = dataclasses.replace(data, **files, copies=absolute(data.copies))
     dataset = dataclasses.replace(config.dataset, source=absolute(config.dataset.source))
-    return dataclasses.replace(config, data=moved, dataset=dataset)
+    tables = dataclasses.replace(config.tables, disk=absolute(config.tables.disk))
+    return dataclasses.replace(config, data=moved, dataset=dataset, tables=tables)
 
 
 def located(config: RunConfig, *, folder: Path) -> RunConfig:

@@ -288,6 +288,7 @@ def _check_known_tables(config: RunConfig) -> None:
                 cache=config.tables.cache_of(config.tables.format_of(table.name, dim=columns[table.name])),
             )
             for table in known
+            if not config.tables.is_on_disk(table.name)
         },
         use=TableUse.TRAINING,
         device=choose_device(config.device).device,

@@ -223,7 +223,7 @@ class Trainer:
     def _train(self, fed: Fed) -> StepResult:
         position, num_rows = self.position, fed.num_rows
         factor = self._factor()
-        result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming if self.team.world_size > 1 else None)
+        result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming)
         if not result.finite:
             result = self._on_non_finite(fed.batch, result)
         position.step += 1

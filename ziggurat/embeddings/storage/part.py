@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage
 
 
@@ -53,6 +54,10 @@ class StoredRows:
             num_rows=self.num_rows - num_rows,
             key=self.key,
         )
+
+    def draw(self, initial: InitialRows) -> None:
+        """Give the rows their initial weights."""
+        self.storage.draw(self.first_row, self.num_rows, initial=initial)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """First row, counted from this part's own, and number of rows of each piece; one piece in memory."""

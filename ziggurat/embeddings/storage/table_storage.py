@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import (
     FieldKind,
@@ -123,6 +124,26 @@ class TableStorage(ABC):
 
     def about_to_load(self) -> None:  # noqa: B027  # most storages have nothing to prepare
         """Learn that all rows are about to be written."""
+
+    def draw(self, first_row: int, num_rows: int, *, initial: InitialRows) -> None:
+        """Give rows their initial weights.
+
+        Args:
+            first_row: of the storage.
+            num_rows: how many.
+            initial: weights of the part of a table that these rows are.
+        """
+        for first, values in initial.chunks(range(num_rows)):
+            self.write(first_row + first, values)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether rows that nobody changed are a function of them, and left out of checkpoints."""
+        return False
+
+    def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
+        """Learn which rows a coming batch needs; a slow storage may begin to read them."""
+        del rows_N
 
     def name_rows(self, origins: Sequence[RowOrigin]) -> None:
         """Learn which rows of which tables these are; a storage that rounds at random asks for it.

@@ -169,6 +169,12 @@ def jagged_rows(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor, "
     return lookups.values[mine] + shift[mine], lengths_JB[[slot.index for slot in layout.jagged]]
 
 
+def rows_of(layout: LookupLayout, lookups: Lookups) -> Int64[Tensor, "N"]:
+    """Every row of the storage that a lookup reads, any number of times each."""
+    single = single_rows(layout, lookups).reshape(-1) if layout.single else lookups.values.new_empty(0)
+    return torch.cat([single, jagged_rows(layout, lookups)[0]]) if layout.jagged else single
+
+
 def _flatten(part: GradientPart) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"], Float[Tensor, "B*F D"]]:
     """Every lookup of a part as (storage row, index of its gradient vector), and the gradient vectors."""
     layout, lookups = part.layout, part.lookups

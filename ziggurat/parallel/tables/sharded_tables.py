@@ -17,7 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
-from ziggurat.embeddings.initial_rows import initial_rows
+from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
 from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.part import reader
@@ -142,16 +142,16 @@ class ShardedTables(nn.Module):
         """Draw the rows and columns of this rank: the numbers that one device would have there."""
         self.about_to_load()
         for shard in self._all_shards():
-            rows = self._rows(shard)
-            for first, values in initial_rows(
-                shard.table,
+            initial = InitialRows(
+                table=shard.table,
                 shape=(shard.table_rows, shard.table_columns),
                 config=self.config,
                 seed=seed,
-                rows=range(shard.first_row, shard.first_row + shard.num_rows),
-                columns=shard.columns,
-            ):
-                rows.write(first - shard.first_row, values)
+                first_row=shard.first_row,
+                first_column=shard.first_column,
+                num_columns=shard.num_columns,
+            )
+            self._rows(shard).draw(initial)
         self.mark_filled()
 
     def lookup(self, ids: LocalIds, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "R C"]:

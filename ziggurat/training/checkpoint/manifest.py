@@ -23,7 +23,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -38,12 +38,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from ziggurat.config import to_json
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint.errors import damaged
 from ziggurat.training.checkpoint.files import CODE_DTYPES, DTYPE_CODES, FileRecord, read_small_file, write_file
+from ziggurat.training.checkpoint.sparse import PREFIX, SparseTensor, check_rows, entries_from_json
 
 FORMAT = "ziggurat-checkpoint"
 FORMAT_VERSION = 1
+SPARSE_VERSION = 2  # of checkpoints that hold some rows of tables (`sparse.py`)
 MANIFEST_NAME = "manifest.json"
 SUMS_NAME = "SHA256SUMS"
 STATE_NAME = "state.json"
@@ -92,6 +95,7 @@ class Manifest:
         files: every file but the manifest and SHA256SUMS.
         tensors: by name.
         planner_data: what torch's planner keeps of nested state dicts: name → path; None for flat ones.
+        sparse: tables of which some rows are stored, by name; see `sparse.py`.
     """
 
     step: int
@@ -101,6 +105,13 @@ class Manifest:
     files: Mapping[str, FileRecord]
     tensors: Mapping[str, StoredTensor]
     planner_data: Mapping[str, Sequence[str | int]] | None = None
+    sparse: Mapping[str, SparseTensor] = field(default_factory=dict)
+
+    @property
+    def named(self) -> dict[str, StoredTensor | SparseTensor]:
+        """What a run knows by name: tensors, and tables of which some rows are stored."""
+        whole = {name: tensor for name, tensor in self.tensors.items() if not (self.sparse and name.startswith(PREFIX))}
+        return {**whole, **self.sparse}
 
     def metadata(self) -> Metadata:
         """The same, as torch.distributed.checkpoint's planners expect it; chunks are found by `storage_data`."""
@@ -190,7 +201,7 @@ def _sums(manifest_text: bytes | bytearray, files: Mapping[str, FileRecord]) -> 
 def _to_json(manifest: Manifest) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+        "format_version": SPARSE_VERSION if manifest.sparse else FORMAT_VERSION,
         "step": manifest.step,
         "created": manifest.created,
         "torch": manifest.torch_version,
@@ -208,6 +219,7 @@ def _to_json(manifest: Manifest) -> dict[str, Any]:
             for name, tensor in manifest.tensors.items()
         },
         "planner": None if manifest.planner_data is None else {k: list(v) for k, v in manifest.planner_data.items()},
+        **({"sparse": {name: to_json(entry) for name, entry in manifest.sparse.items()}} if manifest.sparse else {}),
     }
 
 
@@ -226,9 +238,9 @@ def _parse(text: bytes | bytearray) -> Any:
 def _from_json(data: Any, path: Path) -> Manifest:
     data = _dict(data)
     _require(data.get("format") == FORMAT, f"the format is {data.get('format')!r}, not {FORMAT!r}")
-    if data.get("format_version") != FORMAT_VERSION:
+    if data.get("format_version") not in (FORMAT_VERSION, SPARSE_VERSION):
         raise CheckpointError(
-            expected=f"format version {FORMAT_VERSION}",
+            expected=f"format version {FORMAT_VERSION} or {SPARSE_VERSION}",
             found=f"format version {data.get('format_version')!r}, saved with torch {data.get('torch')!r}",
             where=str(path),
             ways_out=("load it with the release of ziggurat that saved it, or a newer one", "load another checkpoint"),
@@ -241,7 +253,8 @@ def _from_json(data: Any, path: Path) -> Manifest:
         files[name] = FileRecord(size_bytes=_count(record["size_bytes"]), sha256=record["sha256"])
     _require(STATE_NAME in files, f"{STATE_NAME} is not among the files")
     keys = ("format", "format_version", "step", "created", "torch", "world_size", "files", "tensors", "planner")
-    data = _dict(data, *keys)
+    is_sparse = data["format_version"] == SPARSE_VERSION
+    data = _dict(data, *keys, *(("sparse",) if is_sparse else ()))
     manifest = Manifest(
         step=_count(data["step"]),
         created=_string(data["created"]),
@@ -250,7 +263,9 @@ def _from_json(data: Any, path: Path) -> Manifest:
         files=files,
         tensors={name: _tensor(name, tensor, files) for name, tensor in _dict(data["tensors"]).items()},
         planner_data=None if data["planner"] is None else _planner_data(data["planner"]),
+        sparse=entries_from_json(_dict(data["sparse"])) if is_sparse else {},
     )
+    check_rows(manifest.sparse, manifest.tensors)
     _require_bytes_used(manifest.tensors, files)
     return manifest
 

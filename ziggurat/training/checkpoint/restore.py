@@ -18,6 +18,7 @@ from ziggurat.ops.machine_memory import host_memory, size_text
 from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks
+from ziggurat.training.checkpoint.sparse import SparseTensor, fill
 from ziggurat.training.checkpoint.storage import CheckpointReader
 
 _MAX_NAMES = 8
@@ -31,7 +32,7 @@ class Match(StrEnum):
 
 
 def check_into(
-    stored: Mapping[str, StoredTensor],
+    stored: Mapping[str, StoredTensor | SparseTensor],
     *,
     into: Mapping[str, Tensor],
     everywhere: Collection[str],
@@ -106,7 +107,7 @@ def check_fit(
     Raises:
         CheckpointError: they do not fit, on every rank.
     """
-    stored, folder = reader.manifest.tensors, reader.folder
+    stored, folder = reader.manifest.named, reader.folder
     if into is None:
         ranks.agree(lambda: _check_memory(stored, folder))
         return
@@ -117,7 +118,7 @@ def check_fit(
     )
 
 
-def _check_memory(stored: Mapping[str, StoredTensor], folder: Path) -> None:
+def _check_memory(stored: Mapping[str, StoredTensor | SparseTensor], folder: Path) -> None:
     sizes = {name: prod(tensor.shape) * tensor.dtype.itemsize for name, tensor in stored.items()}
     need, memory = sum(sizes.values()), host_memory()
     if need > memory.free_bytes:
@@ -153,16 +154,21 @@ class _LoadPlanner(DefaultLoadPlanner):
         super().commit_tensor(read_item, tensor)
 
 
-def fresh_tensors(stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+def fresh_tensors(stored: Mapping[str, StoredTensor | SparseTensor]) -> dict[str, Tensor]:
     """Uninitialised tensors on the host for all that is stored."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in stored.items()}
 
 
 def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor]) -> None:
     """Fill `tensors` in place; names, types and shapes were compared before."""
+    sparse = reader.manifest.sparse
+    whole = {name: tensor for name, tensor in tensors.items() if name not in sparse}
+    for name in tensors.keys() & sparse.keys():
+        with torch.no_grad():
+            fill(tensors[name], sparse[name], pieces=reader.rows_of)
     planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     metadata = reader.read_metadata()
-    planner.set_up_planner({name: as_shard(tensor) for name, tensor in tensors.items()}, metadata, is_coordinator=False)
+    planner.set_up_planner({name: as_shard(tensor) for name, tensor in whole.items()}, metadata, is_coordinator=False)
     reader.set_up_storage_reader(metadata, False)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
 

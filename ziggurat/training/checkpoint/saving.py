@@ -1,7 +1,7 @@
 """One save from plan to publication; the life of a checkpoint before it has a name.
 
 plan()     every rank: check, plan; coordinator: lock the folder, make the partial one    collective
-copy()     every rank: copy its chunks, so that training may go on                         collective
+copy()     every rank: copy its chunks, so that training may go on (not where rows lie on a disk)    collective
 write()    every rank: write its file; coordinator: manifest, rename                       collective, any thread
 close()    however it ended: nothing partial stays, and the folder is free
 """
@@ -25,6 +25,7 @@ from ziggurat.training.checkpoint import retention
 from ziggurat.training.checkpoint.planning import global_plan, plan_to_json, results_from_json, results_to_json
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks
 from ziggurat.training.checkpoint.snapshot import SnapshotPlanner, check_tensors, encode_state
+from ziggurat.training.checkpoint.sparse import merged, rows_to_save, split
 from ziggurat.training.checkpoint.storage import CheckpointWriter
 
 
@@ -47,6 +48,7 @@ class Saving:
         self._writer: CheckpointWriter | None = None
         self._plan: SavePlan | None = None
         self._metadata: Metadata | None = None
+        self.has_rows = False
 
     def plan(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], *, guard: Callable[[], None]) -> None:
         """Agree on who writes what; `guard` runs on the coordinator, and may refuse the step."""
@@ -54,6 +56,8 @@ class Saving:
         self._require_equal(replies)
         plans, self._metadata = global_plan(self._planner, [reply["plan"] for reply in replies])
         assert self._writer is not None
+        self._writer.sparse = merged([reply["rows"] for reply in replies])
+        self.has_rows = bool(self._writer.sparse)
         self._plan = self._writer.prepare_global_plan(plans)[self._ranks.rank]
 
     def copy(self) -> None:
@@ -89,7 +93,9 @@ class Saving:
     def _prepare(self, tensors: Mapping[str, Tensor], state: Mapping[str, JSON], guard: Callable[[], None]) -> JSON:
         check_tensors(tensors)
         self._writer = CheckpointWriter(self._final, step=self.step, state=state)
-        shards = {name: as_shard(tensor) for name, tensor in tensors.items()}
+        whole, on_disk = split(tensors)
+        rows = rows_to_save(on_disk, step=self.step, rank=self._ranks.rank)
+        shards = {name: as_shard(tensor) for name, tensor in (whole | rows.tensors).items()}
         self._planner.set_up_planner(shards, is_coordinator=self._ranks.is_coordinator)
         plan = self._writer.prepare_local_plan(self._planner.create_local_plan())
         if self._ranks.is_coordinator:
@@ -97,7 +103,8 @@ class Saving:
             retention.make_folder(self._folder)
             self._lock.acquire()
             self._writer.set_up_storage_writer(True)
-        return {"step": self.step, "state": sha256(encode_state(state)).hexdigest(), "plan": plan_to_json(plan)}
+        said = {"step": self.step, "state": sha256(encode_state(state)).hexdigest()}
+        return {**said, "plan": plan_to_json(plan), "rows": rows.to_json()}
 
     def _require_equal(self, replies: list[dict[str, Any]]) -> None:
         for what in ("step", "state"):

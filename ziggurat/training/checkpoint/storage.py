@@ -18,7 +18,7 @@ A column shard reads whole rows of what was stored by rows, because rows are wha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import prod
@@ -68,6 +68,7 @@ from ziggurat.training.checkpoint.manifest import (
 )
 from ziggurat.training.checkpoint.retention import partial_folder, publish, start_partial
 from ziggurat.training.checkpoint.snapshot import decode_state, encode_state
+from ziggurat.training.checkpoint.sparse import SparseTensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ class CheckpointWriter(StorageWriter):
     def __init__(self, folder: str | Path, *, step: int, state: Mapping[str, JSON] | None = None) -> None:
         self._folder, self._step = Path(folder), step
         self._state_text = encode_state(state or {})
+        self.sparse: Mapping[str, SparseTensor] = {}  # tables of which some rows are saved, set before `finish`
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -169,6 +171,7 @@ class CheckpointWriter(StorageWriter):
             files=dict(sorted(files.items())),
             tensors=tensors,
             planner_data=metadata.planner_data,
+            sparse=self.sparse,
         )
         write_manifest(partial, manifest)
         publish(self._folder)
@@ -208,6 +211,22 @@ class CheckpointReader(StorageReader):
     def trust(self, names: Iterable[str]) -> None:
         """Take files as verified, because another rank did it."""
         self._verified.update(names)
+
+    def rows_of(self, stored: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ids and numbers of some rows of a table, piece by piece; see `sparse.py`."""
+        ids, numbers = (self.manifest.tensors[f"{stored}.{what}"] for what in ("ids", "numbers"))
+        self.verify({chunk.file for chunk in (*ids.chunks, *numbers.chunks)})
+        by_place = {chunk.offsets[0]: chunk for chunk in numbers.chunks}
+        for chunk in ids.chunks:
+            other = by_place[chunk.offsets[0]]
+            yield self._chunk(chunk, torch.int64), self._chunk(other, torch.float32)
+
+    def _chunk(self, chunk: StoredChunk, dtype: torch.dtype) -> Tensor:
+        path = self.folder / chunk.file
+        with open_regular(path) as descriptor:
+            check_size(path, descriptor, self.manifest.files[chunk.file])
+            data = read_exactly(path, descriptor, start=chunk.start, num_bytes=chunk.num_bytes)
+        return torch.frombuffer(data, dtype=dtype).view(chunk.sizes)
 
     def state(self) -> dict[str, JSON]:
         """Everything that is not a tensor."""

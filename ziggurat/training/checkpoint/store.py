@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class SaveMode(StrEnum):
     """The moment at which `save` returns."""
 
-    ASYNC = "async"  # once the tensors are copied; a thread writes
+    ASYNC = "async"  # once the tensors are copied; a thread writes. Tables on a disk: as with SYNC
     SYNC = "sync"  # once the checkpoint is durable; needs no copy
 
 
@@ -150,12 +150,13 @@ class CheckpointStore:
         saving = Saving(self.folder, step=step, ranks=self._ranks, pinned=pinned)
         try:
             saving.plan(tensors, state, guard=lambda: self._require_latest(step))
-            if self.config.mode is not SaveMode.SYNC:
+            is_async = self.config.mode is SaveMode.ASYNC and not saving.has_rows
+            if is_async:
                 saving.copy()
         except BaseException:
             saving.close()
             raise
-        if self.config.mode is SaveMode.SYNC:
+        if not is_async:
             self._write(saving)
             return
         # Not a daemon: an interpreter that ends in good order finishes the checkpoint first.
@@ -220,7 +221,7 @@ class CheckpointStore:
                 skipped.append(error)
                 self._damaged.add(candidate)
                 continue
-            stored = reader.manifest.tensors
+            stored = reader.manifest.named
             if into is None:
                 tensors: Mapping[str, Tensor] = fresh_tensors(stored)
             else:

@@ -138,7 +138,8 @@ class TrainStep:
         Args:
             batch: on the model's device.
             factor: multiplies both learning rates (see `schedule`).
-            upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile.
+            upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile, and a disk
+                reads its rows.
         """
         with communicating("gradients of the dense network"):  # torch raises its own errors there
             return self._step(batch, factor=factor, upcoming=upcoming)
@@ -224,7 +225,10 @@ class TrainStep:
                 return sums.mean(weight.wait())  # this part's share of the global loss
 
             return self._pipeline.step(batch, loss_of=loss_of, autocast=self._autocast, upcoming=upcoming)
-        loss = self._loss(self.outputs(batch), batch).mean()
+        outputs = self.outputs(batch)
+        if upcoming is not None:
+            self.model.embeddings.announce(upcoming)  # a disk reads its rows meanwhile
+        loss = self._loss(outputs, batch).mean()
         if loss.requires_grad:
             loss.backward()
         if self._whole_tables and self.config.embedding_l2:

@@ -130,14 +130,30 @@ class DiskRows(RowBacking):
         kept = [entry for entry in self._drawn if entry[0] >= first_row + num_rows or entry[0] + entry[1] <= first_row]
         self._drawn = sorted([*kept, (first_row, num_rows, initial)], key=lambda entry: entry[0])
         for rows in self._kept.parts(range(first_row, first_row + num_rows)):
-            self.changed.add(rows[self.touched.has(rows)])
-            self._put(RowValues(rows, self._initial(rows)))
+            numbers = self.take(rows)
+            numbers[:, : self.dim] = self._initial(rows)[:, : self.dim]
+            self._put(RowValues(rows, numbers))
+
+    def reset(self, first_row: int, num_rows: int, *, key: str, value: float) -> None:
+        """Give the rows of one array the number that they begin as.
+
+        Args:
+            first_row: of the storage.
+            num_rows: how many.
+            key: an array of the optimizer's; or the weights, where nothing was drawn.
+            value: all of its numbers.
+        """
+        assert key == WEIGHT or value == self._initial_state[key], (key, value)
+        for rows in self.touched.parts(range(first_row, first_row + num_rows)):
+            numbers = self.take(rows)
+            numbers[:, self._columns[key]] = value
+            self._put(RowValues(rows, numbers))
 
     def fetch(self, rows_N: Int64[Tensor, "N"], *, keys: Sequence[str]) -> dict[str, Float[Tensor, "N *D"]]:
         """See `RowBacking.fetch`."""
         rows, order = np.unique(rows_N.numpy(), return_inverse=True)
-        found = self._fetch(rows)
-        return {key: self._part(found, key)[torch.from_numpy(order)] for key in keys}
+        found = self.take(rows)
+        return {key: self.part(found, key)[torch.from_numpy(order)] for key in keys}
 
     def store(self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int = 0) -> None:
         """See `RowBacking.store`; nothing is rounded."""
@@ -147,19 +163,22 @@ class DiskRows(RowBacking):
         rows = rows[order]
         if not len(rows):
             return
-        if set(values) >= set(self._columns):
-            payload = np.empty((len(rows), self._width), dtype=np.float32)
-        else:
-            payload = self._fetch(rows)
+        is_whole = set(values) >= set(self._columns)
+        numbers = np.empty((len(rows), self.width), dtype=np.float32) if is_whole else self.take(rows)
         for key, tensor in values.items():
-            payload[:, self._columns[key]] = tensor.detach().numpy().reshape(len(rows), -1)[order]
-        self.touched.add(rows)
-        self.changed.add(rows)
-        self._put(RowValues(rows, payload))
+            self.set_part(numbers, key, tensor.detach()[torch.from_numpy(order)])
+        self.put(rows, numbers)
+
+    def put(self, rows: Int64[np.ndarray, "N"], numbers: Float[np.ndarray, "N W"]) -> None:
+        """Replace sorted distinct rows; the numbers are kept, not copied."""
+        if len(rows):
+            self.touched.add(rows)
+            self.changed.add(rows)
+            self._put(RowValues(rows, numbers))
 
     def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
         """A copy of consecutive rows."""
-        return self._part(self._fetch(np.arange(first_row, first_row + num_rows)), key)
+        return self.part(self.take(np.arange(first_row, first_row + num_rows)), key)
 
     def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """Replace consecutive rows of one array."""
@@ -171,7 +190,7 @@ class DiskRows(RowBacking):
             return  # the disk is behind: the batch is read when it is asked for
         rows = np.unique(rows_N.numpy())
         rows = rows[self._kept.has(rows)]
-        on_their_way = self._behind.take(rows, out=np.empty((len(rows), self._width), dtype=np.float32))
+        on_their_way = self._behind.take(rows, out=np.empty((len(rows), self.width), dtype=np.float32))
         rows = rows[~on_their_way]
         if len(rows):
             self._reader = self._reader or ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
@@ -183,7 +202,11 @@ class DiskRows(RowBacking):
 
     def initial(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
         """What rows begin as."""
-        return self._part(self._initial(rows_N.numpy()), key)
+        return self.part(self._initial(rows_N.numpy()), key)
+
+    def columns(self, key: str) -> slice:
+        """Where the numbers of an array are in a row."""
+        return self._columns[key]
 
     def drawn(self, first_row: int) -> InitialRows | None:
         """What the part of a table that begins at a row was drawn as."""
@@ -204,16 +227,22 @@ class DiskRows(RowBacking):
         }
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """W: numbers of a row, state and all."""
         return max(columns.stop for columns in self._columns.values())
 
     def _open(self) -> None:
-        self._file = RowFile(self.folder, num_rows=self.num_rows, payload_bytes=4 * self._width)
+        self._file = RowFile(self.folder, num_rows=self.num_rows, payload_bytes=4 * self.width)
         self._behind = WriteBehind(_Writer(self._file))
 
-    def _part(self, payload: Float[np.ndarray, "N W"], key: str) -> Float[Tensor, "N *D"]:
-        columns = payload[:, self._columns[key]]
-        return torch.from_numpy(np.ascontiguousarray(columns[:, 0] if key in self._flat else columns))
+    def part(self, numbers: Float[np.ndarray, "N W"], key: str) -> Float[Tensor, "N *D"]:
+        """A copy of one array of some rows."""
+        columns = numbers[:, self._columns[key]]
+        return torch.from_numpy((columns[:, 0] if key in self._flat else columns).copy())
+
+    def set_part(self, numbers: Float[np.ndarray, "N W"], key: str, values: Float[Tensor, "N *D"]) -> None:
+        """Replace one array of some rows."""
+        numbers[:, self._columns[key]] = values.detach().numpy().reshape(len(numbers), -1)
 
     def _put(self, values: RowValues) -> None:
         self._kept.add(values.rows)
@@ -221,15 +250,15 @@ class DiskRows(RowBacking):
             self._ahead.stale.append(values.rows)
         self._behind.put(values)
 
-    def _fetch(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
+    def take(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
         """Numbers of sorted distinct rows."""
-        out = np.empty((len(rows), self._width), dtype=np.float32)
+        out = np.empty((len(rows), self.width), dtype=np.float32)
         missing = ~self._kept.has(rows)
         if missing.any():
             out[missing] = self._begin(rows[missing])
         wanted = np.flatnonzero(~missing)
         if len(wanted):
-            part = np.empty((len(wanted), self._width), dtype=np.float32)
+            part = np.empty((len(wanted), self.width), dtype=np.float32)
             found = self._behind.take(rows[wanted], out=part)
             found |= self._take_ahead(rows[wanted], out=part, known=found)
             if not found.all():
@@ -254,7 +283,7 @@ class DiskRows(RowBacking):
                 blocks.append(whole[~self._kept.has(whole)])
         if not blocks:
             return self._initial(rows)
-        out = np.empty((len(rows), self._width), dtype=np.float32)
+        out = np.empty((len(rows), self.width), dtype=np.float32)
         done = np.zeros(len(rows), dtype=bool)
         for block in blocks:
             drawn = RowValues(block, self._initial(block))
@@ -276,7 +305,7 @@ class DiskRows(RowBacking):
         return self._with_state(weight)
 
     def _with_state(self, weight: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N W"]:
-        payload = np.empty((len(weight), self._width), dtype=np.float32)
+        payload = np.empty((len(weight), self.width), dtype=np.float32)
         payload[:, : self.dim] = weight
         for key, value in self._initial_state.items():
             payload[:, self._columns[key]] = value

@@ -1,0 +1,199 @@
+"""DiskStorage: tables whose rows lie on a disk, with those that were asked for last in memory.
+
+    lookup   distinct rows of the batch ──► held in memory, else read ──► small table ──► any kernel
+    update   the same rows, most of them held ──► the rule ──► held, changed ──► written when another takes the place
+
+Bit for bit the training of tables in memory, with every kernel: rows are FP32 wherever they lie. `backing.py` says what
+happens on the disk, and why a kill does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ziggurat.embeddings.initial_rows import InitialRows
+from ziggurat.embeddings.storage.disk.backing import DiskRows
+from ziggurat.embeddings.storage.disk.cache import CachedRows
+from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
+from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
+from ziggurat.ops.machine_memory import size_text
+
+_LEAST_PLACES = 1024
+
+
+@dataclass(eq=False)
+class MemoryBudget:
+    """Memory for rows that are held, shared by the storages of a process in proportion to their rows.
+
+    Args:
+        num_bytes: in all; or None.
+        share: of all rows, where no bytes are given.
+    """
+
+    num_bytes: int | None = None
+    share: float = 0.1
+    _members: list[DiskStorage] = field(default_factory=list)
+
+    def join(self, storage: DiskStorage) -> None:
+        """Take part from now on."""
+        self._members.append(storage)
+
+    def places(self, storage: DiskStorage) -> int:
+        """How many rows a storage may hold."""
+        if self.num_bytes is None:
+            return max(_LEAST_PLACES, int(self.share * storage.num_rows))
+        whole = sum(each.num_rows * each.held_row_bytes for each in self._members)
+        return max(_LEAST_PLACES, int(storage.num_rows * min(1.0, self.num_bytes / whole)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskTables:
+    """Makes storages on a disk: what `make_storage` wants.
+
+    Args:
+        folder: on the disk that holds the rows.
+        budget: memory for rows that are held.
+    """
+
+    folder: str
+    budget: MemoryBudget
+
+    def __call__(self, num_rows: int, dim: int) -> TableStorage:
+        """An empty storage."""
+        return DiskStorage(DiskRows(num_rows, dim, folder=self.folder), budget=self.budget)
+
+
+class DiskStorage(TableStorage):
+    """Tables of one dim on a disk.
+
+    Args:
+        disk: their rows.
+        budget: memory for rows that are held.
+
+    Attributes:
+        disk: their rows.
+        num_places: how many rows are held; None: as the budget says.
+    """
+
+    num_places: int | None = None
+
+    def __init__(self, disk: DiskRows, *, budget: MemoryBudget) -> None:
+        super().__init__(disk.num_rows, disk.dim)
+        self.disk = disk
+        self._budget = budget
+        self._cached: CachedRows | None = None
+        budget.join(self)
+
+    @property
+    def cached(self) -> CachedRows:
+        """Rows that are held; made at the first use, when it is known what state they have."""
+        if self._cached is None:
+            self._cached = CachedRows(self.disk, num_places=self.num_places or self._budget.places(self))
+        return self._cached
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What kernels compute with: float32."""
+        return torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """The host."""
+        return torch.device("cpu")
+
+    @property
+    def held_row_bytes(self) -> int:
+        """Of a row that is held."""
+        return 4 * self.disk.width + 9
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory: rows that are held, and marks of rows."""
+        return self.cached.num_bytes + self.disk.num_bytes
+
+    @property
+    def is_sparse(self) -> bool:
+        """Rows that nobody changed are a function, and are left out of checkpoints."""
+        return True
+
+    def add_state(self, kind: TableOptimizerKind, *, initial_sum: float = 0.0) -> None:
+        """See `TableStorage.add_state`."""
+        self.flush()
+        self.disk.add_state(kind, initial_sum=initial_sum)
+        self._cached = None
+
+    def draw(self, first_row: int, num_rows: int, *, initial: InitialRows) -> None:
+        """Keep the function: nothing is drawn before it is asked for."""
+        self.flush()
+        self.cached.empty()
+        self.disk.draw(first_row, num_rows, initial)
+
+    def reset(self, first_row: int, num_rows: int, *, key: str, value: float) -> None:
+        """Give the rows of one array a number that all of them begin as."""
+        self.flush()
+        self.cached.empty()
+        self.disk.reset(first_row, num_rows, key=key, value=value)
+
+    def flush(self) -> None:
+        """Give all changed rows to the disk."""
+        if self._cached is not None:
+            self._cached.flush()
+
+    def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """See `TableStorage.gather`."""
+        rows, inverse = np.unique(rows_N.numpy(), return_inverse=True)
+        return self.disk.part(self.cached.take(rows), key)[torch.from_numpy(inverse)]
+
+    def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """Replace some rows; those that are not held go to the disk."""
+        order = np.argsort(rows_N.numpy())
+        rows = rows_N.numpy()[order]
+        for some in np.array_split(np.arange(len(rows)), -(-len(rows) // 262_144) or 1):
+            numbers = self.cached.look(rows[some])
+            self.disk.set_part(numbers, key, values.detach()[torch.from_numpy(order[some])])
+            self.cached.replace(rows[some], numbers)
+
+    def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
+        """A copy of consecutive rows."""
+        return self.disk.part(self.cached.look(np.arange(first_row, first_row + num_rows)), key)
+
+    def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
+        """Replace consecutive rows of one array."""
+        self.scatter(torch.arange(first_row, first_row + len(values)), values, key=key)
+
+    def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
+        """Apply the rule to the rows of a summed gradient: weights and state are taken and put back together."""
+        if len(gradient.rows) == 0:
+            return
+        rows, order = np.unique(gradient.rows.numpy(), return_inverse=True)
+        numbers = self.cached.take(rows)
+        keys = state_keys(step.rule.kind)
+        weight, state = self.disk.part(numbers, WEIGHT), {key: self.disk.part(numbers, key) for key in keys}
+        renamed = SummedGradient(rows=torch.from_numpy(order), sums=gradient.sums)
+        kernel.apply(weight, state=state, gradient=renamed, step=step)
+        for key, values in {WEIGHT: weight, **state}.items():
+            self.disk.set_part(numbers, key, values)
+        self.cached.put(rows, numbers)
+
+    def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
+        """Begin to read the rows of a coming batch that are not held."""
+        rows = np.unique(rows_N.numpy())
+        rows = rows[(rows >= 0) & (rows < self.num_rows)]  # others are told by the lookup
+        self.disk.announce(torch.from_numpy(self.cached.missing(rows)))
+
+    def move(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Stay; see `TableStorage.move`."""
+        super().move(fn)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the rows lie and how many are held, for the start-up report."""
+        cached = self.cached
+        held = f"{cached.num_places:,} of {self.num_rows:,} rows ({size_text(cached.num_bytes)})"
+        return {"rows": "disk", **self.disk.describe(), "held_in_memory": held}

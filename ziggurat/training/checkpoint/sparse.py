@@ -1,0 +1,333 @@
+"""Tables of which a checkpoint holds the rows that were changed: those on a disk.
+
+The other rows are a function, whose settings are kept in the manifest. Changed rows lie in two ordinary tensors a rank
+and table, checked, hashed and published like all others:
+
+    rows.<step>.<rank>.<n>.ids       (N,)    rows of the whole table
+    rows.<step>.<rank>.<n>.numbers   (N, W)  their weights and state, one row after the other
+
+and the manifest says of each table's name which columns of which of them are its own. So a table of 10⁹ rows of which a
+run has changed a million takes what a million rows take, and goes into tables in memory, on a disk, on any ranks.
+
+Rows are read from the disk while they are written to the checkpoint, so such a save is done when `save` returns,
+whatever the mode: a copy that training cannot touch would have to be in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from ziggurat.config import JSON, from_json, to_json
+from ziggurat.embeddings.config import EmbeddingConfig, InitialDraw, TableInit
+from ziggurat.embeddings.initial_rows import InitialRows
+from ziggurat.embeddings.storage import StoredRows, TablePart
+from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.storage.table_storage import WEIGHT
+from ziggurat.errors import CheckpointError
+from ziggurat.parallel.tables.table_shard import TableShard
+
+PREFIX = "rows."
+_PIECE_ROWS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsPart:
+    """Where some rows of a tensor lie.
+
+    Args:
+        stored: what the names of the two tensors begin with.
+        columns: of the stored numbers: first, and one after the last.
+        first_column: of the whole table, that the first of them is.
+    """
+
+    stored: str
+    columns: tuple[int, int]
+    first_column: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseTensor:
+    """A tensor of which some rows are stored; the others are what they began as.
+
+    Args:
+        shape: of the whole tensor.
+        value: what all other rows hold, if that is one number.
+        table: otherwise these name the function; see `InitialRows`.
+        parts: later ones lie over earlier ones.
+    """
+
+    shape: tuple[int, ...]
+    value: float = 0.0
+    table: str = ""
+    seed: int = 0
+    init: TableInit = TableInit.UNIFORM
+    init_std: float = 0.0
+    init_draw: InitialDraw = InitialDraw.BLOCKS
+    parts: tuple[RowsPart, ...] = field(default=())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Rows on a disk are FP32."""
+        return torch.float32
+
+    def initial(self) -> InitialRows | None:
+        """What the rows of the whole table began as; None for one number."""
+        if not self.table:
+            return None
+        config = EmbeddingConfig(init=self.init, init_std=self.init_std, init_draw=self.init_draw)
+        return InitialRows(table=self.table, shape=(self.shape[0], self.shape[1]), config=config, seed=self.seed)
+
+
+def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, TablePart]]:
+    """Tensors to be saved whole, and tables on a disk."""
+    sparse: dict[str, TablePart] = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if isinstance(tensor, TablePart) and tensor.rows.storage.is_sparse
+    }
+    return {name: tensor for name, tensor in tensors.items() if name not in sparse}, sparse
+
+
+@dataclass(frozen=True)
+class RowsToSave:
+    """What a rank saves of tables on a disk.
+
+    Args:
+        tensors: ids and numbers, read when they are written.
+        entries: what the manifest says of this rank's parts, by name.
+    """
+
+    tensors: dict[str, Tensor]
+    entries: dict[str, SparseTensor]
+
+    def to_json(self) -> JSON:
+        """For the other ranks."""
+        return {name: to_json(entry) for name, entry in self.entries.items()}
+
+
+def rows_to_save(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> RowsToSave:
+    """Choose the changed rows of this rank's tables on a disk.
+
+    Args:
+        sparse: by name.
+        step: of the checkpoint.
+        rank: of this process.
+    """
+    places: dict[tuple[int, int], str] = {}
+    tensors, entries = dict[str, Tensor](), dict[str, SparseTensor]()
+    for name, part in sparse.items():
+        storage, rows = part.rows.storage, part.rows
+        assert isinstance(storage, DiskStorage)
+        place = id(storage), rows.first_row
+        if place not in places:
+            places[place] = f"{PREFIX}{step}.{rank}.{len(places)}"
+            storage.flush()
+            chosen = storage.disk.touched.among(range(rows.first_row, rows.first_row + rows.num_rows))
+            if len(chosen):
+                shift = part.offsets[0] - rows.first_row
+                tensors |= _streams(places[place], storage=storage, rows=chosen, shift=shift)
+        columns = storage.disk.columns(rows.key)
+        stored = f"{places[place]}.ids" in tensors
+        first_column = part.offsets[1] if len(part.offsets) > 1 else 0
+        mine = RowsPart(stored=places[place], columns=(columns.start, columns.stop), first_column=first_column)
+        entries[name] = _entry(part, storage, parts=(mine,) if stored else ())
+    return RowsToSave(tensors, entries)
+
+
+def merged(replies: Sequence[Mapping[str, Any]]) -> dict[str, SparseTensor]:
+    """What the manifest says, from the entries of all ranks as JSON."""
+    found: dict[str, SparseTensor] = {}
+    for reply in replies:
+        for name, entry in entries_from_json(reply).items():
+            before = found.get(name)
+            parts = (
+                entry.parts if before is None else (*before.parts, *(p for p in entry.parts if p not in before.parts))
+            )
+            found[name] = SparseTensor(**{**vars(entry), "parts": parts})
+    return found
+
+
+def check_rows(sparse: Mapping[str, SparseTensor], tensors: Mapping[str, Any]) -> None:
+    """Rows of tables lie in tensors that are there, of one length, within their table.
+
+    Args:
+        sparse: what a manifest says of rows.
+        tensors: its `StoredTensor`s.
+
+    Raises:
+        ValueError: they do not.
+    """
+    for name, entry in sparse.items():
+        _require(name not in tensors, f"{name!r} is stored whole and in rows")
+        _require(len(entry.shape) in (1, 2) and all(size >= 0 for size in entry.shape), f"{name!r} is no table")
+        _require(not entry.table or len(entry.shape) == 2, f"{name!r} is drawn, and has one number a row")
+        for part in entry.parts:
+            ids, numbers = (tensors.get(f"{part.stored}.{what}") for what in ("ids", "numbers"))
+            _require(ids is not None and numbers is not None, f"rows of {name!r} are missing")
+            assert ids is not None
+            assert numbers is not None
+            fits = ids.dtype == torch.int64 and numbers.dtype == torch.float32 and len(numbers.shape) == 2
+            _require(fits and ids.shape == numbers.shape[:1], f"rows of {name!r} do not fit each other")
+            pieces = [{(it.offsets[0], it.sizes[0]) for it in tensor.chunks} for tensor in (ids, numbers)]
+            whole = all(it.sizes[1] == numbers.shape[1] for it in numbers.chunks)
+            _require(whole and pieces[0] == pieces[1], f"rows of {name!r} are cut in two ways")
+            first, last = part.columns
+            _require(0 <= first < last <= numbers.shape[1], f"columns of {name!r} lie outside of its rows")
+            width = entry.shape[1] if len(entry.shape) > 1 else 1
+            _require(0 <= part.first_column <= width - (last - first), f"{name!r} is narrower than its rows")
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ValueError(problem)
+
+
+def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
+    """Read what `to_json` wrote.
+
+    Raises:
+        ValueError: something else.
+    """
+    try:
+        return {name: from_json(SparseTensor, entry, where=name) for name, entry in data.items()}
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise ValueError(str(error)) from error
+
+
+Pieces = Callable[[str], Iterator[tuple[Int64[Tensor, "N"], Tensor]]]  # stored → ids with numbers, piece by piece
+
+
+def fill(tensor: Tensor, stored: SparseTensor, *, pieces: Pieces) -> None:
+    """Give a tensor, or a part of a table, the rows that a checkpoint has of it.
+
+    Args:
+        tensor: in memory, or a `TablePart`.
+        stored: what the manifest says.
+        pieces: reads the two tensors of a part.
+    """
+    rows = tensor.rows if isinstance(tensor, TablePart) else None
+    offsets = tensor.offsets if isinstance(tensor, TablePart) else (0,) * tensor.dim()
+    shape = rows.shape if rows is not None else tuple(tensor.shape)
+    _begin(tensor if rows is None else rows, stored, offsets=offsets, shape=shape)
+    for part in stored.parts:
+        for ids, numbers in pieces(part.stored):
+            mine = (ids >= offsets[0]) & (ids < offsets[0] + shape[0])
+            local, found = ids[mine] - offsets[0], numbers[mine, part.columns[0] : part.columns[1]]
+            if not len(local):
+                continue
+            if len(shape) == 1:
+                found = found[:, 0]
+            else:
+                first, last = part.first_column, part.first_column + found.shape[1]
+                begin, end = max(first, offsets[1]), min(last, offsets[1] + shape[1])
+                if begin >= end:
+                    continue
+                found = found[:, begin - first : end - first]
+                if end - begin < shape[1]:  # some columns of the part
+                    whole = tensor[local] if rows is None else _gather(rows, local)
+                    whole[:, begin - offsets[1] : end - offsets[1]] = found
+                    found = whole
+            if rows is None:
+                tensor.index_copy_(0, local, found)
+            else:
+                rows.storage.scatter(local + rows.first_row, found, key=rows.key)
+
+
+def _gather(rows: StoredRows, local: Int64[Tensor, "N"]) -> Tensor:
+    return rows.storage.gather(local + rows.first_row, key=rows.key)
+
+
+def _begin(
+    target: Tensor | StoredRows, stored: SparseTensor, *, offsets: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """Give all rows what they began as."""
+    initial = stored.initial()
+    if initial is not None and len(shape) == 2:
+        initial = InitialRows(
+            table=initial.table,
+            shape=initial.shape,
+            config=initial.config,
+            seed=initial.seed,
+            first_row=offsets[0],
+            first_column=offsets[1],
+            num_columns=shape[1],
+        )
+    if isinstance(target, StoredRows):
+        if initial is not None:
+            target.draw(initial)
+            return
+        if isinstance(target.storage, DiskStorage):
+            target.storage.reset(target.first_row, target.num_rows, key=target.key, value=stored.value)
+            return
+        for first, count in target.chunks():
+            target.write(first, torch.full((count, *shape[1:]), stored.value))
+    elif initial is None:
+        target.fill_(stored.value)
+    else:
+        for first, values in initial.chunks(range(shape[0])):
+            target[first : first + len(values)] = values
+
+
+def _entry(part: TablePart, storage: DiskStorage, *, parts: tuple[RowsPart, ...]) -> SparseTensor:
+    shape = tuple(part.shape)
+    if part.rows.key != WEIGHT:
+        return SparseTensor(shape=shape, value=storage.disk.initial_state(part.rows.key), parts=parts)
+    initial = storage.disk.drawn(part.rows.first_row)
+    if initial is None:
+        return SparseTensor(shape=shape, parts=parts)
+    config = initial.config
+    return SparseTensor(
+        shape=shape,
+        table=initial.table,
+        seed=initial.seed,
+        init=config.init,
+        init_std=config.init_std,
+        init_draw=config.init_draw,
+        parts=parts,
+    )
+
+
+def _streams(name: str, *, storage: DiskStorage, rows: Int64[np.ndarray, "N"], shift: int) -> dict[str, Tensor]:
+    """Two tensors that are read piece by piece when they are written."""
+
+    def ids(first: int, count: int) -> Tensor:
+        return torch.from_numpy(rows[first : first + count] + shift)
+
+    def numbers(first: int, count: int) -> Tensor:
+        return torch.from_numpy(storage.disk.take(rows[first : first + count]))
+
+    return {
+        f"{name}.ids": _stream(ids, shape=(len(rows),), dtype=torch.int64),
+        f"{name}.numbers": _stream(numbers, shape=(len(rows), storage.disk.width), dtype=torch.float32),
+    }
+
+
+class _Stream:
+    """Rows that a function reads; stands where `StoredRows` stands in a `TableShard`."""
+
+    def __init__(self, read: Callable[[int, int], Tensor], *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.read, self.shape = read, shape
+        self.storage = SimpleNamespace(dtype=dtype, device=torch.device("cpu"), is_sparse=False)
+
+    def tensor(self) -> None:
+        """There is none."""
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """First row and number of rows of each piece."""
+        for first in range(0, self.shape[0], _PIECE_ROWS):
+            yield first, min(_PIECE_ROWS, self.shape[0] - first)
+
+
+def _stream(read: Callable[[int, int], Tensor], *, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    rows: Any = _Stream(read, shape=shape, dtype=dtype)
+    return TableShard.of(rows, offsets=(0,) * len(shape), shape=shape)
