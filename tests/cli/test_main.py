@@ -215,6 +215,19 @@ def test_the_old_name_of_a_setting_works_with_a_notice(flag: str, capsys: pytest
     assert "is called --parallel.ranks-per-host now" in shown.err
 
 
+def test_a_role_without_a_column_names_the_schema_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("log.csv").write_text("user,at,like\n1,5,1\n2,6,0\n")
+    Path("my.toml").write_text(
+        '[[feature]]\nname = "user"\nkind = "categorical"\n[[label]]\nname = "like"\n[roles]\ntime = "att"\n'
+    )
+    assert main(["prepare", "table_dlrm", "--data.train", "log.csv", "--schema", "my.toml"]) == 2
+    where = [line for line in capsys.readouterr().err.splitlines() if line.startswith("where:")]
+    assert where[0].startswith("where:    my.toml, [roles] time of the schema, in ")
+
+
 def test_settings_of_a_table_recipe_need_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "table_dlrm", "--data.train", "absent.parquet", "--settings"]) == 0  # rows are not needed
     assert main(["train", "table_dlrm", "--settings"]) == 0

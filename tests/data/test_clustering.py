@@ -246,6 +246,16 @@ def test_dates_are_read_in_the_order_that_all_rows_show(tmp_path: Path) -> None:
         cluster_by_session([tmp_path / "log.csv"], session="session", time="at", out=tmp_path / "two.parquet")
 
 
+def test_text_is_dates_or_numbers_in_every_bucket(tmp_path: Path) -> None:
+    """As the first rows show: a bucket of numbers alone is one without times, not one in another order of time."""
+    times = ["2024-01-02", "2024-01-01", "9", "1"]
+    pl.DataFrame({"session": [1, 1, 2, 2], "at": times}).write_parquet(tmp_path / "log.parquet")
+    out = tmp_path / "out.parquet"
+    done = cluster_by_session([tmp_path / "log.parquet"], session="session", time="at", out=out, bucket_bytes=1)
+    assert done.without_time == 2
+    assert sorted(pl.read_parquet(out)["at"].to_list()) == sorted(times)
+
+
 def test_categories_of_several_files_are_texts(tmp_path: Path) -> None:
     files = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
     for path, sessions in zip(files, (["b", "a"], ["a", "c"]), strict=True):

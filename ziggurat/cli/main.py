@@ -43,7 +43,7 @@ from ziggurat.cli.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
 from ziggurat.cli.tiers.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tables_arguments
 from ziggurat.cli.tower_verbs import add_towers_arguments
-from ziggurat.errors import ZigguratError
+from ziggurat.errors import SchemaError, ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
 EXAMPLES = """examples:
@@ -304,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rest += settings
         if rest and options.verb not in _WITH_SETTINGS:
             raise options.parser.unknown(rest)
-        return _handler(options.verb)(options, rest)
+        return _run(options, rest)
     except ZigguratError as error:
         sys.stderr.write(f"{type(error).__name__}\n{error}\n")
         if error.left_job:  # the interpreter's ordinary end would wait for ranks that may be gone
@@ -318,6 +318,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "command again (prepared data is kept)\n"
         )
         return 130
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    """Run a verb; an error in a role of a schema names the file too, which whoever reads the data does not know."""
+    try:
+        return _handler(options.verb)(options, rest)
+    except SchemaError as error:
+        if error.where.startswith("[roles]") and getattr(options, "schema", None):
+            error.where = f"{options.schema}, {error.where}"
+        raise
 
 
 def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 
 from ziggurat.data.column_encodings import smallest_encodings
 from ziggurat.data.preprocess.fit.work import PublishedError, Work
-from ziggurat.data.preprocess.values.times import readable_times
+from ziggurat.data.preprocess.values.times import is_date_column, readable_times
 from ziggurat.data.raw.dates import DateOrder, OrderSigns
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.session_columns import source_with_sessions
@@ -156,6 +156,7 @@ class _Clustering:
         self._session, self._time, self._bucket_bytes, self._progress = session, time, bucket_bytes, progress
         self._schema: pa.Schema | None = None
         self._signs, self._order = OrderSigns(), DateOrder.AUTO
+        self._is_date: bool | None = None  # of text: what its first cells show holds for every bucket
         self.num_rows = self.num_sessions = self.without_session = self.without_time = self.backwards = self.cut = 0
 
     def run(self, source: RawSource, fingerprint: str) -> None:
@@ -163,6 +164,7 @@ class _Clustering:
         folder = self._work.folder / "buckets"
         spread = self._work.once(f"spread-{fingerprint[:16]}", lambda: self._spread_anew(source, folder))
         self.num_rows, self._order = spread["num_rows"], DateOrder(spread["date_order"])
+        self._is_date = spread.get("is_date", self._is_date)
         while True:
             with self._work.claimed("write") as is_mine:
                 if is_mine:
@@ -176,7 +178,8 @@ class _Clustering:
         folder.mkdir()
         buckets = self.spread(source, folder)
         names = [bucket.name for bucket in buckets]
-        return {"num_rows": self.num_rows, "buckets": names, "date_order": self._order_of_dates().value}
+        order = self._order_of_dates().value
+        return {"num_rows": self.num_rows, "buckets": names, "date_order": order, "is_date": self._is_date}
 
     def _order_of_dates(self) -> DateOrder:
         """What the dates of all rows show; a bucket alone may show nothing, or something else."""
@@ -219,6 +222,7 @@ class _Clustering:
                 frame = _without_categories(chunk.frame)
                 if self._time and frame[self._time].dtype == pl.String:
                     self._signs.add(frame[self._time])
+                    self._is_date = is_date_column(frame[self._time]) if self._is_date is None else self._is_date
                 if not num_buckets:
                     if self._time:
                         self._refuse_other_than_times(frame)
@@ -316,7 +320,7 @@ class _Clustering:
         frame = frame.with_columns(first)
         keys = [_FIRST]
         if self._time:
-            times = readable_times(frame[self._time], order=self._order)
+            times = readable_times(frame[self._time], order=self._order, is_date=self._is_date)
             self.without_time += int(np.isnan(times).sum())
             frame = frame.with_columns(pl.Series(_TIME, times)).sort(_FIRST, _ROW)
             fell = (pl.col(_TIME).diff() < 0) & (pl.col(_FIRST).diff() == 0)

@@ -53,17 +53,19 @@ def time_keys(
     return keys
 
 
-def readable_times(series: pl.Series, *, order: DateOrder) -> np.ndarray:
+def readable_times(series: pl.Series, *, order: DateOrder, is_date: bool | None = None) -> np.ndarray:
     """Times as `time_keys` gives them, NaN where none can be read; nothing is reported, and nothing an error.
 
     Args:
-        series: the column of the times.
+        series: the column of the times, or a part of it.
         order: of dates like 01/03/2024; AUTO: the day first.
+        is_date: whether text holds dates, and not numbers; None: as the first cells of the part show.
     """
     try:
-        is_date = bool(is_date_column(series))
+        seen = is_date_column(series)
     except SchemaError:
         return np.full(len(series), np.nan)
+    is_date = bool(seen if is_date is None or series.dtype != pl.String else is_date)
     if is_date and series.dtype == pl.String and order is DateOrder.AUTO:
         order = DateOrder.DAY_FIRST
     keys = _keys(series, is_date=is_date, order=order)
