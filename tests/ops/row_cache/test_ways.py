@@ -78,3 +78,15 @@ def test_rows_that_are_put_take_free_and_stale_ways_alone() -> None:
     ways.refresh(ways.find(torch.arange(0, 10)))
     third = ways.put(torch.arange(100, 200))
     assert set(third.left[third.left >= 0].tolist()) == set(range(10, 64)), "what was made fresh again stays"
+
+
+@pytest.mark.parametrize("policy", list(CachePolicy))
+def test_stale_rows_go_after_free_ways_and_before_all_others(policy: CachePolicy) -> None:
+    both = [Ways(400, share=0.2, policy=policy) for _ in range(2)]
+    both[1]._compiled = False
+    for ways in both:
+        ways.admit(torch.arange(0, 200, 3), step=1)
+        ways.age()
+        for step, rows in enumerate((torch.arange(0, 60), torch.arange(100, 260, 2)), start=2):
+            ways.admit(rows, step=step)
+    assert torch.equal(both[0].held_rows, both[1].held_rows)

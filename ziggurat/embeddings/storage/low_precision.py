@@ -201,6 +201,11 @@ class LowPrecisionStorage(TableStorage):
         rows, lower = self._kept()
         return PackedRows(row_format=self.row_format, dim=self.dim, rows=rows, lower=lower)
 
+    @property
+    def noise(self) -> RowNoise | None:
+        """Of its rows; None where nothing is rounded at random."""
+        return self._noise if self._rounds_at_random else None
+
     def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"] | None:
         """Noise for rounding some rows in a step; None where nothing is rounded at random."""
         return self._noise.words(rows_N, step=step) if self._rounds_at_random else None
@@ -246,7 +251,7 @@ class LowPrecisionStorage(TableStorage):
     def _packed(self, step: Step) -> PackedRows:
         """The rows and what an update of them needs, for compiled code."""
         state = {key: self._state[key] for key in state_keys(step.rule.kind)}
-        return dataclasses.replace(self.packed, state=state, noise=self._noise if self._rounds_at_random else None)
+        return dataclasses.replace(self.packed, state=state, noise=self.noise)
 
     def _kept(self) -> tuple[Tensor, Tensor | None]:
         """The rows, and the lower halves where there are any; takes their memory at the first use."""

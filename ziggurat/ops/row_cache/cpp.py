@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from ziggurat.ops.cpp_build import CppSource
 from ziggurat.ops.lookup import LookupLayout, Lookups
 from ziggurat.ops.lookup.cpp import part_of, refuse_rows
 from ziggurat.ops.lookup.cpp_library import CPart
-from ziggurat.ops.row_formats.cpp import FORMATS, PackedRows
+from ziggurat.ops.row_formats.cpp import FORMATS, PackedRows, given_noise
 
 if TYPE_CHECKING:
     from ziggurat.ops.row_cache.ways import Ways
@@ -34,7 +33,13 @@ _SOURCE = CppSource(
 class CWays(Structure):
     """The struct `Ways` of ways.h."""
 
-    _fields_ = (("num_sets", c_int64), ("tags", c_void_p), ("stamps", c_void_p), ("counts", c_void_p))
+    _fields_ = (
+        ("num_sets", c_int64),
+        ("tags", c_void_p),
+        ("stamps", c_void_p),
+        ("counts", c_void_p),
+        ("measures", c_void_p),
+    )
 
 
 class CArrays(Structure):
@@ -58,13 +63,11 @@ class Moves:
         places: of the cache, each once.
         leaving: the row that leaves each place, negative where none does.
         entering: the row that takes it, negative where none does.
-        words: noise for rounding what leaves; None rounds to the nearest.
     """
 
     places: Int64[Tensor, "N"]
     leaving: Int64[Tensor, "N"]
     entering: Int64[Tensor, "N"]
-    words: Int64[Tensor, "N"] | None
 
 
 def why_not_cache() -> str:
@@ -134,46 +137,43 @@ def lookup_cached(
 
 
 def exchange_rows(
-    slots: Float[Tensor, "C D"],
-    table: PackedRows,
-    *,
-    state: Sequence[tuple[Tensor, Tensor]],
-    moves: Moves,
+    slots: Float[Tensor, "C D"], table: PackedRows, *, behind: dict[str, Tensor], moves: Moves, number: int
 ) -> None:
     """Move rows between a cache and what is behind it; what leaves is rounded, state moves as it is.
 
     Args:
         slots: rows of the cache.
-        table: rows behind it.
-        state: the optimizer's arrays, in the cache and behind it.
-        moves: which.
+        table: rows behind it; its state is that of the cache.
+        behind: the state behind it, by the same names.
+        moves: which rows.
+        number: of the step, for the noise of what leaves.
     """
-    held, behind = [pair[0] for pair in state], [pair[1] for pair in state]
-    words = None if moves.words is None else moves.words.to(torch.int32)  # the same 32 bits
+    held = list(table.state.values())
     arrays = CArrays(
         slots.data_ptr(),
         table.rows.data_ptr(),
-        None if table.lower is None else table.lower.data_ptr(),
+        None,
         (c_void_p * 2)(*(tensor.data_ptr() for tensor in held)),
-        (c_void_p * 2)(*(tensor.data_ptr() for tensor in behind)),
+        (c_void_p * 2)(*(behind[key].data_ptr() for key in table.state)),
         (c_int64 * 2)(*(tensor[:1].numel() for tensor in held)),
     )
-    _library().ziggurat_exchange_rows(
-        ctypes.byref(arrays),
-        FORMATS[table.row_format],
-        slots.shape[1],
-        moves.places.data_ptr(),
-        moves.leaving.data_ptr(),
-        moves.entering.data_ptr(),
-        None if words is None else words.data_ptr(),
-        len(moves.places),
-        torch.get_num_threads(),
-    )
+    with given_noise(table.noise, number=number) as origins:
+        _library().ziggurat_exchange_rows(
+            ctypes.byref(arrays),
+            FORMATS[table.row_format],
+            slots.shape[1],
+            moves.places.data_ptr(),
+            moves.leaving.data_ptr(),
+            moves.entering.data_ptr(),
+            origins,
+            len(moves.places),
+            torch.get_num_threads(),
+        )
 
 
 def _ways(ways: Ways) -> CWays:
-    counts = None if ways.counts_R is None else ways.counts_R.data_ptr()
-    return CWays(ways.num_sets, ways.tags_SW.data_ptr(), ways.stamps_SW.data_ptr(), counts)
+    found = (None if each is None else each.data_ptr() for each in (ways.counts_R, ways.measures_SW))
+    return CWays(ways.num_sets, ways.tags_SW.data_ptr(), ways.stamps_SW.data_ptr(), *found)
 
 
 def _library() -> ctypes.CDLL:

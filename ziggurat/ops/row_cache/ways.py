@@ -65,8 +65,8 @@ class CacheSize:
         """
         if not self.share:
             return 0
-        counts = 4 * num_rows if self.policy is CachePolicy.LFU else 0
-        return int(num_rows * self.share) * (row_bytes + 8) + counts
+        is_lfu = self.policy is CachePolicy.LFU
+        return int(num_rows * self.share) * (row_bytes + (12 if is_lfu else 8)) + (4 * num_rows if is_lfu else 0)
 
 
 NO_CACHE = CacheSize()
@@ -98,6 +98,7 @@ class Ways:
         tags_SW: (S, 32) row / S of each way, -1 where it is free.
         stamps_SW: (S, 32) the step that touched it last.
         counts_R: (R,) steps that touched each row; None for LRU.
+        measures_SW: (S, 32) the counts of rows that are held, side by side; None for LRU.
     """
 
     def __init__(self, num_rows: int, *, share: float, policy: CachePolicy) -> None:
@@ -106,6 +107,7 @@ class Ways:
         self.tags_SW = torch.full((self.num_sets, NUM_WAYS), -1, dtype=torch.int32)
         self.stamps_SW = torch.zeros(self.num_sets, NUM_WAYS, dtype=torch.int32)
         self.counts_R = torch.zeros(num_rows, dtype=torch.int32) if policy is CachePolicy.LFU else None
+        self.measures_SW = None if self.counts_R is None else torch.zeros_like(self.stamps_SW)
         self._compiled = cpp.is_available()
 
     @property
@@ -115,8 +117,8 @@ class Ways:
 
     @property
     def num_bytes(self) -> int:
-        """Of tags, stamps and counts."""
-        tensors = [self.tags_SW, self.stamps_SW, self.counts_R]
+        """Of tags, stamps and counts, those of rows that are held twice."""
+        tensors = [self.tags_SW, self.stamps_SW, self.counts_R, self.measures_SW]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
@@ -148,6 +150,7 @@ class Ways:
             self.counts_R[rows_U] = (self.counts_R[rows_U] + 1).clamp(max=_MOST_COUNT)
         held = places >= 0
         self.stamps_SW.view(-1)[places[held]] = step
+        self._measure(places[held], rows_U[held])
         left = torch.where(held, HIT, NO_WAY)
         missing = (~held).nonzero().view(-1)
         if len(missing):
@@ -174,6 +177,13 @@ class Ways:
         stamps = self.stamps_SW.view(-1)
         stamps[places_N] = stamps[places_N].clamp(min=NEVER)
 
+    def remember(self, rows_N: Int64[Tensor, "N"], counts_N: Int64[Tensor, "N"]) -> None:
+        """Set the counts of rows; only for LFU."""
+        assert self.counts_R is not None
+        self.counts_R[rows_N] = counts_N.to(torch.int32)
+        places = self.find(rows_N)
+        self._measure(places[places >= 0], rows_N[places >= 0])
+
     def age(self) -> None:
         """Make every row that is held stale: it goes before any other, and for rows that are loaded."""
         self.stamps_SW.fill_(STALE)
@@ -182,12 +192,10 @@ class Ways:
         """Give the rows at some positions the ways of others, and write where they go and what left."""
         rows = rows_U[missing]
         order = rows.sort().indices
-        measures_SW = self.stamps_SW.to(torch.int64) + 1
-        before = self.held_rows
         if self.counts_R is not None:
             order = order[self.counts_R[rows[order]].sort(stable=True, descending=True).indices]
-            measures_SW = self.counts_R[before.clamp(min=0)].view(-1, NUM_WAYS).to(torch.int64)
-        keys_SW = (measures_SW << 32) + self.tags_SW
+        measures_SW = self.stamps_SW if self.measures_SW is None else self.measures_SW
+        keys_SW = (measures_SW.to(torch.int64) + 1 << 32) + self.tags_SW
         keys_SW = torch.where(self.stamps_SW == step, _LAST, keys_SW)
         keys_SW = torch.where(self.tags_SW < 0, torch.arange(NUM_WAYS) - NUM_WAYS, keys_SW)
         taken = self._take(rows, order, keys_SW=keys_SW, stamp=step)
@@ -211,4 +219,10 @@ class Ways:
         places[order[can]], left[order[can]] = chosen[can], gone[can]
         self.tags_SW.view(-1)[chosen[can]] = (rows[order[can]] // self.num_sets).to(torch.int32)
         self.stamps_SW.view(-1)[chosen[can]] = stamp
+        self._measure(chosen[can], rows[order[can]])
         return Admission(places, left)
+
+    def _measure(self, places: Tensor, rows: Tensor) -> None:
+        """Write the counts of rows beside the places where they are held."""
+        if self.counts_R is not None and self.measures_SW is not None:
+            self.measures_SW.view(-1)[places] = self.counts_R[rows]

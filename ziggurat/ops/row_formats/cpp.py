@@ -158,20 +158,32 @@ def apply_rows(table: PackedRows, *, gradient: SummedGradient, step: Step) -> No
 @contextlib.contextmanager
 def _given(table: PackedRows, step: Step) -> Iterator[_CStorage]:
     """What C++ is given of a storage, as long as the arrays that it points to are kept."""
-    origins, noise, keys = None, table.noise, None
-    if noise is not None:
-        keys = noise.keys(step.number)
-        arrays = (noise.first_rows, noise.shifts, keys, noise.columns)
-        origins = _COrigins(len(noise.origins), *(array.ctypes.data for array in arrays))
-    yield _CStorage(
-        table.rows.data_ptr(),
-        None if table.lower is None else table.lower.data_ptr(),
-        FORMATS[table.row_format],
-        *state_pointers(table.state),
-        table.dim,
-        None if origins is None else ctypes.addressof(origins),
-    )
-    del keys, origins
+    with given_noise(table.noise, number=step.number) as origins:
+        yield _CStorage(
+            table.rows.data_ptr(),
+            None if table.lower is None else table.lower.data_ptr(),
+            FORMATS[table.row_format],
+            *state_pointers(table.state),
+            table.dim,
+            origins,
+        )
+
+
+@contextlib.contextmanager
+def given_noise(noise: RowNoise | None, *, number: int) -> Iterator[int | None]:
+    """The address of what C++ is given of noise at a step, as long as its arrays are kept; None rounds to the nearest.
+
+    Args:
+        noise: of the rows of a storage.
+        number: of the step.
+    """
+    if noise is None:
+        yield None
+        return
+    arrays = (noise.first_rows, noise.shifts, noise.keys(number), noise.columns)
+    origins = _COrigins(len(noise.origins), *(array.ctypes.data for array in arrays))
+    yield ctypes.addressof(origins)
+    del arrays, origins
 
 
 def _library() -> ctypes.CDLL:

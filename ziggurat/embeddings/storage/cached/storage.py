@@ -26,6 +26,7 @@ Reference: Yang et al., "Mixed-precision embedding using a cache", arXiv 2010.11
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -261,7 +262,7 @@ class CachedStorage(TableStorage):
         self.counts.stored += int((gone >= 0).sum())
         self.counts.conflicts += len(conflicts)
         if len(moving):
-            self._move(kernel, Moves(places=places[moving], leaving=gone, entering=entering, words=None), step=step)
+            self._move(kernel, Moves(places=places[moving], leaving=gone, entering=entering), step=step)
         return _Placed(rows, places, conflicts)
 
     def _store_conflicts(self, kernel: LookupKernel, placed: _Placed, *, step: Step) -> None:
@@ -269,17 +270,17 @@ class CachedStorage(TableStorage):
         if len(placed.conflicts):
             leaving = placed.rows[placed.conflicts]
             nothing = torch.full_like(leaving, -1)
-            moves = Moves(places=placed.places[placed.conflicts], leaving=leaving, entering=nothing, words=None)
+            moves = Moves(places=placed.places[placed.conflicts], leaving=leaving, entering=nothing)
             self._move(kernel, moves, step=step)
 
     def _move(self, kernel: LookupKernel, moves: Moves, *, step: Step) -> None:
         """Store rows that leave places, and fetch those that take them."""
         packed, keys = self._packed_by(kernel), tuple(self._tails)
         if packed is not None:
-            words = packed.rows.words(moves.leaving.clamp(min=0), step=step.number)
-            state = [(self._array(key), packed.state(key)) for key in keys if key != WEIGHT]
-            moves = Moves(places=moves.places, leaving=moves.leaving, entering=moves.entering, words=words)
-            exchange_rows(self._array(WEIGHT), packed.rows.packed, state=state, moves=moves)
+            held = {key: self._array(key) for key in keys if key != WEIGHT}
+            table = dataclasses.replace(packed.rows.packed, state=held, noise=packed.rows.noise)
+            behind = {key: packed.state(key) for key in held}
+            exchange_rows(self._array(WEIGHT), table, behind=behind, moves=moves, number=step.number)
             return
         out, new = moves.leaving >= 0, moves.entering >= 0
         if bool(out.any()):
@@ -329,7 +330,7 @@ class CachedStorage(TableStorage):
         """The inverse of `_remembered`; rows that were held take ways if there are any."""
         numbers = values.to(torch.int32)
         if self.ways.counts_R is not None:
-            self.ways.counts_R[rows] = torch.where(numbers > 0, numbers - 1, -numbers)
+            self.ways.remember(rows, torch.where(numbers > 0, numbers - 1, -numbers))
         self.ways.refresh(places[(numbers > 0) & (places >= 0)])
         if self.ways.has_room:
             places = self._put(rows, places, (numbers > 0) & (places < 0))

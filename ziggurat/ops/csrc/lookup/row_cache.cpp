@@ -24,17 +24,15 @@ struct Miss {
 
 // The way that a miss takes: a free one, else that of the smallest (count or stamp, tag) not touched in this step.
 inline int victim_of(const Ways& ways, int64_t set, int32_t step) {
+  constexpr int32_t kMost = 0x7FFFFFFF;
   const int32_t *tags = ways.tags + set * kWays, *stamps = ways.stamps + set * kWays;
-  int best = -1;
-  uint64_t lowest = ~uint64_t{0};
-  for (int w = 0; w < kWays; w++) {
-    if (tags[w] < 0) return w;
-    if (stamps[w] == step) continue;
-    const int32_t measure = ways.counts ? ways.counts[tags[w] * ways.num_sets + set] : stamps[w] + 1;
-    const uint64_t key = static_cast<uint64_t>(static_cast<uint32_t>(measure)) << 32 | static_cast<uint32_t>(tags[w]);
-    if (key < lowest) lowest = key, best = w;
-  }
-  return best;
+  const int32_t* measures = ways.measures ? ways.measures + set * kWays : stamps;
+  if (const uint32_t free = matches(tags, -1)) return __builtin_ctz(free);
+  int32_t low = kMost, tag = kMost;
+  for (int w = 0; w < kWays; w++) low = std::min(low, stamps[w] == step ? kMost : measures[w]);
+  if (low == kMost) return -1;
+  for (int w = 0; w < kWays; w++) tag = std::min(tag, (stamps[w] != step) & (measures[w] == low) ? tags[w] : kMost);
+  return __builtin_ctz(matches(tags, tag));
 }
 
 void admit_set(const Ways& ways, int64_t set, std::vector<Miss>& misses, int32_t step, int64_t* places, int64_t* left) {
@@ -50,10 +48,11 @@ void admit_set(const Ways& ways, int64_t set, std::vector<Miss>& misses, int32_t
     if (!full) {
       int32_t& tag = ways.tags[set * kWays + way];
       gone = tag < 0 ? kFree : tag * ways.num_sets + set;
-      full = ways.counts && gone >= 0 && ways.counts[gone] > ways.counts[miss.row];
+      full = ways.counts && gone >= 0 && ways.measures[set * kWays + way] > ways.counts[miss.row];
       if (!full) {
         tag = static_cast<int32_t>(miss.row / ways.num_sets);
         ways.stamps[set * kWays + way] = step;
+        if (ways.counts) ways.measures[set * kWays + way] = ways.counts[miss.row];
       }
     }
     places[miss.at] = full ? -1 : set * kWays + way;
@@ -79,7 +78,9 @@ void admit(const Ways& ways, const int64_t* rows, int64_t num_rows, int32_t step
     const int64_t place = find(ways.tags, sets, rows[u]);
     places[u] = place;
     left[u] = place < 0 ? kNoWay : kHit;
-    if (place >= 0) ways.stamps[place] = step;
+    if (place < 0) continue;
+    ways.stamps[place] = step;
+    if (ways.counts) ways.measures[place] = ways.counts[rows[u]];
   }
   std::vector<int32_t> begins(ways.num_sets + 1, 0);
   std::vector<int64_t> touched;
@@ -152,7 +153,7 @@ struct Arrays {  // the same rows twice: in the cache, and behind it
 
 template <int D, int64_t kFormat>
 void exchange(const Arrays& arrays, int64_t dim, const int64_t* places, const int64_t* leaving, const int64_t* entering,
-              const uint32_t* words, int64_t num_places, int num_threads) {
+              const Origins* origins, int64_t num_places, int num_threads) {
   const int64_t size = D ? D : dim;
   const Packed<D, kFormat> packed{arrays.rows, dim};
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
@@ -161,11 +162,20 @@ void exchange(const Arrays& arrays, int64_t dim, const int64_t* places, const in
       prefetch_row<D>(arrays.slots + places[i + kAhead] * size, dim);
       if (leaving[i + kAhead] >= 0) packed.prefetch(leaving[i + kAhead]);
       if (entering[i + kAhead] >= 0) packed.prefetch(entering[i + kAhead]);
+      for (int part = 0; part < 2; part++) {
+        if (!arrays.state[part]) continue;
+        const int64_t width = arrays.widths[part];
+        __builtin_prefetch(arrays.state[part] + places[i + kAhead] * width);
+        if (leaving[i + kAhead] >= 0) __builtin_prefetch(arrays.behind[part] + leaving[i + kAhead] * width, 1);
+        if (entering[i + kAhead] >= 0) __builtin_prefetch(arrays.behind[part] + entering[i + kAhead] * width);
+      }
     }
     const int64_t place = places[i], out = leaving[i], in = entering[i];
     float* slot = arrays.slots + place * size;
     const auto kept = [&](int64_t row) { return arrays.rows + row * row_bytes<kFormat>(size); };
-    if (out >= 0) write_row<D, kFormat>(slot, kept(out), nullptr, dim, words ? words + i : nullptr);
+    uint32_t word = 0;
+    if (origins && out >= 0) word = origins->word(out, origins->of(out));
+    if (out >= 0) write_row<D, kFormat>(slot, kept(out), nullptr, dim, origins ? &word : nullptr);
     if (in >= 0) read_row<D, kFormat>(kept(in), nullptr, dim, slot);
     for (int part = 0; part < 2; part++) {
       if (!arrays.state[part]) continue;
@@ -210,11 +220,11 @@ int64_t ziggurat_lookup_cached(const float* slots, const uint8_t* rows, int64_t 
   FOR_DIM(dim, LOOKUP_CACHED_DIM)
 }
 
-// Rows leave places of the cache, rounded by `words` or to the nearest, and others take them; -1 for none.
+// Rows leave places of the cache, rounded by the noise of `origins` or to the nearest, and others take them; -1 for none.
 void ziggurat_exchange_rows(const Arrays* arrays, int64_t format, int64_t dim, const int64_t* places,
-                            const int64_t* leaving, const int64_t* entering, const uint32_t* words, int64_t num_places,
+                            const int64_t* leaving, const int64_t* entering, const Origins* origins, int64_t num_places,
                             int64_t num_threads) {
-#define EXCHANGE(D, F) exchange<D, F>(*arrays, dim, places, leaving, entering, words, num_places, int(num_threads))
+#define EXCHANGE(D, F) exchange<D, F>(*arrays, dim, places, leaving, entering, origins, num_places, int(num_threads))
 #define EXCHANGE_DIM(D) [&]() { FOR_ROUNDED(EXCHANGE, D) }()
   FOR_DIM(dim, EXCHANGE_DIM)
 }

@@ -25,7 +25,8 @@ struct Ways {
   int64_t num_sets;
   int32_t* tags;    // (num_sets, kWays): row / num_sets, or -1 for a way that is free
   int32_t* stamps;  // (num_sets, kWays): the step that last touched it
-  int32_t* counts;  // (num_rows,): steps that touched a row; nullptr where the oldest row leaves
+  int32_t* counts;    // (num_rows,): steps that touched a row; nullptr where the oldest row leaves
+  int32_t* measures;  // (num_sets, kWays): counts of the rows that are held; nullptr with counts
 };
 
 // Bit w is set if way w of a set has the tag.
