@@ -28,6 +28,7 @@ def test_what_a_cache_holds_is_what_dictionaries_hold(
     both[1]._compiled = False
     oracle, hits = WayOracle(both[0].num_sets, policy), 0
     assert share * num_rows <= both[0].num_places < share * num_rows + NUM_WAYS
+    num_hits = 0
     for number, rows in enumerate(stream(num_rows, steps=16, most=most, seed=num_rows), start=1):
         left, conflicts = oracle.step(rows.tolist(), step=number)
         for ways in both:
@@ -37,10 +38,11 @@ def test_what_a_cache_holds_is_what_dictionaries_hold(
             held = set(ways.held_rows.tolist()) - {-1}
             assert held == {row for rows_of in oracle.sets.values() for row in rows_of}
             assert torch.equal(ways.find(rows), admission.places)
+            num_hits = int((admission.left == HIT).sum())
             if ways.counts_R is not None:
                 counts = ways.counts_R.tolist()
                 assert all(counts[row] == count for row, count in oracle.counts.items())
-        hits += int((admission.left == HIT).sum())
+        hits += num_hits
         assert torch.equal(both[0].tags_SW, both[1].tags_SW) or why_not_cache()
     assert hits == oracle.hits > 0
 
