@@ -29,7 +29,14 @@ def feature_names(inputs: InputSpec) -> tuple[str, ...]:
     return (*inputs.dense, *(spec.name for spec in specs))
 
 
-def permuted(batch: Batch, *, inputs: InputSpec, features: Sequence[str], order: Int64[Tensor, "B"]) -> Batch:
+def permuted(
+    batch: Batch,
+    *,
+    inputs: InputSpec,
+    features: Sequence[str],
+    order: Int64[Tensor, "B"],
+    joined: Sequence[Sequence[str]] = (),
+) -> Batch:
     """The batch with sample b's values of `features` taken from sample `order[b]`; the rest is shared, not copied.
 
     Args:
@@ -37,6 +44,8 @@ def permuted(batch: Batch, *, inputs: InputSpec, features: Sequence[str], order:
         inputs: of the batch.
         features: names.
         order: a permutation of the samples.
+        joined: groups of lists of one length in every sample, which describe the same events (`Model.joined_lists`):
+            lengths stay, and the values, in the order of the samples, fill the events anew.
 
     Raises:
         SchemaError: the inputs have no such feature.
@@ -60,13 +69,13 @@ def permuted(batch: Batch, *, inputs: InputSpec, features: Sequence[str], order:
         single[rows] = batch.single[rows][:, order]
     for index, spec in enumerate(inputs.jagged):
         if spec.name in wanted:
-            jagged = _with_lists_moved(jagged, index, order)
+            jagged = _with_lists_moved(jagged, index, order, keep_lengths=any(spec.name in group for group in joined))
     vectors = {name: value[order] if name in wanted else value for name, value in batch.vectors.items()}
     return replace(batch, dense=dense, single=single, jagged=jagged, vectors=vectors)
 
 
-def _with_lists_moved(jagged: JaggedRows, index: int, order: Tensor) -> JaggedRows:
-    """The same lists, those of feature number `index` in another order."""
+def _with_lists_moved(jagged: JaggedRows, index: int, order: Tensor, *, keep_lengths: bool) -> JaggedRows:
+    """The same lists, those of feature number `index`, or all their values one after the other, in another order."""
     size = len(order)
     first, last = index * size, (index + 1) * size
     begin, end = int(jagged.offsets[first]), int(jagged.offsets[last])
@@ -74,5 +83,7 @@ def _with_lists_moved(jagged: JaggedRows, index: int, order: Tensor) -> JaggedRo
         values={"rows": jagged.values[begin:end]}, offsets=jagged.offsets[first : last + 1] - begin
     ).take(order)
     values = torch.cat([jagged.values[:begin], lists.values["rows"], jagged.values[end:]])
+    if keep_lengths:
+        return JaggedRows(values, jagged.offsets)
     offsets = torch.cat([jagged.offsets[:first], lists.offsets + begin, jagged.offsets[last + 1 :]])
     return JaggedRows(values, offsets)

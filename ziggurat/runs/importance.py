@@ -11,7 +11,8 @@ what another one could make of the data.
 
 Two features that tell the same share their importance: permute one, and the model reads the other. Permute them
 together (`groups`), and what they tell in common appears. And a permuted row may be one that cannot be (a child with
-a driver's licence), so a large importance can rest on samples that never occur.
+a driver's licence), so a large importance can rest on samples that never occur. Lists that describe the same events
+keep their lengths: their values are dealt out among the events of all samples.
 
 The samples are `samples` of the evaluated rows, drawn at random, all at once in memory: 8 bytes a number and id.
 Cost: rounds × features passes of the model over them, and one for the baseline. On many ranks each holds the samples
@@ -217,6 +218,7 @@ def importance_of(
     progress = progress or NoProgress()
     metric, parts = _metric(run, config), _parts(run, config)
     sample, num_rows = _sampled(run, tables, config)
+    joined = run.model.joined_lists
     progress.begin("importance", total=1 + config.rounds * len(parts))
     baseline = _metrics(run, sample)[metric]
     if not math.isfinite(baseline):
@@ -232,7 +234,9 @@ def importance_of(
         for round_number in range(config.rounds):
             progress.update(done, note=name)
             order = order_of(sample.batch_size, name=name, round_number=round_number, seed=config.seed)
-            changed = permuted(sample, inputs=run.model.inputs, features=features, order=torch.from_numpy(order))
+            changed = permuted(
+                sample, inputs=run.model.inputs, features=features, order=torch.from_numpy(order), joined=joined
+            )
             values.append(_metrics(run, changed)[metric])
             done += 1
         losses = tuple(sign * (baseline - value) for value in values)

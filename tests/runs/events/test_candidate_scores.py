@@ -16,6 +16,7 @@ from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.baselines import check_baseline
+from ziggurat.runs.importance import ImportanceConfig
 from ziggurat.runs.load import Run, load_run
 
 SCHEMA = """
@@ -105,6 +106,14 @@ def test_tastes_are_learned_and_what_candidates_have_in_common_is_not(run: Run) 
     metrics = run.evaluate_split("test").metrics
     assert metrics["auc/like"] > 0.9
     assert 0.25 < metrics["auc/coin"] < 0.75  # 1 where a history holds a candidate of its question
+
+
+def test_importance_deals_out_events_and_keeps_lengths(run: Run) -> None:
+    """Histories of training rows have 0 to 12 events; all lists of one history are as long as each other."""
+    config = ImportanceConfig(rounds=1, samples=300, metric="auc/like")
+    found = {each.name: each.mean for each in run.importance(split="train", config=config).features}
+    assert min(found["genre"], found["history_genre"], found["history_verb"]) > 0.1
+    assert max(abs(found[name]) for name in ("country", "history_tossed")) < 0.05
 
 
 def test_every_event_has_a_score_and_open_ones_are_no_history(run: Run, tmp_path: Path) -> None:

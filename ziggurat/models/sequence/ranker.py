@@ -39,7 +39,7 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import HISTORY, of_history
+from ziggurat.features.events import HISTORY, HISTORY_TIMES, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
@@ -210,6 +210,7 @@ class SequenceRanker(Model):
         self._context = [name for name in self._fields if name not in items.features]
         self._item_lists = [HISTORY, *(of_history(name) for name in self._item_fields if name != items.id)]
         self._actions = _action_lists(inputs)
+        self.joined_lists = ((*self._item_lists, *self._actions, HISTORY_TIMES),)
         lists, single = [spec.name for spec in inputs.jagged], [spec.name for spec in inputs.single]
         self._list_places = [lists.index(name) for name in (*self._item_lists, *self._actions)]
         self._context_places = [single.index(name) for name in self._context]
