@@ -69,7 +69,7 @@ def test_the_wheel_runs_outside_of_the_checkout(site: Path, tmp_path: Path) -> N
 
     def run(*arguments: str) -> str:
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 

@@ -54,11 +54,10 @@ def test_every_model_becomes_a_program(config: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_compiled_program_computes_the_logits(tmp_path: Path) -> None:
-    model = build_model(zg.DCNv2Config(deep=zg.MLPConfig(hidden_dims=(8,))), INPUTS, seed=0).eval()
+    config = zg.DCNv2Config(deep=zg.MLPConfig(hidden_dims=(8,)))
+    model, other = (build_model(config, INPUTS, seed=seed).eval() for seed in (0, 1))
     program = export_program(model, (batch_of(7, 0), batch_of(4, 1)))
     compile_program(program, tmp_path / "compiled.pt2", model=model, batch=batch_of(33, 2))
     assert (tmp_path / "compiled.pt2").stat().st_size > 1000
-    with torch.no_grad():
-        model.out.weight.add_(1.0) if hasattr(model, "out") else next(iter(model.parameters())).add_(1.0)
     with pytest.raises(AssertionError):
-        compile_program(program, tmp_path / "other.pt2", model=model, batch=batch_of(33, 2))
+        compile_program(program, tmp_path / "other.pt2", model=other, batch=batch_of(33, 2))
