@@ -63,7 +63,7 @@ TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || echo 1); echo $$((n < 8 ? n 
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(addprefix --ignore=,$(ALONE))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(ALONE))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALONE)
 
 test-slow: setup

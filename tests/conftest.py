@@ -2,11 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+# What takes longest, in about this order: begun first, so that no process is left alone with one of them at the end.
+LONG = (
+    "tests/training/test_many_ranks.py",
+    "tests/end_to_end/test_many_ranks.py",
+    "tests/parallel/test_parity_of_models.py",
+    "tests/parallel/tables/test_spread_tables.py",
+    "tests/parallel/test_parity.py",
+    "tests/studies/test_scaling.py",
+    "tests/training/test_balanced_ranks.py",
+    "tests/studies/test_compare_own.py",
+    "tests/benchmarks/test_towers.py",
+    "tests/benchmarks/test_datacentre.py",
+    "tests/runs/test_own_models.py",
+    "tests/runs/test_next_items.py",
+    "tests/training/test_moving_checkpoints.py",
+    "tests/runs/test_initial_tables.py",
+    "tests/end_to_end/test_main_job.py",
+    "tests/end_to_end/test_towers.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of `LONG` first, then those of many tests; `--no-loadscope-reorder` keeps this order among processes."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    names = [item.nodeid.partition("::")[0] for item in items]
+    place, count = {name: index for index, name in enumerate(LONG)}, Counter(names)
+    ranks = {name: (place.get(name, len(LONG)), -count[name], index) for index, name in enumerate(dict.fromkeys(names))}
+    items.sort(key=lambda item: ranks[item.nodeid.partition("::")[0]])
 
 
 def pytest_collection_finish() -> None:
