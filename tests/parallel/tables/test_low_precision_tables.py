@@ -1,12 +1,15 @@
-"""Tables in few bits on ranks: every placement rounds as one device does; codes are not cut by columns; caches."""
+"""Tables in few bits on ranks: every placement rounds as one device does; caches; the disk."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizer, TableOptimizerKind
+from ziggurat.embeddings.config import InitialDraw
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
@@ -17,10 +20,12 @@ from ziggurat.models.contract.model import Model
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.parallel.parallelize import parallelize
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
+from ziggurat.parallel.tables.table_shard import TableShard
 from ziggurat.parallel.topology import Topology
 from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.checkpoint import CheckpointStore
 
 ROWS = {"user": 23, "item": 17, "words": 41, "shop": 7}
 INPUTS = InputSpec(
@@ -50,9 +55,10 @@ def plan_of(**placements: str) -> Plan:
     return Plan(world_size=2, tables=tuple(tables))
 
 
-def check(rank: int, plans: list[dict[str, object]]) -> None:
+def check(rank: int, plans: list[dict[str, object]], folder: str) -> None:
     """Runs on every rank: gradients are eighths, so that sums have the same bits in any order."""
     check_caches(rank)
+    check_disk(rank, Path(folder))
     batch = random_batch(INPUTS, 12, seed=1)
     for plan_json, row_format in ((plan, row_format) for plan in plans for row_format in RowFormat):
         is_adam = row_format is RowFormat.BF16
@@ -113,9 +119,50 @@ def check_caches(rank: int) -> None:
         parallelize(build(RowFormat.BF16, adagrad, {}, cache=0.1), plan_of(user="column_wise"), Topology.create())
 
 
-def test_ranks_round_as_one_device_does() -> None:
+def check_disk(rank: int, folder: Path) -> None:
+    """Each rank has its rows in a file of its own; their checkpoint is that of one device in memory."""
+    config = DNNConfig(
+        embedding_dim=8,
+        embedding=EmbeddingConfig(kernel=KernelChoice.TORCH, init_draw=InitialDraw.ROWS, initial_sum=0.5, dim=8),
+        deep=MLPConfig(hidden_dims=(3,)),
+    )
+    single = build_model(config, INPUTS, seed=3)
+    made = TablesConfig(disk=str(folder)).make_storage(seed=3)
+    many = build_model(config, INPUTS, seed=3, make_storage=made, draw_tables=False)
+    plan = plan_of(user="row_wise", item="data_parallel", shop="column_wise", words="table_row_wise")
+    parallel = parallelize(many, plan, Topology.create())
+    tables = many.embeddings.tables
+    assert isinstance(tables, ShardedTables)
+    tables.draw(3)
+    optimizers = [TableOptimizer(single.embeddings), parallel.table_optimizer(many)]
+    for step in range(3):
+        batch = random_batch(INPUTS, 12, seed=step)
+        wanted, found = single.fields(batch), many.fields(batch.rows(6 * rank, 6 * rank + 6))
+        factors = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(step)) / 8
+        (wanted * factors).sum().backward()
+        (found * factors[6 * rank : 6 * rank + 6]).sum().backward()
+        for each in optimizers:
+            each.step(0.05)
+    store = CheckpointStore(folder / "checkpoints")
+    names = {name: value for name, value in many.state_dict().items() if name.startswith("embeddings")}
+    store.save(1, tensors=names | optimizers[1].state_dict(), state={})
+    whole = store.load().tensors
+    expected = single.state_dict() | optimizers[0].state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in whole.items())
+    for name, value in names.items():
+        assert isinstance(value, TableShard)
+        value.rows.write(0, torch.ones(value.rows.shape))
+        names[name] = value
+    store.load(into=names | optimizers[1].state_dict())
+    for name, value in names.items():
+        assert isinstance(value, TableShard)
+        box = tuple(slice(o, o + n) for o, n in zip(value.offsets, value.rows.shape, strict=True))
+        assert torch.equal(value.rows.read(0, value.rows.num_rows), expected[name][box]), name
+
+
+def test_ranks_round_as_one_device_does(tmp_path: Path) -> None:
     plans = [
         plan_of(user="row_wise", item="data_parallel", shop="table_row_wise"),
         plan_of(user="column_wise", words="row_wise"),
     ]
-    run_ranks(check, 2, [to_json(plan) for plan in plans])
+    run_ranks(check, 2, [to_json(plan) for plan in plans], str(tmp_path))

@@ -155,7 +155,9 @@ class DiskRows(RowBacking):
         found = self.take(rows)
         return {key: self.part(found, key)[torch.from_numpy(order)] for key in keys}
 
-    def store(self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int = 0) -> None:
+    def store(
+        self, rows_N: Int64[Tensor, "N"], values: dict[str, Float[Tensor, "N *D"]], *, step: int | None = None
+    ) -> None:
         """See `RowBacking.store`; nothing is rounded."""
         del step
         rows = rows_N.numpy()
