@@ -74,6 +74,7 @@ def test_memory_is_shared_by_storages_in_proportion(tmp_path: Path) -> None:
     assert isinstance(large, DiskStorage)
     held = [each.cached.num_places * each.held_row_bytes for each in (small, large)]
     assert 0.9 < sum(held) / (1 << 20) <= 1
+    assert "thousand rows/s read" in small.describe()["measured"]
     assert small.cached.num_places / 20_000 == pytest.approx(large.cached.num_places / 60_000, rel=0.01)
 
 

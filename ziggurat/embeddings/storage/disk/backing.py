@@ -41,7 +41,7 @@ from ziggurat.embeddings.storage.disk.write_behind import RowValues, WriteBehind
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.errors import FileError
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
-from ziggurat.ops.row_file import RowFile, RowState
+from ziggurat.ops.row_file import RowFile, RowState, disk_rate
 from ziggurat.ops.row_file.file import why_not_cpp
 
 
@@ -225,6 +225,7 @@ class DiskRows(RowBacking):
             "folder": str(self.folder),
             "row_bytes_on_disk": layout.unit_bytes // layout.rows_per_unit,
             "direct_io": self._file.is_direct,
+            "measured": disk_rate(str(self.folder), payload_bytes=layout.payload_bytes).text(),
             "without C++": why_not_cpp() or "no",
         }
 
