@@ -24,6 +24,29 @@ inline int64_t row_bytes(int64_t dim) {
 }
 
 inline Lanes all(float x) { return Lanes{x, x, x, x, x, x, x, x}; }
+
+// Of numbers that are none of them NaN.
+#ifdef __AVX2__
+inline Lanes lesser(Lanes a, Lanes b) { return (Lanes)_mm256_min_ps((__m256)a, (__m256)b); }
+inline Lanes greater(Lanes a, Lanes b) { return (Lanes)_mm256_max_ps((__m256)a, (__m256)b); }
+inline Bits larger(Bits a, Bits b) { return (Bits)_mm256_max_epu32((__m256i)a, (__m256i)b); }
+inline Bits widen_signed(const uint16_t* from) {
+  return (Bits)_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#else
+inline Lanes lesser(Lanes a, Lanes b) { return a < b ? a : b; }
+inline Lanes greater(Lanes a, Lanes b) { return a > b ? a : b; }
+inline Bits larger(Bits a, Bits b) { return a > b ? a : b; }
+inline Bits widen_signed(const uint16_t* from) { return (Bits)((Ints)(widen(from) << 16) >> 16); }
+#endif
+inline float least(Lanes x) {
+  const float a = std::min(std::min(x[0], x[4]), std::min(x[2], x[6]));
+  return std::min(a, std::min(std::min(x[1], x[5]), std::min(x[3], x[7])));
+}
+inline uint32_t largest(Bits x) {
+  const uint32_t a = std::max(std::max(x[0], x[4]), std::max(x[2], x[6]));
+  return std::max(a, std::max(std::max(x[1], x[5]), std::max(x[3], x[7])));
+}
 inline Bits chosen(Bits mask, Bits a, Bits b) { return (mask & a) | (~mask & b); }
 
 // ---------------------------------------------------------------- eight codes, to and from a row
@@ -144,7 +167,7 @@ void read_row(const uint8_t* row, const uint16_t* lower, int64_t dim, float* w) 
   if constexpr (kFormat == kSplit) {
     const uint16_t* upper = reinterpret_cast<const uint16_t*>(row);
     for (; d + kLanes <= size; d += kLanes)
-      store(w + d, (Lanes)((widen(upper + d) << 16) + (Bits)((Ints)(widen(lower + d) << 16) >> 16)));
+      store(w + d, (Lanes)((widen(upper + d) << 16) + widen_signed(lower + d)));
     for (; D == 0 && d < size; d++) {
       const uint32_t bits = (static_cast<uint32_t>(upper[d]) << 16) + static_cast<uint32_t>(static_cast<int16_t>(lower[d]));
       std::memcpy(w + d, &bits, 4);

@@ -24,11 +24,16 @@ struct Origins {
 constexpr uint32_t kStride = 0x9E3779B9u;
 
 template <class T>  // of one column, or of eight
-inline T mixed(T z) {
+inline T nearly_mixed(T z) {
   z ^= z >> 16;
   z *= 0x7FEB352Du;
   z ^= z >> 15;
-  z *= 0x846CA68Bu;
+  return z * 0x846CA68Bu;
+}
+
+template <class T>
+inline T mixed(T z) {
+  z = nearly_mixed(z);
   return z ^ z >> 16;
 }
 
@@ -36,10 +41,14 @@ inline uint32_t noise(uint32_t word, int64_t column) {
   return mixed(word + static_cast<uint32_t>(column + 1) * kStride);
 }
 
-inline Bits noise_of_eight(uint32_t word, int64_t column) {
-  const uint32_t first = word + static_cast<uint32_t>(column + 1) * kStride;
-  return mixed(first + Bits{0, 1, 2, 3, 4, 5, 6, 7} * kStride);
+inline Bits counters(uint32_t word, int64_t column) {
+  return word + static_cast<uint32_t>(column + 1) * kStride + Bits{0, 1, 2, 3, 4, 5, 6, 7} * kStride;
 }
+
+inline Bits noise_of_eight(uint32_t word, int64_t column) { return mixed(counters(word, column)); }
+
+// The upper halves, which the last step of mixing leaves as they are.
+inline Bits upper_noise_of_eight(uint32_t word, int64_t column) { return nearly_mixed(counters(word, column)) >> 16; }
 
 // ---------------------------------------------------------------- halves
 
@@ -68,7 +77,7 @@ void write_bfloat16(const float* w, uint16_t* row, int64_t dim, const uint32_t* 
   }
   for (; d + kLanes <= size; d += kLanes) {
     const Bits bits = (Bits)load(w + d);
-    const Bits rounded = (bits + (noise_of_eight(*word, d) >> 16)) >> 16;
+    const Bits rounded = (bits + upper_noise_of_eight(*word, d)) >> 16;
     const Bits is_infinite = (Bits)((bits & kExponent) == kExponent);
     const Bits is_nan = (Bits)((bits & 0x7FFFFFFFu) > kExponent);
     narrow(row + d, chosen(is_nan, 0x7FC0u + (bits & 0u), chosen(is_infinite, bits >> 16, rounded)));
@@ -128,17 +137,17 @@ inline Range range_of(const float* w, int64_t dim) {
     Bits any = {0};
     for (; d + kLanes <= size; d += kLanes) {
       const Lanes x = load(w + d);
-      any |= (Bits)(((Bits)x & kExponent) == kExponent);
-      lows = x < lows ? x : lows;
-      highs = x > highs ? x : highs;
+      any = larger(any, (Bits)x & 0x7FFFFFFFu);
+      lows = lesser(x, lows);
+      highs = greater(x, highs);
     }
-    for (int l = 0; l < kLanes; l++) low = std::min(low, lows[l]), high = std::max(high, highs[l]), infinite |= any[l];
+    low = least(lows), high = -least(-highs), infinite = largest(any);
   }
   for (; D == 0 && d < size; d++) {
     low = std::min(low, w[d]), high = std::max(high, w[d]);
-    infinite |= (bits_of(w[d]) & kExponent) == kExponent;
+    infinite = std::max(infinite, bits_of(w[d]) & 0x7FFFFFFFu);
   }
-  return {low, high, infinite != 0};
+  return {low, high, infinite >= kExponent};
 }
 
 template <int D, int64_t kFormat>
@@ -152,9 +161,7 @@ inline void fill_codes(const float* w, uint8_t* codes, int64_t dim, const Range&
     const Lanes given = load(w + d);
     const Lanes u = word ? __builtin_convertvector((Ints)(noise_of_eight(*word, d) >> 8), Lanes) * 0x1p-24f : all(0.5f);
     Lanes x = (given - first) * per + u;
-    x = x < 0.0f ? all(0.0f) : x;
-    x = x > top ? all(top) : x;
-    const Bits code = (Bits)__builtin_convertvector(x, Ints);
+    const Bits code = (Bits)__builtin_convertvector(lesser(greater(x, all(0.0f)), all(top)), Ints);
     const Bits is_low = (Bits)(given == range.low), is_high = (Bits)(given == range.high);
     store_codes<kFormat>(codes, d, ~is_low & chosen(is_high, tops, code));
   }
@@ -169,8 +176,7 @@ inline void fill_codes(const float* w, uint8_t* codes, int64_t dim, const Range&
 }
 
 template <int D, int64_t kFormat>
-void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word) {
-  const Range range = range_of<D>(w, dim);
+inline void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word, const Range& range) {
   const int64_t own = word ? static_cast<int64_t>(noise(*word, -1) >> 19) : -1;
   const Half nan = static_cast<Half>(NAN);
   const Half ends[2] = {range.infinite ? nan : to_half(range.low, own), range.infinite ? nan : to_half(range.high, own)};
@@ -182,9 +188,52 @@ void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word
   }
 }
 
+// ---------------------------------------------------------------- w + factor · gradient, rounded, without a row of floats
+
+// For halves of multiples of eight columns; false if a number is not finite, and nothing is written then. `room` is for
+// a row of floats.
+template <int D, int64_t kFormat>
+inline bool add_to_halves(uint8_t* row, uint16_t* lower, const float* grad, float factor, const uint32_t* word, float* room) {
+  uint16_t* upper = reinterpret_cast<uint16_t*>(row);
+  uint16_t *new_upper = reinterpret_cast<uint16_t*>(room), *new_lower = new_upper + D;
+  Bits any = {0};
+  for (int64_t d = 0; d < D; d += kLanes) {
+    Lanes w = load_bfloat16(upper + d);
+    if (kFormat == kSplit) w = (Lanes)((Bits)w + widen_signed(lower + d));
+    const Bits bits = (Bits)(w + factor * load(grad + d));
+    any = larger(any, bits & 0x7FFFFFFFu);
+    if (kFormat == kSplit) {
+      narrow(new_lower + d, bits & 0xFFFFu);
+      narrow(new_upper + d, (bits + 0x8000u) >> 16);
+    } else {
+      narrow(new_upper + d, (bits + upper_noise_of_eight(*word, d)) >> 16);
+    }
+  }
+  if (largest(any) >= kExponent) return false;
+  std::memcpy(upper, new_upper, 2 * D);
+  if (kFormat == kSplit) std::memcpy(lower, new_lower, 2 * D);
+  return true;
+}
+
+// For codes: the sums, and their range.
+template <int D, int64_t kFormat>
+inline Range add_to_codes(const uint8_t* row, const float* grad, float factor, float* w) {
+  const Reader<kFormat> reader(row);
+  Lanes lows = {0}, highs = {0};
+  Bits any = {0};
+  for (int64_t d = 0; d < D; d += kLanes) {
+    const Lanes x = reader.eight(d) + factor * load(grad + d);
+    store(w + d, x);
+    any = larger(any, (Bits)x & 0x7FFFFFFFu);
+    lows = d ? lesser(x, lows) : x;
+    highs = d ? greater(x, highs) : x;
+  }
+  return {least(lows), -least(-highs), largest(any) >= kExponent};
+}
+
 template <int D, int64_t kFormat>
 inline void write_row(const float* w, uint8_t* row, uint16_t* lower, int64_t dim, const uint32_t* word) {
-  if constexpr (has_codes<kFormat>()) write_codes<D, kFormat>(w, row, dim, word);
+  if constexpr (has_codes<kFormat>()) write_codes<D, kFormat>(w, row, dim, word, range_of<D>(w, dim));
   else if constexpr (kFormat == kSplit) write_split<D>(w, reinterpret_cast<uint16_t*>(row), lower, dim);
   else write_bfloat16<D>(w, reinterpret_cast<uint16_t*>(row), dim, word);
 }

@@ -34,6 +34,20 @@ struct PackedRows {
       for (int64_t d = 0; d < size; d += 32) ask_for(lower + place * size + d);
     touch_state<D>(state, place, dim, rule);
   }
+  // The usual rules, which add a multiple of the gradient: the same numbers, in one pass over the row, or two for codes.
+  inline void add(int64_t place, const float* grad, const uint32_t* word, float* memory) const {
+    uint8_t* kept = rows + place * row_bytes<kFormat>(D);
+    uint16_t* halves = kFormat == kSplit ? lower + place * D : nullptr;
+    const float factor = step_factor<D>(state, place, grad, D, rule);
+    if constexpr (has_codes<kFormat>()) {
+      write_codes<D, kFormat>(memory, kept, D, word, add_to_codes<D, kFormat>(kept, grad, factor, memory));
+    } else {
+      if ((kFormat == kSplit || word) && add_to_halves<D, kFormat>(kept, halves, grad, factor, word, memory)) return;
+      read_row<D, kFormat>(kept, halves, D, memory);
+      for (int64_t d = 0; d < D; d += kLanes) store(memory + d, load(memory + d) + factor * load(grad + d));
+      write_row<D, kFormat>(memory, kept, halves, D, word);
+    }
+  }
   // One copy for updates and sums: a call costs nothing beside a row from memory, and compiling takes half the time.
   __attribute__((noinline)) void apply(int64_t row, const float* grad, float* memory) const {
     const int64_t size = D ? D : dim, place = first_row + row;
@@ -41,9 +55,13 @@ struct PackedRows {
     uint16_t* halves = kFormat == kSplit ? lower + place * size : nullptr;
     uint32_t word = 0;
     if (origins) word = origins->word(place, origin < 0 ? origins->of(place) : origin);
+    const uint32_t* noise = origins ? &word : nullptr;
+    if constexpr (D > 0) {
+      if (rule.kind != kAdam && rule.scale == 1.0f && rule.weight_decay == 0.0f) return add(place, grad, noise, memory);
+    }
     read_row<D, kFormat>(kept, halves, dim, memory);
     apply_row<D>(memory, state, place, grad, dim, rule, memory + size);
-    write_row<D, kFormat>(memory, kept, halves, dim, origins ? &word : nullptr);
+    write_row<D, kFormat>(memory, kept, halves, dim, noise);
   }
 };
 

@@ -31,6 +31,15 @@ inline float mean_square(const float* grad, int64_t dim) {
   return total / static_cast<float>(size);
 }
 
+// What the gradient of a row is multiplied by in SGD and row-wise Adagrad, whose sum it moves on.
+template <int D>
+inline float step_factor(const State& state, int64_t row, const float* grad, int64_t dim, const Rule& rule) {
+  if (rule.kind != kRowwiseAdagrad) return -rule.learning_rate;
+  const float accumulated = state.first[row] + mean_square<D>(grad, dim);
+  state.first[row] = accumulated;
+  return -rule.learning_rate / (std::sqrt(accumulated) + rule.eps);
+}
+
 // The rule for one row, as in the formulas of ziggurat/ops/lookup/kernel.py. `w` are its numbers, `row` its place in
 // the state; `scaled` has room for one row.
 template <int D>
@@ -41,8 +50,8 @@ inline void apply_row(float* w, const State& state, int64_t row, const float* gr
     for (int64_t d = 0; d < size; d++) scaled[d] = grad[d] * rule.scale + rule.weight_decay * w[d];
     grad = scaled;
   }
-  float factor = -rule.learning_rate;
   if (rule.kind == kAdam) {
+    const float factor = -rule.learning_rate;
     float *a = state.first + row * size, *v = state.second + row * size;
     for (int64_t d = 0; d < size; d++) {
       a[d] += (1.0f - rule.beta1) * (grad[d] - a[d]);
@@ -51,11 +60,7 @@ inline void apply_row(float* w, const State& state, int64_t row, const float* gr
     }
     return;
   }
-  if (rule.kind == kRowwiseAdagrad) {
-    const float accumulated = state.first[row] + mean_square<D>(grad, dim);
-    state.first[row] = accumulated;
-    factor /= std::sqrt(accumulated) + rule.eps;
-  }
+  const float factor = step_factor<D>(state, row, grad, dim, rule);
   int64_t d = 0;
   for (; d + kLanes <= size; d += kLanes) store(w + d, load(w + d) + factor * load(grad + d));
   for (; D == 0 && d < size; d++) w[d] += factor * grad[d];
