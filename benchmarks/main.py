@@ -40,6 +40,7 @@ NAMES = {
     "serve": "the server against the module without one, and against a plain FastAPI server",
     "shards": "search of an index by one process, by one shard behind HTTP, and by two",
     "data": "what repeats within a session, stored, read and computed once, against the plain way",
+    "tables": "tables in few bits behind a cache: bytes with everything counted, and test AUC over seeds",
     "tower_quality": "test AUC of towers against flat models, over compression and partition",
 }
 # These have `parse_options`.
@@ -59,6 +60,7 @@ WITH_OPTIONS = (
     "shards",
     "two_tower",
     "sequences",
+    "tables",
 )
 
 

@@ -124,7 +124,7 @@ def collect(
         for name in names:
             recipe = SUBJECTS[name].recipe
             run, config = RunFolder(out / f"{recipe}_seed{seed}"), config_of(recipe, seed, epochs=epochs)
-            _refuse_others(run, config)
+            refuse_others(run, config)
             if not run.evaluation("test").exists():
                 if time.time() >= until:
                     left.append(f"{name}, seed {seed}")
@@ -136,7 +136,12 @@ def collect(
     return found, left
 
 
-def _refuse_others(run: RunFolder, config: RunConfig) -> None:
+def refuse_others(run: RunFolder, config: RunConfig) -> None:
+    """Refuse a run that is there with other settings than the recipe's.
+
+    Raises:
+        ConfigError: it would be taken for a run of the recipe.
+    """
     if run.config.exists() and _without_order(load_config(run.path)) != _without_order(config):
         raise ConfigError(
             expected=f"a run of {config.recipe}, seed {config.training.seed}, as the recipe is now",

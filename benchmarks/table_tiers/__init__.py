@@ -1,0 +1,1 @@
+"""Parts of the benchmark `tables`: bytes of formats and caches, and what they cost in AUC."""

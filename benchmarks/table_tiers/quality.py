@@ -1,0 +1,179 @@
+"""Test AUC of runs with tables in few bits behind a cache, against FP32 of the same seed: the same data and order.
+
+    difference    AUC of the variant less that of FP32, a seed; their mean over seeds
+    sd            of FP32's AUC over seeds: what a seed changes; the claim is |mean difference| ≤ sd
+
+Finished runs are read, not trained again. Seeds are the outer loop: all variants have as many when time is over.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.harness import ROOT
+from benchmarks.next_item.quality import refuse_others
+from benchmarks.quality import seeded, with_source
+from ziggurat.config import override
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.ops.row_formats import Rounding, RowFormat
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.execute import train_run
+from ziggurat.training.records.run_folder import EVALUATION, RunFolder
+from ziggurat.training.report.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One kind of tables in a recipe.
+
+    Args:
+        dim: columns of the embedding tables.
+        tables: what they are kept as; FP32 is what others are compared with.
+        promised: whether a difference of AUC within one sd is a goal.
+    """
+
+    dim: int
+    tables: TablesConfig
+    promised: bool = False
+
+
+def _variant(
+    dim: int, row_format: RowFormat, cache: float, *, promised: bool = False, nearest: bool = False
+) -> Variant:
+    rounding = Rounding.NEAREST if nearest else Rounding.STOCHASTIC
+    tables = TablesConfig(weights=row_format, cache=cache, rounding=rounding)
+    return Variant(dim=dim, tables=tables, promised=promised)
+
+
+VARIANTS = {
+    "d64_int8_cache5": _variant(64, RowFormat.INT8, 0.05, promised=True),
+    "d128_int4_cache1": _variant(128, RowFormat.INT4, 0.01, promised=True),
+    "d64_int8_cache0": _variant(64, RowFormat.INT8, 0.0),
+    "d64_int8_cache0_nearest": _variant(64, RowFormat.INT8, 0.0, nearest=True),
+    "d64_int8_cache5_nearest": _variant(64, RowFormat.INT8, 0.05, nearest=True),
+    "d64_int8_cache1": _variant(64, RowFormat.INT8, 0.01),
+    "d64_int8_cache20": _variant(64, RowFormat.INT8, 0.2),
+    "d64_int8_cache100": _variant(64, RowFormat.INT8, 1.0),
+    "d128_int4_cache0": _variant(128, RowFormat.INT4, 0.0),
+    "d128_int4_cache0_nearest": _variant(128, RowFormat.INT4, 0.0, nearest=True),
+    "d128_int4_cache20": _variant(128, RowFormat.INT4, 0.2),
+}
+RECIPES = ("movielens_dlrm", "synthetic_dlrm", "frappe_bars_dcn_v2")
+
+
+@dataclass(kw_only=True)
+class Found:
+    """Test AUC of one variant and of FP32, by seed.
+
+    Args:
+        recipe: that was trained.
+        variant: which.
+        ours: by seed.
+        plain: by seed.
+    """
+
+    recipe: str
+    variant: Variant
+    ours: dict[int, float] = field(default_factory=dict)
+    plain: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def differences(self) -> list[float]:
+        """Of the seeds that both have."""
+        return [self.ours[seed] - self.plain[seed] for seed in self.ours if seed in self.plain]
+
+    def summary(self) -> dict[str, object]:
+        """The figures of the case."""
+        different = self.differences
+        deviation = statistics.stdev(self.plain.values()) if len(self.plain) > 1 else None
+        mean = statistics.fmean(different) if different else None
+        is_within = None if mean is None or deviation is None else abs(mean) <= deviation
+        verdict = "" if is_within is None or not self.variant.promised else ("met" if is_within else "missed")
+        return {
+            "recipe": self.recipe,
+            "seeds": len(different),
+            "auc": list(self.ours.values()),
+            "auc_fp32": list(self.plain.values()),
+            "auc_difference": mean,
+            "auc_differences": different,
+            "auc_difference_sd": statistics.stdev(different) if len(different) > 1 else None,
+            "sd_of_seeds": deviation,
+            "within_one_sd": is_within,
+            "verdict": verdict,
+        }
+
+
+def config_of(recipe: str, variant: Variant, seed: int, *, epochs: int = 0) -> RunConfig:
+    """The run of one seed.
+
+    Args:
+        recipe: its name.
+        variant: of its tables.
+        seed: of weights, order and rounding.
+        epochs: fewer than the recipe's, to try things out; 0: the recipe's.
+    """
+    frappe = ROOT.parent / "shared" / "data" / "frappe"
+    config = seeded(with_source(recipe_named(recipe), frappe if frappe.is_dir() else None), seed)
+    changes = {"model.embedding-dim": str(variant.dim)} | ({"training.epochs": str(epochs)} if epochs else {})
+    return replace(override(config, changes), tables=variant.tables)
+
+
+def collect(
+    jobs: Sequence[tuple[str, str]], *, seeds: int, out: Path, until: float, epochs: int, progress: Progress
+) -> tuple[dict[str, Found], list[str]]:
+    """All variants, seed by seed, each beside FP32 of its width.
+
+    Args:
+        jobs: recipe and name of a variant.
+        seeds: 1 … so many.
+        out: folder of the runs.
+        until: no training starts after this time.
+        epochs: see `config_of`.
+        progress: where to say what happens.
+
+    Returns:
+        What was found, by the name of the case, and what is missing.
+
+    Raises:
+        ConfigError: a run that is there has other settings than the recipe.
+    """
+    found = {f"{recipe}_{name}_auc": Found(recipe=recipe, variant=VARIANTS[name]) for recipe, name in jobs}
+    left = []
+    for seed in range(1, seeds + 1):
+        for case, each in found.items():
+            plain = Variant(dim=each.variant.dim, tables=TablesConfig())
+            for kept, variant, folder in (
+                (each.plain, plain, f"{each.recipe}_d{plain.dim}_fp32_seed{seed}"),
+                (each.ours, each.variant, f"{case.removesuffix('_auc')}_seed{seed}"),
+            ):
+                run, config = RunFolder(out / folder), config_of(each.recipe, variant, seed, epochs=epochs)
+                refuse_others(run, config)
+                if not run.evaluation("test").exists():
+                    if time.time() >= until:
+                        left.append(folder)
+                        continue
+                    progress.say(f"\n{folder}")
+                    train_run(config, folder=run.path, resume=run.config.exists(), progress=progress)
+                kept[seed] = EVALUATION.read(run.evaluation("test"))["metrics"]["auc"]
+    return found, list(dict.fromkeys(left))
+
+
+def table(found: dict[str, Found]) -> str:
+    """Markdown: one row a case."""
+    lines = ["| case | seeds | test AUC | FP32 | difference | sd of seeds | |", "|---|---:|---:|---:|---:|---:|---|"]
+    for name, each in found.items():
+        figures, seeds = each.summary(), len(each.differences)
+        if not seeds:
+            lines.append(f"| {name} | 0 | – | – | – | – | |")
+            continue
+        ours, plain = statistics.fmean(each.ours.values()), statistics.fmean(each.plain.values())
+        deviation = figures["sd_of_seeds"]
+        shown = "–" if deviation is None else f"{deviation:.5f}"
+        cells = f"{ours:.5f} | {plain:.5f} | {statistics.fmean(each.differences):+.5f} | {shown}"
+        lines.append(f"| {name} | {seeds} | {cells} | {figures['verdict']} |")
+    return "\n".join(lines)
