@@ -258,7 +258,7 @@ def _start_or_resume(run: RunFolder, config: RunConfig, *, resume: bool) -> tupl
 def _with_rungs(config: RunConfig, prepared: PreparedData, *, ranks: Ranks) -> tuple[RunConfig, dict[str, str]]:
     """The config with formats of tables that fit `tables.memory_limit`, and what the report says of them."""
     lengths = measured_lengths(prepared) if config.tables.memory_limit else {}
-    return with_rungs(config, prepared.inputs, list_lengths=lengths, num_ranks=ranks.world_size)
+    return with_rungs(config, prepared.train, list_lengths=lengths, num_ranks=ranks.world_size)
 
 
 def _check_known_tables(config: RunConfig) -> None:

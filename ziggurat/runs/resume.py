@@ -143,7 +143,8 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         schema = replace(schema, items=None)
     tables = given.tables
     if tables.memory_limit and tables.memory_limit == stored.tables.memory_limit:  # it chose formats at the first start
-        tables = replace(tables, by_table=stored.tables.by_table | tables.by_table)
+        cache = tables.cache or stored.tables.cache
+        tables = replace(tables, by_table=stored.tables.by_table | tables.by_table, cache=cache)
     if data.split.by is SplitBy.AUTO:
         data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))
     if device is Device.AUTO and choose_device().device.type == stored.device:

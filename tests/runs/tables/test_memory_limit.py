@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.runs.test_low_precision_runs import config_of
 from ziggurat.config import override
+from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
@@ -25,6 +29,15 @@ INPUTS = InputSpec(
     jagged=(JaggedSpec(name="tags", table="tag"),),
     tables=(TableSpec(name="user", num_rows=100_000), TableSpec(name="tag", num_rows=2_000, embedding_dim=64)),
 )
+
+
+def rows_of(count: int = 400) -> MemoryDataset:
+    generator = np.random.default_rng(0)
+    columns = {
+        "user": pa.array(generator.integers(3, 100_000, count).astype(np.int32)),
+        "tags": pa.array([[3 + index % 50, 60] for index in range(count)], type=pa.list_(pa.int32())),
+    }
+    return MemoryDataset(pa.table(columns), INPUTS)
 
 
 def limited(limit: str, **tables: object) -> RunConfig:
@@ -55,36 +68,47 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_formats_follow_the_limit() -> None:
     whole = 100_000 * 68 + 2_000 * 260
-    config, lines = with_rungs(limited(f"{whole}"), INPUTS, list_lengths={"tags": 5.0})
+    config, lines = with_rungs(limited(f"{whole}"), rows_of(), list_lengths={"tags": 5.0})
     assert config.tables.by_table == {"user": RowFormat.FP32, "tag": RowFormat.FP32}
     assert lines["why"].startswith("all tables fit in FP32")
-    config, lines = with_rungs(limited("4.2 MB"), INPUTS, list_lengths={"tags": 5.0})
+    config, lines = with_rungs(limited("4.2 MB"), rows_of(), list_lengths={"tags": 5.0})
     assert config.tables.by_table == {"user": RowFormat.BF16, "tag": RowFormat.FP32}
-    assert "bf16: 3 MiB, in FP32 6 MiB; 100,000 rows × 16, 1 lookups a sample" in lines["user"]
+    assert config.tables.cache == 0.01
+    assert "bf16 + cache of 1 %: 4 MiB, in FP32 6 MiB; 100,000 rows × 16, 1 lookups a sample" in lines["user"]
     assert lines["1 in FP32"] == "508 KiB"
-    again, _ = with_rungs(config, INPUTS, list_lengths={})
+    again, _ = with_rungs(config, rows_of(), list_lengths={})
     assert again.tables == config.tables
 
 
 def test_formats_that_are_named_stay() -> None:
-    config, lines = with_rungs(limited("4.2 MB", by_table={"tag": RowFormat.INT4}), INPUTS, list_lengths={})
+    config, lines = with_rungs(limited("4.2 MB", by_table={"tag": RowFormat.INT4}), rows_of(), list_lengths={})
     assert config.tables.by_table == {"user": RowFormat.BF16, "tag": RowFormat.INT4}
-    assert lines["tag"].startswith("int4, as --tables.by-table asks")
-    config, _ = with_rungs(limited("4 MB", weights=RowFormat.INT8), INPUTS, list_lengths={})
+    assert lines["tag"].startswith("int4 + cache of 5 %, as --tables.by-table asks")
+    config, _ = with_rungs(limited("4 MB", weights=RowFormat.INT8), rows_of(), list_lengths={})
     assert set(config.tables.by_table.values()) == {RowFormat.INT8}
+
+
+def test_a_cache_that_is_named_counts_and_hits() -> None:
+    asked = limited("4.2 MB", weights=RowFormat.INT8, cache=0.2)
+    config, lines = with_rungs(asked, rows_of(), list_lengths={"tags": 2.0})
+    assert (config.tables.cache, config.tables.by_table["user"]) == (0.2, RowFormat.INT8)
+    assert re.search(r"int8 \+ cache of 20 %: \d+ KiB.*, 99% of the rows of a step in the cache", lines["tag"])
+    with pytest.raises(ConfigError, match=r"int8 \+ cache of 20 %, as --tables.by-table asks: 4 MiB"):
+        with_rungs(dataclasses.replace(asked, tables=dataclasses.replace(asked.tables, memory_limit="3.2 MB",
+                   by_table={"user": RowFormat.INT8})), rows_of(), list_lengths={})  # fmt: skip
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="one process"):
-        with_rungs(limited("4GiB"), INPUTS, list_lengths={}, num_ranks=2)
+        with_rungs(limited("4GiB"), rows_of(), list_lengths={}, num_ranks=2)
     with pytest.raises(ConfigError, match="on the smallest rungs: table 'user' as int4"):
-        with_rungs(limited("1 MB"), INPUTS, list_lengths={})
+        with_rungs(limited("1 MB"), rows_of(), list_lengths={})
     dense = override(limited("4GiB"), {"model.embedding.optimizer": "adam_dense"})
     with pytest.raises(ConfigError, match="a gradient for every row"):
-        with_rungs(dense, INPUTS, list_lengths={})
+        with_rungs(dense, rows_of(), list_lengths={})
     with pytest.raises(ConfigError, match="such as 4GiB"):
         TablesConfig(memory_limit="plenty")
-    assert with_rungs(config_of("fp32"), INPUTS, list_lengths={}, num_ranks=2)[1] == {}
+    assert with_rungs(config_of("fp32"), rows_of(), list_lengths={}, num_ranks=2)[1] == {}
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ TABLES_SUMMARY = "per table of a run: rows, bytes, format, rows touched, and wha
 TABLES_EPILOG = """Reads a sample of the run's training data as training does, and needs no checkpoint. A few rows
 get most of the lookups: `hits at 5 %` says which share of the rows that a step needs lie in a cache of one row in
 twenty, the rows touched last. Where it is high, that table can be kept in few bits or on disk behind a small cache
-(docs/guides/tables-larger-than-memory.md). Tables of a width share one cache: `all of D columns`.
+(docs/guides/tables-larger-than-memory.md). Tables of a width and format share one cache: `all of …`. Where the run has
+a cache, its own share is predicted, too, and what its log has measured stands beside it.
 Rows that the sample never touches are unknown, not cold: large tables want more --samples.
 examples:
   ziggurat tables runs/first
@@ -48,6 +49,7 @@ def tables(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.tables.curve_plot import curve_figure
     from ziggurat.runs.tables.table_report import COLUMNS, TABLES, tables_report
     from ziggurat.runs.tables.touched_rows import touched_rows
+    from ziggurat.training.records.run_folder import RunFolder
     from ziggurat.training.report.progress import show_progress
 
     if options.samples < 2:
@@ -61,7 +63,8 @@ def tables(options: argparse.Namespace, rest: list[str]) -> int:
     config = load_config(options.run, models=own_models(options))
     prepared = prepare_run(config, progress=show_progress())
     touched = touched_rows(prepared.train, loader=config.training.loader, samples=options.samples)
-    found = tables_report(config, touched, names=options.table)
+    log = RunFolder(Path(options.run)).metrics
+    found = tables_report(config, touched, names=options.table, log=log)
     print_table(COLUMNS, found.rows())
     for line in found.lines():
         print_line(line)

@@ -35,7 +35,7 @@ _PARTS = 8  # of the standard error
 _HASH_BITS = 24
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RowTrace:
     """Rows of one table, or of several that share a cache, in the order in which batches touch them.
 
@@ -126,7 +126,7 @@ class Misses:
     lookups: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MissRatioCurve:
     """What caches of all sizes miss; see the module's docstring.
 

@@ -13,18 +13,22 @@ the order of rungs is that of their precision: a lookup that reads a row rounded
 long, INT8 a fifth longer, BF16 a tenth. Only rows that a cache misses are rounded in it.
 
     cost = lookups · (4·D + 64) · (time + misses · worth)
+
+A cache is shared by all tables of a width and format; here each table has its share of it to itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ziggurat.ops.row_cache import CacheSize
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 
+ROUNDED = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)  # a cache stands in front of these alone
 _ROW_OVERHEAD = 64  # bytes of a row's read beyond its own
-_CACHED_ROW = 8  # tag and stamp of a cached row
 _HIT_TIME = 1.1
+_LEAST_MISSES = 0.01  # a sample does not know all rows
 TIME = {RowFormat.FP32: 1.0, RowFormat.BF16: 1.28, RowFormat.INT8: 1.32, RowFormat.INT4: 1.39}
 WORTH = {RowFormat.FP32: 0.0, RowFormat.BF16: 0.1, RowFormat.INT8: 0.2, RowFormat.INT4: 1.0}
 
@@ -73,14 +77,14 @@ class TieredTable:
     def num_bytes(self, rung: Rung) -> int:
         """All that the rung takes in memory."""
         row = rung.row_format.row_bytes(self.dim) + rung.row_format.beside_bytes(self.dim) + self.state_bytes
-        cached = round(rung.cache_share * self.num_rows) * (4 * self.dim + self.state_bytes + _CACHED_ROW)
-        return self.num_rows * row + cached
+        cache = CacheSize(share=rung.cache_share)
+        return self.num_rows * row + cache.bytes_for(self.num_rows, row_bytes=4 * self.dim + self.state_bytes)
 
     def misses(self, rung: Rung) -> float:
         """The share of the rows of a step that the rung's cache does not have; 1 without a cache."""
         if not rung.cache_share or self.curve is None:
             return 1.0
-        return self.curve.misses(rung.cache_share * self.num_rows)
+        return max(_LEAST_MISSES, self.curve.misses(rung.cache_share * self.num_rows))
 
     def time(self, rung: Rung) -> float:
         """Of lookups and updates, in FP32 rows."""

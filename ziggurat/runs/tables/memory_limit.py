@@ -1,6 +1,6 @@
 """Formats for the tables of a run, so that they fit `tables.memory_limit`: chosen before the first step, and said why.
 
-    sizes of tables, lookups a sample ──► TierProblem ──► choose_rungs ──► tables.by_table, for every table
+    sizes, lookups, hits of caches ──► TierProblem ──► choose_rungs ──► tables.by_table and tables.cache
 
 The run's config then names the format of every table, so that it repeats, and goes on, without choosing again. The
 choice is in `planning/tiers`; how it weighs time against rounding is in `planning/tiers/rungs.py`.
@@ -11,28 +11,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ziggurat.data.encoded.loader import Dataset
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.ops.machine_memory import size_of_text, size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.choice import LADDER, Choice, TierProblem, choose_rungs
+from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
 from ziggurat.planning.tiers.rungs import Rung, TieredTable
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.tables.touched_rows import touched_rows
 
 SETTING = "--tables.memory-limit"
 _SHOWN = 12
+_SAMPLES = 200_000  # whose touched rows say what caches hit
+_SHARES = (0.0, 0.01, 0.05, 0.1, 0.2)  # of rows in a cache, where the settings name none
 _FP32 = Rung(row_format=RowFormat.FP32)
 
 
 def with_rungs(
-    config: RunConfig, inputs: InputSpec, *, list_lengths: Mapping[str, float], num_ranks: int = 1
+    config: RunConfig, dataset: Dataset, *, list_lengths: Mapping[str, float], num_ranks: int = 1
 ) -> tuple[RunConfig, dict[str, str]]:
     """The config with a format for every table, and lines for the start-up report; as it is without a limit.
 
     Args:
         config: of the run.
-        inputs: with the rows of each table.
+        dataset: the training rows. A sample of them is read if tables do not fit in FP32, to see what caches hit.
         list_lengths: mean rows a sample, of features that are lists.
         num_ranks: of the job.
 
@@ -53,11 +58,22 @@ def with_rungs(
                 f"leave {SETTING} out",
             ),
         )
-    problem = tier_problem(config, inputs, list_lengths=list_lengths, limit_bytes=size_of_text(limit, where=SETTING))
+    limit_bytes = size_of_text(limit, where=SETTING)
+    problem = tier_problem(config, dataset.inputs, list_lengths=list_lengths, limit_bytes=limit_bytes)
+    if sum(table.num_bytes(_FP32) for table in problem.tables) > limit_bytes:
+        problem = _with_caches(problem, config, dataset)
     choice = choose_rungs(problem)
     formats = {name: rung.row_format for name, rung in choice.rungs.items()}
-    tables = replace(config.tables, by_table=formats)
+    tables = replace(config.tables, by_table=formats, cache=choice.cache_share)
     return replace(config, tables=tables), rung_lines(problem, choice)
+
+
+def _with_caches(problem: TierProblem, config: RunConfig, dataset: Dataset) -> TierProblem:
+    """The problem with caches of hot rows: the share that the settings name, or one of several."""
+    touched = touched_rows(dataset, loader=config.training.loader, samples=_SAMPLES)
+    tables = tuple(replace(table, curve=miss_ratio_curve(touched.trace([table.name]))) for table in problem.tables)
+    shares = (config.tables.cache,) if config.tables.cache else _SHARES
+    return replace(problem, tables=tables, cache_shares=shares)
 
 
 def tier_problem(
@@ -109,10 +125,12 @@ def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
     lower = sorted((table for table in problem.tables if saved[table]), key=lambda table: -saved[table])
     for table in lower[:_SHOWN]:
         asked = ", as --tables.by-table asks" if table.fixed is not None else ""
+        rung = choice.rungs[table.name]
+        hits = f", {1 - table.misses(rung):.0%} of the rows of a step in the cache" if rung.cache_share else ""
         lines[table.name] = (
-            f"{choice.rungs[table.name].text}{asked}: {size_text(table.num_bytes(choice.rungs[table.name]))}, in FP32 "
+            f"{rung.text}{asked}: {size_text(table.num_bytes(rung))}, in FP32 "
             f"{size_text(table.num_bytes(_FP32))}; {table.num_rows:,} rows × {table.dim}, {table.lookups:.3g} lookups "
-            "a sample"
+            f"a sample{hits}"
         )
     rest = lower[_SHOWN:]
     if rest:

@@ -8,8 +8,10 @@ cache of the rows touched last, for a share of the rows of one table, or of all 
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ziggurat.config import to_json
@@ -18,14 +20,16 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format
 from ziggurat.ops.machine_memory import size_text
+from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.tables.touched_rows import TouchedRows
+from ziggurat.training.records.log import read_records
 
 SHARES = (0.01, 0.05, 0.1, 0.2)
 TABLES = Format(name="ziggurat.tables", what="a report on the tables of a run")
 COLUMNS = (
-    *("table", "rows × columns", "kept as", "weights", "state"),
+    *("table", "rows × columns", "kept as", "weights", "state", "cache"),
     *("rows touched", "lookups a sample", *(f"hits at {share:.0%}" for share in SHARES)),
 )
 
@@ -72,16 +76,18 @@ class TableUse:
     """One table, or tables that share a cache.
 
     Args:
-        name: of the table; of several "all of D columns".
+        name: of the table; of several "all of D columns in FORMAT".
         num_rows: rows.
         dim: columns.
-        row_format: what rows are kept as; "" for tables of several formats.
+        row_format: what rows are kept as.
         weight_bytes: of what lookups read.
         state_bytes: of the optimizer's numbers, and of lower halves.
+        cache_bytes: of hot rows in FP32 with their state, and of what says which rows they are.
         rows_touched: different rows in the sample.
         lookups_per_sample: mean.
         touches_per_sample: rows that a step has to have, a sample.
         hits: predicted, by share of the rows.
+        own_hits: predicted for the cache that the run has; None without.
         first_touches: share of touches that no cache hits.
     """
 
@@ -91,10 +97,12 @@ class TableUse:
     row_format: str
     weight_bytes: int
     state_bytes: int
+    cache_bytes: int
     rows_touched: int
     lookups_per_sample: float
     touches_per_sample: float
     hits: tuple[CacheHits, ...]
+    own_hits: CacheHits | None
     first_touches: float
 
     def cells(self) -> tuple[str, ...]:
@@ -105,6 +113,7 @@ class TableUse:
             self.row_format,
             size_text(self.weight_bytes),
             size_text(self.state_bytes),
+            size_text(self.cache_bytes) if self.cache_bytes else "",
             f"{self.rows_touched:,}",
             f"{self.lookups_per_sample:.2f}",
             *(each.text for each in self.hits),
@@ -117,11 +126,12 @@ class TablesReport:
 
     Args:
         tables: one entry each, the largest first.
-        shared: one entry for all tables of a width, where several share a cache.
+        shared: one entry for all tables of a width and format, where several share a cache.
         num_samples: samples whose touches were counted.
         epochs: of the training data that were read, 1 or 2.
         batch_size: samples of a batch.
         curves: by name, for the plot.
+        measured: share of the rows of steps that the run's caches had, as its log says; None: no log, or no cache.
     """
 
     tables: tuple[TableUse, ...]
@@ -130,6 +140,12 @@ class TablesReport:
     epochs: int
     batch_size: int
     curves: dict[str, MissRatioCurve] = field(repr=False)
+    measured: float | None = None
+
+    @property
+    def _caches(self) -> tuple[TableUse, ...]:
+        """What has a cache of its own: tables of a width and format together, or a table alone."""
+        return self.shared or self.tables
 
     def rows(self) -> list[tuple[str, ...]]:
         """The lines of the table, as `COLUMNS` name them."""
@@ -137,15 +153,22 @@ class TablesReport:
 
     def lines(self) -> list[str]:
         """What the figures are of."""
-        weights, state = (sum(getattr(each, name) for each in self.tables) for name in ("weight_bytes", "state_bytes"))
+        names = ("weight_bytes", "state_bytes", "cache_bytes")
+        weights, state, cache = (sum(getattr(each, name) for each in self.tables) for name in names)
+        cached = f", cache {size_text(cache)}" if cache else ""
         order = "the second epoch" if self.epochs == 2 else "the second half of the sample"
         found = [
-            f"bytes     {size_text(weights + state)}: weights {size_text(weights)}, optimizer state {size_text(state)}",
+            f"bytes     {size_text(weights + state + cache)}: weights {size_text(weights)}, optimizer state "
+            f"{size_text(state)}{cached}",
             f"hits      predicted for {self.num_samples:,} samples of {order}, in batches of {self.batch_size:,}: "
             "rows a step needs that a cache of so many per cent of the rows has, those touched last",
         ]
         if any(hits.error for each in (*self.tables, *self.shared) for hits in each.hits):
             found.append("±         standard error: a share of the rows, chosen by hash, stands for all")
+        own = [f"{each.own_hits.text} ({each.name})" for each in self._caches if each.own_hits is not None]
+        if own:
+            log = "the log has no rate yet" if self.measured is None else f"{100 * self.measured:.1f} % in the log"
+            found.append(f"cache     the run's own: predicted {', '.join(own)}; measured: {log}")
         new = {each.name: each.first_touches for each in self.tables if each.first_touches >= 0.005}
         if new:
             shown = ", ".join(f"{name} {100 * share:.0f} %" for name, share in list(new.items())[:5])
@@ -160,16 +183,31 @@ class TablesReport:
             "num_samples": self.num_samples,
             "epochs": self.epochs,
             "batch_size": self.batch_size,
+            "measured_hits": self.measured,
         }
 
 
-def tables_report(config: RunConfig, touched: TouchedRows, *, names: Sequence[str] = ()) -> TablesReport:
+def measured_hits(log: Path) -> float | None:
+    """The share of the rows of steps that a run's caches had, over the second half of its training log.
+
+    Args:
+        log: its metrics.jsonl.
+    """
+    timings = [each.get("timing", {}) for each in read_records(log) if each.get("kind") == "train"]
+    rates = [each["cache_hit_rate"] for each in timings if "cache_hit_rate" in each]
+    return statistics.fmean(rates[len(rates) // 2 :]) if rates else None
+
+
+def tables_report(
+    config: RunConfig, touched: TouchedRows, *, names: Sequence[str] = (), log: Path | None = None
+) -> TablesReport:
     """The report on a run's tables.
 
     Args:
         config: of the run.
         touched: rows of a sample of its training data.
         names: of the tables to report; () for all.
+        log: the run's metrics.jsonl, where there may be one.
 
     Raises:
         ConfigError: no such table.
@@ -187,13 +225,14 @@ def tables_report(config: RunConfig, touched: TouchedRows, *, names: Sequence[st
     chosen = [name for name in (names or sizes) if name in used]
     chosen.sort(key=lambda name: -sizes[name].weight_bytes)
     curves = {name: miss_ratio_curve(touched.trace([name])) for name in chosen}
-    tables = tuple(_use(name, [name], sizes=sizes, touched=touched, curve=curves[name]) for name in chosen)
+    tables = tuple(_use(config, [name], name=name, touched=touched, curve=curves[name]) for name in chosen)
     shared = []
-    for dim in dict.fromkeys(sizes[name].dim for name in chosen):
-        together = [name for name in chosen if sizes[name].dim == dim]
+    for dim, row_format in dict.fromkeys((sizes[name].dim, sizes[name].row_format) for name in chosen):
+        together = [name for name in chosen if (sizes[name].dim, sizes[name].row_format) == (dim, row_format)]
         if len(together) > 1:
-            curve = curves[f"all of {dim} columns"] = miss_ratio_curve(touched.trace(together))
-            shared.append(_use(f"all of {dim} columns", together, sizes=sizes, touched=touched, curve=curve))
+            name = f"all of {dim} columns in {row_format.value}"
+            curve = curves[name] = miss_ratio_curve(touched.trace(together))
+            shared.append(_use(config, together, name=name, touched=touched, curve=curve))
     return TablesReport(
         tables=tables,
         shared=tuple(shared),
@@ -201,6 +240,7 @@ def tables_report(config: RunConfig, touched: TouchedRows, *, names: Sequence[st
         epochs=touched.epochs,
         batch_size=config.training.loader.batch_size,
         curves=curves,
+        measured=None if log is None else measured_hits(log),
     )
 
 
@@ -218,21 +258,31 @@ def table_sizes(config: RunConfig, inputs: InputSpec) -> dict[str, TableSize]:
     }
 
 
+def cache_bytes(config: RunConfig, size: TableSize) -> int:
+    """Of the rows of a table in a cache, all of whose rows are as hot as those of other tables."""
+    per_row, per_element = state_bytes(size.optimizer)
+    row_bytes = (4 + per_element) * size.dim + per_row
+    return config.tables.cache_of(size.row_format).bytes_for(size.num_rows, row_bytes=row_bytes)
+
+
 def _use(
-    name: str, tables: Sequence[str], *, sizes: dict[str, TableSize], touched: TouchedRows, curve: MissRatioCurve
+    config: RunConfig, tables: Sequence[str], *, name: str, touched: TouchedRows, curve: MissRatioCurve
 ) -> TableUse:
-    formats = {sizes[each].row_format for each in tables}
+    sizes = table_sizes(config, touched.inputs)
+    formats = [sizes[each].row_format for each in tables]
     per_sample = [touched.per_sample(each) for each in tables]
     return TableUse(
         name=name,
         num_rows=sum(sizes[each].num_rows for each in tables),
         dim=sizes[tables[0]].dim,
-        row_format=formats.pop().value if len(formats) == 1 else "",
+        row_format=formats[0].value,
         weight_bytes=sum(sizes[each].weight_bytes for each in tables),
         state_bytes=sum(sizes[each].state_bytes for each in tables),
+        cache_bytes=sum(cache_bytes(config, sizes[each]) for each in tables),
         rows_touched=sum(touched.rows_touched(each) for each in tables),
         lookups_per_sample=sum(lookups for lookups, _ in per_sample),
         touches_per_sample=sum(touches for _, touches in per_sample),
         hits=tuple(CacheHits.at(curve, share) for share in SHARES),
+        own_hits=CacheHits.at(curve, own) if (own := config.tables.cache_of(formats[0]).share) else None,
         first_touches=curve.first_touches,
     )
