@@ -77,7 +77,7 @@ FROZEN = {
     },
     "compare": {
         *("--models", "--seeds", "--trials", "--protocol", "--source", "--rows", "--threads", "--max-epochs"),
-        *("--out", "--json", "--schema", "--model"),
+        *("--out", "--json", "--schema", "--model", "--target", "--ranks"),
         *(f"--{name}" for name in SHORT if name not in ("seed", "threads")),
         "--threads",
     },

@@ -11,8 +11,9 @@ import torch
 
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError
-from ziggurat.runs.load import load_run
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.runs.load import Run, load_run
+from ziggurat.serving.recommender import Recommender
 
 SCHEMA = """
 [[feature]]
@@ -99,5 +100,26 @@ def test_from_events_to_what_comes_next(
         run.predict(fresh, keep=("user",))
     with pytest.raises(ConfigError, match="k of 1 or more"):
         run.next_items(fresh, k=0)
-    assert main(["export", str(whole), "--out", str(tmp_path / "export")]) == 2
-    assert "ziggurat predict" in capsys.readouterr().err
+    check_export(run, fresh, out=tmp_path / "export")
+
+
+def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
+    """An export answers as its run: known users by their id, others by a history in the request."""
+    log = pl.read_parquet(out.parent / "events.parquet")
+    extra = pl.DataFrame({"user": ["x", "x"], "film": ["f0", "only here"], "verb": ["seen"] * 2, "time": [1, 2]})
+    pl.concat([log, extra]).write_parquet(out.parent / "events.parquet")
+    assert main(["export", str(run.folder), "--out", str(out), "--keep", "verb"]) == 0
+    rec = Recommender.load(out)
+    for user in ("u0", "u7", "u149"):
+        expected = run.next_items(log.filter(pl.col("user") == user), k=5)["film"].to_list()
+        assert [item.id for item in rec.recommend({"user": user}, k=5).items] == expected
+    answers = run.next_items(fresh, k=5)
+    for (user,), events_of in fresh.group_by("user", maintain_order=True):
+        told = {"history": "film", "history_verb": "verb", "history_times": "time"}
+        request = {name: events_of[column].to_list()[-8:] for name, column in told.items()}
+        had = tuple(events_of["film"].to_list())
+        expected = answers.filter(pl.col("user") == user)["film"].to_list()
+        assert [item.id for item in rec.recommend(request, k=5, exclude=had).items] == expected
+    with pytest.raises(DataError, match="history_verb"):
+        rec.recommend({"history": ["f1"], "history_times": [5]}, k=3)
+    assert "only here" not in {item.id for item in rec.recommend({}, k=100).items}

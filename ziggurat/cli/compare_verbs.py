@@ -33,6 +33,7 @@ goes on where it was stopped. With a recipe or a table every setting can be give
   ziggurat compare sequences --models sasrec,gsasrec,hstu_research,stu --seeds 5
   ziggurat compare synthetic --protocol scale --models dlrm,wukong --seeds 3
   ziggurat compare runs/first runs/second
+  ziggurat compare runs/seed0 runs/seed1 runs/seed2 --target auc=0.62
 """
 
 SCALE_SUMMARY = "grow models in width, depth and rank together, train each size once, fit the law of scaling"
@@ -71,6 +72,12 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-epochs", metavar="E", type=int, default=0, help="stop earlier than the protocol does")
     parser.add_argument("--out", metavar="FOLDER", default="runs/compare", help="default: %(default)s")
     parser.add_argument("--json", metavar="FILE", help="write everything there; tables and plots lie beside it")
+    parser.add_argument(
+        "--target", metavar="METRIC=VALUE", help="of finished runs: samples each trained on until validation reached it"
+    )
+    parser.add_argument(
+        "--ranks", metavar="N", type=int, default=1, help="of finished runs, for --target (default: %(default)s)"
+    )
     add_short_forms(parser, leave_out=("threads", "seed"))
 
 
@@ -138,6 +145,13 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
     if len(options.data) > 1 or (Path(options.data[0]) / "config.json").is_file():
         _refuse_groups(changes, groups=("",), why="finished runs have their settings")
         return _compare_finished(options)
+    if options.target:
+        raise ConfigError(
+            expected="folders of finished runs, for --target",
+            found=", ".join(options.data),
+            where="ziggurat compare --target",
+            ways_out="ziggurat compare RUN RUN … --target auc=0.62",
+        )
     data = _data_named(options.data[0], options.schema, changes, own=own_models(options))
     protocol = options.protocol or ("recipe" if isinstance(data, OwnData) else "bars")
     if protocol != "recipe":
@@ -168,12 +182,16 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _compare_finished(options: argparse.Namespace) -> int:
     from ziggurat.studies.compare_finished import FINISHED, compare_finished
+    from ziggurat.studies.samples_to_target import samples_to_target, target_of, target_table
 
+    metric, value = target_of(options.target) if options.target else ("", 0.0)
     found = compare_finished([Path(folder) for folder in options.data], models=own_models(options))
     for columns, rows in found.tables():
         print_table(columns, rows)
     for note in found.notes:
         print_line(f"note: {note}")
+    if metric:
+        print_table(*target_table(samples_to_target(options.data, metric=metric, target=value, ranks=options.ranks)))
     if options.json:
         FINISHED.write(options.json, found.to_json())
         print_line(options.json)

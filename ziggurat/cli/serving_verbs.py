@@ -15,8 +15,8 @@ EXPORT_EPILOG = """The folder holds everything: models, fitted preprocessing, ca
 requests, and checksums of all of it. Before it is published, it is compared with the run on up to 100,000
 raw rows: no score may differ by more than 1e-5 (tables in few bits: no AUC by more than 1e-4).
 
-A run of a ranking model makes an export that ranks given items. A run of a two_tower makes one that recommends:
-its vectors are indexed, and --ranker names a run that scores the candidates. The schema says which columns
+A run of a ranking model makes an export that ranks given items. A run of a two_tower, or of next_item, makes one that
+recommends: its vectors are indexed, and --ranker names a run that scores the candidates. The schema says which columns
 describe the item ([items]); the catalogue is what was last seen of each item in the data, or a file of yours
 (--items).
 
@@ -58,9 +58,9 @@ def add_serving_verbs(verb: Callable[[str, str, str], argparse.ArgumentParser]) 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""
-    parser.add_argument("run", help="folder of a trained run: of a ranking model, or of a two_tower")
+    parser.add_argument("run", help="folder of a trained run: of a ranking model, of a two_tower or next_item")
     parser.add_argument("--out", metavar="FOLDER", required=True, help="folder of the export; an older one is replaced")
-    parser.add_argument("--ranker", metavar="RUN", help="ranking run that scores the candidates of a two_tower")
+    parser.add_argument("--ranker", metavar="RUN", help="ranking run that scores what the first one finds")
     parser.add_argument(
         "--tables",
         choices=("fp32", "bf16", "int8", "int4"),

@@ -34,7 +34,7 @@ from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.serving.answering.chain import Candidates, Chain, Question
 from ziggurat.serving.answering.given_items import GivenItems, GivenScores, score_given
 from ziggurat.serving.answering.isolated import isolated, or_raise
-from ziggurat.serving.answering.item_catalogue import KnownUsers, sample_numbers
+from ziggurat.serving.answering.item_catalogue import KnownUsers, had_before, sample_numbers
 from ziggurat.serving.answering.item_search import ItemSearch
 from ziggurat.serving.answering.lacking import no_catalogue, no_index, no_ranker
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, info_now
@@ -322,8 +322,8 @@ class Recommender:
             raise no_index(self.export.name)
         question = self._asker(request.user)
         left_out = []
-        if request.exclude_seen and self._users is not None:
-            left_out.append(self._users.seen(request.user))
+        if request.exclude_seen:
+            left_out += had_before(request.user, users=self._users, catalogue=self._catalogue())
         if request.exclude:
             left_out.append(self._catalogue().known(request.exclude))
         text = request.filter.strip()

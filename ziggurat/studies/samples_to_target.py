@@ -10,6 +10,7 @@ Evaluations happen at steps, so a count is that of the first evaluation that rea
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,8 +51,12 @@ def samples_to_target(
         ranks: that each run had: a step has so many batches.
 
     Raises:
-        ConfigError: no such metric in a run's evaluations.
+        ConfigError: no such metric in a run's evaluations, or no rank.
     """
+    if ranks < 1:
+        raise ConfigError(
+            expected="at least one rank", found=str(ranks), where="--ranks", ways_out="as torchrun had: --ranks 4"
+        )
     return tuple(_needed(Path(run), metric=metric, target=target, ranks=ranks) for run in runs)
 
 
@@ -62,6 +67,40 @@ def mean_and_variation(found: Sequence[SamplesToTarget]) -> tuple[float, float] 
         return None
     mean = statistics.fmean(counts)
     return mean, (statistics.stdev(counts) / mean if len(counts) > 1 else 0.0)
+
+
+def target_of(text: str) -> tuple[str, float]:
+    """Metric and value of a text like `auc=0.62`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    metric, _, value = text.partition("=")
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not metric.strip() or not math.isfinite(found):
+        raise ConfigError(
+            expected="a metric and the value to reach",
+            found=repr(text),
+            where="--target",
+            ways_out=("--target auc=0.62", "--target full_recall@10=0.3"),
+        )
+    return metric.strip(), found
+
+
+def target_table(found: Sequence[SamplesToTarget]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows for people: a row for each run, then mean and variation."""
+    rows = [
+        (each.run, str(each.seed), "never" if each.samples is None else f"{each.samples:,}", f"{each.best:.4f}")
+        for each in found
+    ]
+    if len(found) > 1:
+        spread = mean_and_variation(found)
+        text = "–, since a run never reached it" if spread is None else f"{spread[0]:,.0f} ± {spread[1]:.0%}"
+        rows.append(("mean", "", text, ""))
+    return ("run", "seed", "samples to target", "best"), rows
 
 
 def _needed(run: Path, *, metric: str, target: float, ranks: int) -> SamplesToTarget:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.main import main
 from ziggurat.data.datasets import fetch, schema_for
 from ziggurat.data.datasets.yambda import DAY_S, NAME, fetch_yambda, made_yambda, yambda_schema
 from ziggurat.errors import ConfigError, DataError, MissingFileError
@@ -89,7 +90,7 @@ def test_the_real_recipe_is_that_of_the_reference() -> None:
 
 @pytest.mark.slow
 def test_a_run_in_windows_goes_on_to_the_same_bits_and_tells_what_it_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache_with_kernels(tmp_path / "cache", monkeypatch)
     toy = recipe_named("yambda_stu_toy")
@@ -116,3 +117,9 @@ def test_a_run_in_windows_goes_on_to_the_same_bits_and_tells_what_it_needed(
     assert mean_and_variation([easy, hard]) is None
     with pytest.raises(ConfigError, match="evaluations of validation data"):
         samples_to_target([whole], metric="full_mrr", target=1.0)
+    assert main(["compare", str(whole), str(parts), "--target", "auc=0.0"]) == 0
+    assert "512 ± 0%" in capsys.readouterr().out
+    assert main(["compare", str(whole), str(parts), "--target", "auc"]) == 2
+    assert main(["compare", str(whole), str(parts), "--target", "auc=0.1", "--ranks", "0"]) == 2
+    assert main(["compare", "table_hstu", "--target", "auc=0.1"]) == 2
+    assert capsys.readouterr().err.count("ConfigError") == 3

@@ -18,6 +18,7 @@ from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.baselines import check_baseline
 from ziggurat.runs.importance import ImportanceConfig
 from ziggurat.runs.load import Run, load_run
+from ziggurat.serving.recommender import Recommender
 
 SCHEMA = """
 [[feature]]
@@ -141,6 +142,25 @@ def test_every_event_has_a_score_and_open_ones_are_no_history(run: Run, tmp_path
     assert scores.columns == ["row", "like", "coin"]
     np.testing.assert_allclose(scores["like"][0:5], asked["like"][0:5], rtol=0, atol=1e-6)  # before the unheard one
     assert scores["like"].is_between(0, 1).all()
+
+
+def test_an_export_scores_as_its_run_what_a_request_tells_of_a_history(run: Run, tmp_path: Path) -> None:
+    export = tmp_path / "export"
+    assert main(["export", str(run.folder), "--out", str(export), "--value", "like"]) == 0
+    rec, log = Recommender.load(export), events(users=4, seed=1)
+    nobody_knows: dict[str, Any] = {"verb": pl.lit(None, pl.String), "tossed": pl.lit(None, pl.Int64)}
+    for user in ("u0", "u3"):
+        mine = log.filter(pl.col("user") == user)
+        past, asked = mine.head(20), mine.tail(5)
+        expected = run.predict(pl.concat([past, asked.with_columns(**nobody_knows)]))["like"][-5:]
+        lists = {"history": "film", "history_genre": "genre", "history_verb": "verb", "history_tossed": "tossed"}
+        request: dict[str, Any] = {name: past[column].to_list()[-12:] for name, column in lists.items()}
+        request |= {"history_times": past["time"].to_list()[-12:], "asked_at": asked["time"].to_list()[:1]}
+        found = rec.rank(request | {"country": asked["country"][0]}, asked["film"].to_list())
+        scores = {item.id: item.tasks["like"] for item in found.items}
+        np.testing.assert_allclose([scores[film] for film in asked["film"]], expected, rtol=0, atol=1e-6)
+    with pytest.raises(DataError, match="history_genre"):
+        rec.rank({"history": ["f1"], "history_times": [5], "history_verb": ["seen"], "history_tossed": [1]}, ["f2"])
 
 
 def test_an_event_without_a_label_moves_no_question_of_those_that_have_one(run: Run) -> None:

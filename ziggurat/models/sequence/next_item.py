@@ -44,7 +44,7 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import EARLIER, HISTORY, of_history
+from ziggurat.features.events import EARLIER, HISTORY, HISTORY_TIMES, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
@@ -55,7 +55,13 @@ from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.layers.preset import LayerPreset, LayerSettings
 from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock
 from ziggurat.models.sequence.layers.stack import SequenceStack
-from ziggurat.models.sequence.next_item_inputs import answers_of, check_event_inputs, last_of_each, question_times
+from ziggurat.models.sequence.next_item_inputs import (
+    answers_of,
+    check_event_inputs,
+    check_one_history,
+    last_of_each,
+    question_times,
+)
 from ziggurat.models.sequence.next_item_loss import (
     Candidates,
     NextItemLoss,
@@ -188,6 +194,8 @@ class NextItem(Model):
         self._side_lists = [of_history(names[index]) for index in self._sides]
         others = (HISTORY, EARLIER, *self._side_lists)
         self._actions = [spec.name for spec in inputs.sequences if spec.name not in others]
+        self._lists = {spec.name: at for at, spec in enumerate(inputs.jagged) if spec.name != EARLIER}
+        self.joined_lists = ((HISTORY, *self._side_lists, *self._actions, HISTORY_TIMES),)
         history = next(spec for spec in inputs.jagged if spec.name == HISTORY)
         self.max_length, self._table = history.max_length, history.table
         dim, length = config.embedding_dim, self.max_length
@@ -229,6 +237,7 @@ class NextItem(Model):
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
+        check_one_history(batch, self._lists)
         times, asked = question_times(batch, self.lists_of(batch, HISTORY)[1])
         pieces = {name: value for name, value in batch.extras.items() if name in PIECES}
         named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked, **pieces}

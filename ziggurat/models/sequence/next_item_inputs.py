@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -41,6 +43,37 @@ def missing_of_events(inputs: InputSpec) -> list[str]:
     missing = [name for name in (HISTORY,) if name not in lists]
     missing += [name for name in (HISTORY_TIMES, ASKED_AT) if name not in moments]
     return missing
+
+
+def check_one_history(batch: Batch, places: Mapping[str, int]) -> None:
+    """Refuse lists of a history that differ in length.
+
+    Args:
+        batch: samples.
+        places: of the lists, by name, in `InputSpec.jagged`.
+
+    Raises:
+        DataError: they do; names the sample.
+    """
+    if not batch.batch_size:
+        return
+    found = {name: _lengths(batch, place) for name, place in places.items()}
+    first, expected_B = next(iter(found.items()))
+    for name, lengths_B in found.items():
+        if not torch.equal(lengths_B, expected_B):
+            sample = int((lengths_B != expected_B).nonzero()[0])
+            raise DataError(
+                expected=f"as many rows in {name!r} as in {first!r}: both describe the same events",
+                found=f"{int(lengths_B[sample])} and {int(expected_B[sample])}",
+                where=f"sample {sample} of a batch",
+                ways_out="give all lists of a history one length, with nulls where something is not known",
+            )
+
+
+def _lengths(batch: Batch, place: int) -> Int64[Tensor, "B"]:
+    lists, inverse_B = batch.lists(place)
+    lengths_B = lists.offsets.diff()
+    return lengths_B if inverse_B is None else lengths_B[inverse_B]
 
 
 def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]) -> Float[Tensor, "B D"]:

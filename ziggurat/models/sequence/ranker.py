@@ -48,7 +48,7 @@ from ziggurat.models.sequence.layers.places import AskedAt, join_lists
 from ziggurat.models.sequence.layers.preset import LayerPreset, LayerSettings
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
-from ziggurat.models.sequence.next_item_inputs import question_times
+from ziggurat.models.sequence.next_item_inputs import check_one_history, question_times
 from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
@@ -241,6 +241,7 @@ class SequenceRanker(Model):
 
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """Which samples are of one question, when its events happened, and when it is asked."""
+        check_one_history(batch, dict(zip(self.joined_lists[0], self._list_places, strict=False)))
         first_Q, question_B = questions_of(batch, lists=self._list_places, single=self._context_places)
         asked = batch.take(first_Q)
         rows, inverse = asked.lists(self._list_places[0])

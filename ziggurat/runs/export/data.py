@@ -25,6 +25,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError
+from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Categorical, Schema, column_of
 from ziggurat.files.stores import DataPath
@@ -42,11 +43,15 @@ class RunData:
         config: with real paths (`runs.execute.raw_files`).
         schema: of the run.
         bad_rows: where rows with faults go.
+        events: of a run on events, whose rows are samples: the events themselves; None: the rows are.
+        users: of such a run: one row a user, as they are now; None: as the rows say last.
     """
 
     config: DataConfig
     schema: Schema
     bad_rows: BadRows
+    events: RunData | None = None
+    users: RunData | None = None
 
     def source(self, paths: Sequence[str | DataPath] = ()) -> RawSource:
         """All rows of the run, or other files that are read in the same way."""
@@ -83,6 +88,7 @@ def make_catalogue(
     Raises:
         SchemaError, DataError: as `data/catalogue.py`.
     """
+    data = data.events or data
     described = [schema for schema in schemas if schema.items is not None]
     columns = tuple(dict.fromkeys(name for schema in described for name in item_columns(schema)))
     more = [name for name in dict.fromkeys((*columns, *keep)) if name not in item_columns(described[0])]
@@ -135,16 +141,17 @@ def make_users(
     schema = data.schema
     named, user_ids, frame = with_user_feature(schema, others=schemas, finds_items=finds_items), None, pl.DataFrame()
     if named is not None:
-        there = set(data.source().columns())
+        of_users = data.users or data
+        there = set(of_users.source().columns())
         names = {column_of(each) for other in schemas for each in other.features} & there
-        names -= set(catalogue.columns.features)
+        names -= {*catalogue.columns.features, EARLIER}  # what users have had is kept beside their columns
         mine = [each.name for each in schema.features if column_of(each) in names]
         as_items = dataclasses.replace(named, items=Items(id=_USER, features=tuple(mine)))
-        frame = catalogue_of(data.source(), schema=as_items, keep=sorted(names))
+        frame = catalogue_of(of_users.source(), schema=as_items, keep=sorted(names))
         ids = canonical_text(frame[schema.group])
         assert ids is not None, "read as ids before"
         user_ids = NumberOfId(ids)
-    users, items, times = _events(data, users=user_ids, catalogue=catalogue)
+    users, items, times = _events(data.events or data, users=user_ids, catalogue=catalogue)
     catalogue.events = np.bincount(items, minlength=len(catalogue)).astype(np.int64)
     if user_ids is None:
         return None

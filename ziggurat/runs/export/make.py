@@ -34,6 +34,7 @@ from ziggurat.recipes.run_config import run_config_to_json
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
+from ziggurat.runs.export.event_data import EventsWanted, event_data, known_items
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.golden_requests import golden_requests
 from ziggurat.runs.export.index_files import Found, write_index
@@ -163,7 +164,7 @@ def export_run(
         bad_rows = stack.enter_context(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
-        data = {part: _data_of(each, bad_rows, progress) for part, each in runs.parts.items()}
+        data = {part: _data_of(each, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
         facts: dict[str, Any] = {"tables": config.tables.value}
         _write_models(folder, runs, config, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
@@ -203,16 +204,6 @@ def export_run(
 
 def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[Any]]) -> _Runs:
     main = load_run(run, models=tuple(models))
-    if main.config.table_schema.events is not None:
-        raise ConfigError(
-            expected="a run whose requests are rows of features",
-            found=f"{run}, trained on histories of events: exports hold no histories yet",
-            where="ziggurat export",
-            ways_out=(
-                f"ziggurat predict {run} EVENTS --out next.parquet",
-                "train two_tower or a ranker",
-            ),
-        )
     if not isinstance(main.model, VectorModel):
         if ranker is not None:
             raise ConfigError(
@@ -233,9 +224,17 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[A
     return _Runs(main=main, encoder=main, ranker=second)
 
 
-def _data_of(run: Run, bad_rows: BadRows, progress: Progress) -> RunData:
-    config = raw_files(located(run.config, folder=run.folder), progress=progress)
-    return RunData(config=config, schema=run.preprocessing.schema, bad_rows=bad_rows)
+def _data_of(run: Run, config: ExportConfig, stack: ExitStack, bad_rows: BadRows, progress: Progress) -> RunData:
+    raw = raw_files(located(run.config, folder=run.folder), progress=progress)
+    if run.config.table_schema.events is None:
+        return RunData(config=raw, schema=run.preprocessing.schema, bad_rows=bad_rows)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    num_rows = max(config.parity_rows, 64 * config.golden)
+    wanted = EventsWanted(folder=folder, keep=() if config.items else config.keep, num_rows=num_rows)
+    progress.begin("histories", total=None)
+    found = event_data(run, config=raw, bad_rows=bad_rows, wanted=wanted)
+    progress.end()
+    return found
 
 
 def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:
@@ -261,6 +260,7 @@ def _write_catalogue(
     chosen = data[with_items[0]]
     progress.begin("catalogue", total=None)
     catalogue = make_catalogue(chosen, schemas=runs.schemas, keep=config.keep, items=config.items)
+    catalogue = _only_known(catalogue, runs.encoder, progress)
     users = make_users(chosen, schemas=runs.schemas, catalogue=catalogue, finds_items=runs.encoder is not None)
     catalogue.save(folder)
     if config.users and users is not None:
@@ -269,6 +269,17 @@ def _write_catalogue(
     known = f", {users.frame.height:,} known users" if config.users and users is not None else ""
     progress.say(f"catalogue: {len(catalogue):,} items{known}")
     return catalogue, users
+
+
+def _only_known(catalogue: ItemCatalogue, encoder: Run | None, progress: Progress) -> ItemCatalogue:
+    """The catalogue without items that a next-item model never met: they would all have one vector."""
+    known = None if encoder is None else known_items(encoder)
+    if known is None:
+        return catalogue
+    kept = catalogue.ids.is_in(known.implode())
+    if not kept.all():
+        progress.say(f"{int((~kept).sum()):,} items that the training data did not have are left out")
+    return ItemCatalogue(catalogue.frame.filter(kept), columns=catalogue.columns)
 
 
 def _check_ranker(
@@ -319,6 +330,10 @@ def _write_program(folder: Path, loaded: Recommender, data: RunData, config: Exp
     """The dense network as a program; where torch cannot trace it, why not."""
     ranker = loaded.chain.ranker
     assert ranker is not None
+    if data.events is not None:
+        why = "which candidates share a history is found in each batch"
+        progress.say(f"no {PROGRAM_FILE}: {why}, which no program of torch.export can do")
+        return f"not written: {why}"
     chunk = next(iter(data.samples(num_rows=64)))
     batch = table_to_batch(ranker.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows), ranker.inputs)
     half = batch.batch_size // 2

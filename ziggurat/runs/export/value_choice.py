@@ -67,8 +67,10 @@ class ValueAsked:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether formulas are tried; false where there is one that could be, or one was given."""
-        return self.value in ("", AUTO) and self.encoder is not None and len(self.labels) + len(self.further) > 1
+        """Whether formulas are tried; false where one was given, one alone could be, or the run is on events."""
+        if self.encoder is None or self.encoder.config.table_schema.events is not None:
+            return False
+        return self.value in ("", AUTO) and len(self.labels) + len(self.further) > 1
 
     def first(self) -> str:
         """The formula that an export begins with: the final one, unless formulas are tried.

@@ -92,7 +92,7 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
             found.append(_products(encoder.packed.model, table_to_batch(table, encoder.inputs)).numpy())
     assert sample is not None, "a run has rows"
     rows = request_rows(plain_rows(sample, data.schema).head(_USERS))
-    changed = unseen(plain_rows(sample, data.schema).head(_USERS), data.schema)
+    changed = unseen(plain_rows(sample, data.schema).head(_USERS), data.schema, joined=run.model.joined_lists)
     with_gaps = _products(mine.packed.model, run.preprocessing.batch(changed))
     as_requests = _products_of_rows(theirs, request_rows(changed))
     first, second = np.concatenate(of_run), np.concatenate(of_export)

@@ -29,6 +29,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.values.cells import canonical_text
 from ziggurat.data.preprocess.values.vocabulary import Ids, Vocabulary
 from ziggurat.errors import ExportError, RequestError
+from ziggurat.features.events import HISTORY, HISTORY_TIMES
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.files import Format
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
@@ -289,6 +290,23 @@ class KnownUsers:
         if id_column not in frame.columns:
             raise damaged(export.path / USERS_FILE, expected=f"a column {id_column!r}", found=", ".join(frame.columns))
         return KnownUsers(frame, id_column=id_column, offsets=offsets, items=items)
+
+
+def had_before(
+    user: Mapping[str, Any], *, users: KnownUsers | None, catalogue: ItemCatalogue
+) -> list[Int64[Tensor, "_"]]:
+    """Numbers of items that somebody has had: as the export knows it, and as a history in the request says.
+
+    Args:
+        user: columns of the request.
+        users: what the export knows, or None.
+        catalogue: whose items are numbered.
+    """
+    found = [] if users is None else [users.seen(user)]
+    told = user.get(HISTORY) if HISTORY_TIMES in user else None
+    if isinstance(told, list):
+        found.append(catalogue.known([str(each) for each in told if each is not None]))
+    return found
 
 
 def read_parquet(path: Path) -> pl.DataFrame:

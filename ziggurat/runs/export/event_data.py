@@ -1,0 +1,145 @@
+"""What an export takes from the event log of its run: the catalogue, users with their histories, rows to compare on.
+
+    events.parquet ─► read, sort ─►  events    user, item and what describes it, time     catalogue, what users have had
+                                     users     one row a user: the whole history          known users, as they are now
+                                     samples   as the run was trained on                  comparison with the run
+
+The three are written into a temporary folder, with the columns that the samples of the run have: requests name the same
+columns. Memory: that of the log (`data/events/log.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.data.events.candidates import asked_together, candidate_tables, label_columns
+from ziggurat.data.events.event_columns import EventColumn
+from ziggurat.data.events.log import EventLog, read_events
+from ziggurat.data.events.questions import leave_one_out, open_questions
+from ziggurat.data.events.sequences import Purpose, sample_tables
+from ziggurat.data.preprocess.data_config import DataConfig
+from ziggurat.data.raw.bad_rows import BadRows
+from ziggurat.errors import DataError
+from ziggurat.features.events import ASKED_AT, TrainingWindows
+from ziggurat.features.schema import NUM_RESERVED_ROWS, Schema, table_of
+from ziggurat.models.sequence.next_item import NextItem
+from ziggurat.runs.embeddings import ids_of_table
+from ziggurat.runs.export.data import RunData
+from ziggurat.runs.load import Run
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventsWanted:
+    """Which parts of a log an export takes.
+
+    Args:
+        folder: where files are written; the caller removes it.
+        keep: further columns of the events for the catalogue.
+        num_rows: samples to compare on, about.
+    """
+
+    folder: Path
+    keep: Sequence[str] = ()
+    num_rows: int = 1
+
+
+def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: EventsWanted) -> RunData:
+    """The samples of a run on events, with its users and events beside them.
+
+    Args:
+        run: on an event log.
+        config: of the log, with real paths.
+        bad_rows: where events with faults go.
+        wanted: which parts.
+
+    Raises:
+        SchemaError, DataError: as `read_events`; no user has two events.
+    """
+    schema, samples = run.config.table_schema, run.preprocessing.schema
+    assert schema.items is not None, "checked by the schema"
+    labels, keep = label_columns(schema), [name for name in wanted.keep if name not in schema.items.features]
+    raw = RunData(config=config, schema=schema, bad_rows=bad_rows).source()
+    columns = tuple(dict.fromkeys([*schema.columns, *labels, *keep]))
+    log = read_events(raw.frames(columns=columns), schema, bad_rows=bad_rows, carried=[*labels, *keep])
+
+    def written(name: str, tables: Iterator[pa.Table], of: Schema) -> RunData:
+        path = wanted.folder / f"{name}.parquet"
+        _write(tables, path, log=log)
+        return RunData(config=DataConfig(train=(str(path),)), schema=of, bad_rows=bad_rows)
+
+    events = written("events", _events(log, schema, keep=keep), replace(samples, time=ASKED_AT))
+    if labels:
+        return replace(written("samples", _limited(_candidates(log, schema), wanted.num_rows), samples), events=events)
+    length = {"max_length": schema.events.max_length if schema.events is not None else 1}
+    _, _, asked = leave_one_out(log, windows=TrainingWindows.LAST, **length)
+    last = _limited(sample_tables(log, asked, schema, purpose=Purpose.EVALUATION), wanted.num_rows)
+    now = sample_tables(log, open_questions(log, **length), schema, purpose=Purpose.PREDICTION)
+    users = written("users", now, samples)
+    return replace(written("samples", last, samples), events=events, users=users)
+
+
+def known_items(run: Run) -> pl.Series | None:
+    """The ids of the items that a next-item model met in training; None for other models."""
+    if not isinstance(run.model, NextItem):
+        return None
+    items = run.preprocessing.schema.items
+    assert items is not None, "checked with the inputs"
+    rows = run.model.item_counts[NUM_RESERVED_ROWS:].nonzero().squeeze(1)
+    return ids_of_table(run, table_of(run.preprocessing.schema.feature(items.id))).gather(rows.cpu().numpy())
+
+
+def _candidates(log: EventLog, schema: Schema) -> Iterator[pa.Table]:
+    labels = label_columns(schema)
+    assert schema.events is not None, "asked by who has events"
+    places = np.flatnonzero(log.has_all(labels))
+    asked = asked_together(log, places, parts=np.zeros_like(places), most=schema.events.candidates)
+    return candidate_tables(log, asked, schema, labels=labels, at_once=_ROWS_AT_ONCE)
+
+
+def _events(log: EventLog, schema: Schema, *, keep: Sequence[str]) -> Iterator[pa.Table]:
+    """User, item, what describes it and the columns to keep, and when."""
+    assert schema.items is not None, "checked by the schema"
+    columns = {name: EventColumn(log.columns[name]) for name in schema.items.features}
+    users = pa.array(log.user_ids.to_list(), pa.large_string())
+    for first in range(0, len(log.users), _ROWS_AT_ONCE):
+        places = np.arange(first, min(first + _ROWS_AT_ONCE, len(log.users)))
+        found = {schema.group: pa.DictionaryArray.from_arrays(pa.array(log.users[places].astype(np.int32)), users)}
+        found |= {name: column.at(places) for name, column in columns.items()}
+        found |= {name: log.carried[name].gather(places).to_arrow() for name in keep}
+        yield pa.table(found | {ASKED_AT: pa.array(log.times[places])})
+
+
+def _limited(tables: Iterator[pa.Table], num_rows: int) -> Iterator[pa.Table]:
+    """The tables until there are so many rows."""
+    left = [num_rows]
+
+    def counted(table: pa.Table) -> bool:
+        left[0] -= table.num_rows
+        return left[0] + table.num_rows > 0
+
+    return takewhile(counted, tables)
+
+
+def _write(tables: Iterator[pa.Table], path: Path, *, log: EventLog) -> None:
+    first = next(tables, None)
+    if first is None:
+        raise DataError(
+            expected="a user with two events, or an event with labels, to compare the export with its run",
+            found=f"{len(log.users):,} events of {log.num_users:,} users, none of these",
+            where="the event log of the run",
+            ways_out="check whether the files are still those of the training",
+        )
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        writer.write_table(first)
+        for table in tables:
+            writer.write_table(table)
