@@ -212,6 +212,23 @@ def test_an_empty_batch_has_no_logits_and_its_loss_a_gradient() -> None:
     model.loss(outputs, batch).mean().backward()
 
 
+def test_training_thins_long_histories_and_weighs_tasks() -> None:
+    batch = batch_of(QUESTIONS)
+    plain, thin = built(), built(stochastic_length=1.0, task_weights=(2.0, 0.5))
+    torch.testing.assert_close(plain(batch), thin.eval()(batch))
+    outputs = thin.forward_dense(thin.embed(batch))
+    expected, found = plain.loss(outputs, batch), thin.loss(outputs, batch)
+    assert torch.equal(found.weight, expected.weight)
+    torch.testing.assert_close(found.total, expected.total * torch.tensor([2.0, 0.5]))
+    torch.manual_seed(0)
+    thinned, whole = (model.train().forward_dense(model.embed(batch)).logits for model in (thin, plain))
+    is_short = batch.lists(0)[0].offsets.diff() <= 1
+    torch.testing.assert_close(thinned[is_short], whole[is_short])
+    assert not torch.allclose(thinned[~is_short], whole[~is_short])
+    with pytest.raises(ConfigError, match="a weight for each of 2 labels"):
+        built(task_weights=(1.0,))
+
+
 def test_other_data_and_impossible_settings_are_refused() -> None:
     with pytest.raises(SchemaError, match="labels of candidates"):
         build_model(SMALL, NEXT_INPUTS, seed=0)

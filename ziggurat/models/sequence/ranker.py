@@ -26,12 +26,13 @@ Cost of a question: that of the layers for C + L + k rows, and the two small net
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -42,6 +43,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY, HISTORY_TIMES, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import offsets_of
+from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt, join_lists
@@ -50,11 +52,12 @@ from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_inputs import check_one_history, question_times
 from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
+from ziggurat.models.sequence.stochastic_length import thinned
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
 from ziggurat.ops.repeat import expand_lists
-from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, checked
+from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, PositiveFloat, Range, checked
 
 _FIRST, _QUESTION, _TIMES, _ASKED = "first", "question", "times", "asked"
 
@@ -85,7 +88,9 @@ class SequenceRankerConfig:
         actions: how what was done enters an event.
         action_dim: columns of the tables of actions; unused with `added`.
         max_attention_length: events before itself that an event sees; 0: all.
+        stochastic_length: α; histories of more than N^(α/2) events are mostly thinned to so many in training; 2: never.
         head_dim: hidden units of the networks of candidates and of logits; 0: D.
+        task_weights: what the loss of each label counts, in their order; () for 1 each.
         embedding: tables: optimizer, kernel, starting weights.
     """
 
@@ -103,7 +108,9 @@ class SequenceRankerConfig:
     actions: ActionInput = ActionInput.ADDED
     action_dim: Dim = 8
     max_attention_length: CountOrNone = 0
+    stochastic_length: Annotated[float, Range(1, 2)] = 2.0
     head_dim: DimOrDefault = 0
+    task_weights: tuple[PositiveFloat, ...] = ()
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def __post_init__(self) -> None:
@@ -215,6 +222,14 @@ class SequenceRanker(Model):
         self._list_places = [lists.index(name) for name in (*self._item_lists, *self._actions)]
         self._context_places = [single.index(name) for name in self._context]
         dim, length = config.embedding_dim, next(spec.max_length for spec in inputs.jagged if spec.name == HISTORY)
+        self._longest = length
+        if config.task_weights and len(config.task_weights) != len(inputs.labels):
+            raise ConfigError(
+                expected=f"a weight for each of {len(inputs.labels)} labels",
+                found=f"task_weights = {config.task_weights}",
+                where="sequence_ranker settings",
+                ways_out="task_weights = " + ", ".join("1.0" for _ in inputs.labels),
+            )
         self.stack = config.make_stack(num_context=len(self._context), max_length=length)
         width = len(self._actions) * config.action_dim if config.actions is ActionInput.MAPPED else dim
         self.unknown_action = nn.Parameter(torch.empty(width)) if self._actions else None
@@ -265,6 +280,10 @@ class SequenceRanker(Model):
             history_ND = history_ND + self.action_map(done_NA)
             candidates_BD = candidates_BD + self.action_map(self.unknown_action)
         history_ND, candidates_BD = self._placed(history_ND, candidates_BD, named, offsets_Q1)
+        if self.training and self.config.stochastic_length < 2:
+            kept_N = thinned(offsets_Q1, alpha=self.config.stochastic_length, longest=self._longest)
+            offsets_Q1 = F.pad(kept_N.cumsum(0), (1, 0))[offsets_Q1]
+            history_ND, named = history_ND[kept_N], named | {_TIMES: named[_TIMES][kept_N]}
         context_MD = history_ND.new_zeros(0, dim)
         if self.context_places is not None:
             context_QCD = torch.stack([fields[name][first_Q].float() for name in self._context], dim=1)
@@ -272,6 +291,11 @@ class SequenceRanker(Model):
         parts = (context_MD, history_ND, candidates_BD)
         states_BD = self.norm(self._candidate_states(parts, named, offsets_Q1, num_Q))
         return Outputs(logits=self.head(states_BD * self.item_network(items_BD)).float())
+
+    def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
+        """The labels' losses, each times the weight of its task."""
+        sums, weights = super().loss(outputs, batch), self.config.task_weights
+        return replace(sums, total=sums.total * sums.total.new_tensor(weights)) if weights else sums
 
     # ------------------------------------------------------------------------------------------------------- details
 
