@@ -15,15 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings.config import EmbeddingConfig
+from ziggurat.embeddings.growing.new_rows import NewRows, first_vectors
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, cache_of, maker_of
 from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.part import reader, table_tensor
+from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
@@ -206,6 +208,30 @@ class TableWeights(nn.Module):
         """Tell storages that all rows are about to be written."""
         for storage in self._storages:
             storage.about_to_load()
+
+    def renew(self, new: NewRows, *, seed: int) -> None:
+        """Draw the rows of new ids of a growing table, and begin with the optimizer's numbers of them anew."""
+        place = self.places[new.table]
+        values = first_vectors(new, shape=(place.num_rows, place.dim), config=self.config, seed=seed)
+        self.replace_rows(new.table, new.rows, values)
+
+    @torch.no_grad()
+    def replace_rows(self, name: str, rows_N: Int64[Tensor, "N"], values_ND: Float[Tensor, "N D"]) -> None:
+        """Give some rows of a table other weights, and the optimizer's numbers of them their initial values.
+
+        Args:
+            name: of the table.
+            rows_N: of the table, each named once.
+            values_ND: their weights.
+        """
+        place = self.places[name]
+        storage = self.storage(place.storage)
+        rows_N = (rows_N + place.first_row).to(storage.device)
+        storage.scatter(rows_N, values_ND.to(storage.device))
+        for key in state_keys(self.config.optimizer):
+            like = storage.read(0, 0, key=key)
+            initial = self.config.initial_sum if key == "sum" else 0.0
+            storage.scatter(rows_N, like.new_full((len(rows_N), *like.shape[1:]), initial), key=key)
 
     def mark_filled(self) -> None:
         """The tables have been drawn or loaded: lookups may begin."""

@@ -1,4 +1,13 @@
-"""Growing: how a table whose vocabulary grows takes ids in and lets them go. Plain data."""
+"""Growing: how a table whose vocabulary grows takes ids in and lets them go. Plain data.
+
+Encoded data names the ids of such a table by number, since their rows are decided in training:
+
+    numbers 0, 1, 2   padding, unknown, missing: the reserved rows
+    numbers from 3 on 3 + stable hash of the id, modulo 2^31 − 4
+
+31 bits keep encoded data as small as rows are. Two ids share a number, and so a row, with a probability of n/2^31 for n
+different ids: one id in 2,100 of 10⁶, one in 210 of 10⁷. The maps themselves (`ops/growing`) take 64-bit ids.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +17,10 @@ from typing import Annotated
 
 from ziggurat.typed import Range, checked
 
+NUM_NUMBERS = (1 << 31) - 4  # of ids in encoded data
 MOST_SIGHTINGS = 255  # sightings and uses are counted in one byte
 
-NumIds = Annotated[int, Range(1, (1 << 31) - 4, "rows are counted in 31 bits")]
+NumIds = Annotated[int, Range(1, NUM_NUMBERS, "rows are counted in 31 bits")]
 Sightings = Annotated[int, Range(1, MOST_SIGHTINGS, "sightings are counted in one byte")]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from ziggurat.features.growing import Growing
 from ziggurat.features.items import Items
 from ziggurat.features.schema import Pooling, Task
 from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
@@ -18,11 +19,16 @@ from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
 @dataclass(frozen=True, kw_only=True)
 @checked
 class TableSpec:
-    """An embedding table after fitting. `num_rows` counts the three reserved rows too."""
+    """An embedding table after fitting. `num_rows` counts the three reserved rows too.
+
+    Of a growing one encoded data holds numbers of ids (`features/growing.py`), which become rows before a model sees
+    them.
+    """
 
     name: str
     num_rows: Rows
     embedding_dim: DimOrDefault = 0  # 0: the model's
+    growing: Growing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

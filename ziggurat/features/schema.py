@@ -11,7 +11,8 @@ of every table are reserved, whatever the encoding:
     row 0  padding   its embedding is zero and is never trained
     row 1  unknown   ids never seen in training, or seen fewer than `min_count` times
     row 2  missing   null in a scalar column (a null or empty *list* is an empty list, with no rows)
-    row 3… the ids   by falling count for a vocabulary, 3 + hash mod for hashing, 3 + id for identity
+    row 3… the ids   by falling count for a vocabulary, 3 + hash mod for hashing, 3 + id for identity,
+                     as they come and go in training for a growing one
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ from typing import Any, Literal
 from ziggurat.config import to_json
 from ziggurat.errors import SchemaError
 from ziggurat.features.events import Events
+from ziggurat.features.growing import Evict
 from ziggurat.features.items import Items
-from ziggurat.features.schema_checks import refuse_doubles, refuse_our_columns, refuse_too_many_columns
+from ziggurat.features.schema_checks import (
+    refuse_doubles,
+    refuse_impossible_table,
+    refuse_our_columns,
+    refuse_too_many_columns,
+)
 from ziggurat.typed import Buckets, Count, Dim, DimOrDefault, Float32, Length, Rows, checked
 
 # Texts that people and programs write for "no value". Schemas in TOML, and guessed ones, take them as null unless they
@@ -48,6 +55,7 @@ class Encoding(StrEnum):
     VOCABULARY = "vocabulary"  # fitted on the training data: one row for each id seen min_count times
     HASHING = "hashing"  # a stable 64-bit hash modulo num_rows; no fitting, collisions possible
     IDENTITY = "identity"  # the ids are already 0 … num_rows-1
+    GROWING = "growing"  # training admits ids as they come, num_rows at a time; see docs/guides/growing-vocabularies.md
 
 
 class OutOfRange(StrEnum):
@@ -98,11 +106,13 @@ class Table:
     Args:
         name: unique among tables.
         encoding: see `Encoding`.
-        num_rows: rows for ids (without the reserved ones); needed for hashing and identity, refused for vocabulary.
-        min_count: a vocabulary keeps ids seen at least this often in the training data.
+        num_rows: rows for ids (without the reserved ones); refused for vocabulary, needed for all others.
+        min_count: a vocabulary keeps ids seen at least this often in the training data; a growing one admits an id when
+            training has seen it so often.
         max_rows: a vocabulary keeps at most this many ids, the most frequent ones. 0: no limit.
         out_of_range: what an `identity` table does with ids outside its range.
         embedding_dim: columns of this table; 0 takes the model's.
+        evict: which id of a full growing table makes room for another one.
     """
 
     name: str
@@ -112,30 +122,10 @@ class Table:
     max_rows: Rows = 0
     out_of_range: OutOfRange = OutOfRange.ERROR
     embedding_dim: DimOrDefault = 0
+    evict: Evict = Evict.LEAST_FREQUENT
 
     def __post_init__(self) -> None:
-        where = f"table {self.name!r}"
-        if self.encoding is Encoding.VOCABULARY and self.num_rows:
-            raise SchemaError(
-                expected="no num_rows for a vocabulary table: its size is fitted",
-                found=f"num_rows = {self.num_rows}",
-                where=where,
-                ways_out=("use max_rows to cap the vocabulary", 'set encoding = "hashing" or "identity"'),
-            )
-        if self.encoding is not Encoding.VOCABULARY and self.num_rows < 1:
-            raise SchemaError(
-                expected=f"num_rows >= 1 for encoding {self.encoding.value!r}",
-                found=f"num_rows = {self.num_rows}",
-                where=where,
-                ways_out=("add num_rows = N to the table", 'set encoding = "vocabulary" to fit the size'),
-            )
-        if self.min_count < 1 or self.max_rows < 0 or self.embedding_dim < 0:
-            raise SchemaError(
-                expected="min_count >= 1, max_rows >= 0, embedding_dim >= 0",
-                found=f"min_count={self.min_count}, max_rows={self.max_rows}, embedding_dim={self.embedding_dim}",
-                where=where,
-                ways_out="correct the number",
-            )
+        refuse_impossible_table(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +365,9 @@ class Schema:
                 del state[name]
         if self.events is not None:
             state["events"] = self.events.to_state()
+        for table in state["tables"]:
+            if table["encoding"] != Encoding.GROWING:
+                del table["evict"]
         for label in state["labels"]:
             for name in ("positive", "negative"):
                 if not label[name]:

@@ -1,10 +1,15 @@
-"""Checks of the names in a schema: how many columns there are, and how they are called."""
+"""Checks of a schema: how many columns there are, how they are called, and which settings of a table go together."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from ziggurat.errors import SchemaError
+from ziggurat.features.growing import MOST_SIGHTINGS, Evict
+
+if TYPE_CHECKING:
+    from ziggurat.features.schema import Table
 
 # Every feature costs time before training begins (about 8 ms), and so many are one list that was written wide.
 MAX_FEATURES = 20_000
@@ -45,4 +50,44 @@ def refuse_our_columns(names: list[str]) -> None:
             found=", ".join(map(repr, ours[:5])),
             where="schema, features",
             ways_out='rename the feature, and name its column: name = "row", column = "row:"',
+        )
+
+
+def refuse_impossible_table(table: Table) -> None:
+    """Raise SchemaError for settings of a table that do not go together."""
+    where, encoding = f"table {table.name!r}", table.encoding.value
+    if encoding == "vocabulary" and table.num_rows:
+        raise SchemaError(
+            expected="no num_rows for a vocabulary table: its size is fitted",
+            found=f"num_rows = {table.num_rows}",
+            where=where,
+            ways_out=("use max_rows to cap the vocabulary", 'set encoding = "hashing" or "identity"'),
+        )
+    if encoding != "vocabulary" and table.num_rows < 1:
+        raise SchemaError(
+            expected=f"num_rows >= 1 for encoding {encoding!r}",
+            found=f"num_rows = {table.num_rows}",
+            where=where,
+            ways_out=("add num_rows = N to the table", 'set encoding = "vocabulary" to fit the size'),
+        )
+    if table.min_count < 1 or table.max_rows < 0 or table.embedding_dim < 0:
+        raise SchemaError(
+            expected="min_count >= 1, max_rows >= 0, embedding_dim >= 0",
+            found=f"min_count={table.min_count}, max_rows={table.max_rows}, embedding_dim={table.embedding_dim}",
+            where=where,
+            ways_out="correct the number",
+        )
+    if encoding == "growing" and (table.min_count > MOST_SIGHTINGS or table.max_rows):
+        raise SchemaError(
+            expected=f"min_count <= {MOST_SIGHTINGS} and no max_rows for a growing table",
+            found=f"min_count={table.min_count}, max_rows={table.max_rows}",
+            where=where,
+            ways_out=("num_rows is the limit of a growing table", f"min_count = {MOST_SIGHTINGS} or less"),
+        )
+    if encoding != "growing" and table.evict is not Evict.LEAST_FREQUENT:
+        raise SchemaError(
+            expected="evict with encoding 'growing' only: no other table lets ids go",
+            found=f"evict = {table.evict.value!r} with encoding {encoding!r}",
+            where=where,
+            ways_out=('set encoding = "growing", with num_rows', "take evict out"),
         )

@@ -99,18 +99,21 @@ class Agreement:
 
     def gather(self, value: JSON) -> list[Any]:
         """What every rank says, in rank order; collective."""
+        return [value] if self._group is None else list(map(json.loads, self.gather_bytes(json.dumps(value).encode())))
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """The bytes of every rank, in rank order; collective."""
         if self._group is None:
-            return [value]
-        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+            return [mine]
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
         with communicating("agreement of all ranks"):
             lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-            dist.all_gather(lengths, torch.tensor([text.numel()]), group=self._group)
+            dist.all_gather(lengths, torch.tensor([sent.numel()]), group=self._group)
             padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
-            padded[: text.numel()] = text
-            texts = [torch.zeros_like(padded) for _ in range(self.world_size)]
-            dist.all_gather(texts, padded, group=self._group)
-        pairs = zip(texts, lengths, strict=True)
-        return [json.loads(text[: int(length)].numpy().tobytes()) for text, length in pairs]
+            padded[: sent.numel()] = sent
+            parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
+            dist.all_gather(parts, padded, group=self._group)
+        return [part[: int(length)].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
 
 
 def require_equal(facts: Mapping[str, str], *, where: str, kind: type[ZigguratError] = ConfigError) -> None:

@@ -24,6 +24,7 @@ from ziggurat.parallel.exchange.wire import WireConfig
 from ziggurat.parallel.parallelize import ParallelConfig
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.plan import Towers
+from ziggurat.recipes.growing_check import check_growing
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import stop_metric
 from ziggurat.training.evaluation.first_look import check_blocks
@@ -193,6 +194,7 @@ class RunConfig:
         schema = self.table_schema
         tables = {table_of(feature) for feature in schema.features} - {""}
         self.tables.check(self.model.embedding, tables=tables)
+        check_growing(self)
         check_blocks(self.model, batch_size=self.training.loader.batch_size)
         self._check_sessions()
         if schema.labels:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ziggurat.arguments import check_arguments
 from ziggurat.config import from_json
+from ziggurat.data.preprocess.grown_dataset import with_grown_rows
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
@@ -58,6 +59,7 @@ from ziggurat.runs.slices import SliceConfig, Slicer
 from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass, FullRankings
+from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.position import Position
@@ -190,7 +192,7 @@ class Run:
                 where=f"{self.folder}, {prepared.summary.split}",
                 ways_out=("name another split", f"evaluate a file: ziggurat evaluate {self.folder} FILE"),
             )
-        return dataset
+        return with_grown_rows(dataset, self.preprocessing.grown)
 
     def predict(
         self,
@@ -372,11 +374,9 @@ def load_run(
         )
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
-    into = {f"model.{name}": value for name, value in model.state_dict().items()}
-    if step is not None:
-        loaded = store.load(step, into=into, match=Match.SUBSET)
-    else:
-        loaded = store.load(prefer=chosen, into=into, match=Match.SUBSET)
+    growing = GrowingTables(model)
+    into = {f"model.{name}": value for name, value in model.state_dict().items()} | growing.state()
+    loaded = store.load(step, prefer=None if step is not None else chosen, into=into, match=Match.SUBSET)
     if loaded.step != chosen and team.is_first:
         why = "\n".join(map(str, loaded.skipped))
         _log.warning("the best checkpoint (step %d) is lost; that of step %d is taken:\n%s", chosen, loaded.step, why)
@@ -386,7 +386,7 @@ def load_run(
     return Run(
         folder=run.path,
         config=config,
-        preprocessing=preprocessing,
+        preprocessing=preprocessing.with_grown(growing.grown()),
         model=model,
         step=loaded.step,
         team=team,

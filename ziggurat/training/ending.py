@@ -33,6 +33,22 @@ class FitResult:
     samples_per_s: float
     first_step_s: float
 
+    @staticmethod
+    def of(
+        position: Position, *, stopped_early: bool, end: str, samples_per_s: float, first_step_s: float
+    ) -> FitResult:
+        """What a `fit` that ends at a position has done."""
+        return FitResult(
+            steps=position.step,
+            best_step=position.best_step,
+            best_value=position.best_value,
+            skipped=position.skipped,
+            stopped_early=stopped_early,
+            end=end,
+            samples_per_s=samples_per_s,
+            first_step_s=first_step_s,
+        )
+
     @property
     def summary(self) -> dict[str, float]:
         """Its numbers, for callbacks."""

@@ -15,7 +15,8 @@ Where ranks balance their work, or divide histories (`balancing.py`), a batch is
 below sees the dealt one only. Positions are those of the batches as the source made them.
 
 Negatives that are drawn (`negatives.py`) join a batch when it is taken. Before the step after which the model searches
-for harder ones the next batch is not taken ahead: what is drawn for it depends on what is found.
+for harder ones the next batch is not taken ahead: what is drawn for it depends on what is found. Where vocabularies
+grow none is: rows are taken from ids between two steps.
 
 Our own source makes the same number of steps on every rank. Others may not: there, ranks tell each other every step
 whether they have a batch, and one that has none left joins with an empty batch until all are done.
@@ -37,6 +38,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.events import PIECE_STARTS
 from ziggurat.training.balancing import Balancer
 from ziggurat.training.config import Decay, TrainingConfig
+from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
 
@@ -143,7 +145,13 @@ class Feed:
         return min(steps, limit) if limit else steps
 
     def epoch(
-        self, *, device: torch.device, empty: Batch, step: int = 0, negatives: DrawnNegatives | None = None
+        self,
+        *,
+        device: torch.device,
+        empty: Batch,
+        step: int = 0,
+        negatives: DrawnNegatives | None = None,
+        growing: GrowingTables | None = None,
     ) -> Iterator[Fed]:
         """The rest of the source's epoch.
 
@@ -152,10 +160,12 @@ class Feed:
             empty: a batch of no samples.
             step: steps that were made before.
             negatives: draws further samples for each batch.
+            growing: gives ids their rows.
         """
 
         def made(batch: Batch, step: int) -> Batch:
-            return (batch if negatives is None else negatives.extended(batch, step=step)).to(device)
+            batch = batch if negatives is None else negatives.extended(batch, step=step)
+            return (batch if growing is None else growing.admitted(batch, step=step + 1)).to(device)
 
         waits, self._waits = self._waits, False
         taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty))
@@ -164,7 +174,7 @@ class Feed:
         while current.batch is not None and batch is not None:
             row_ids, following = trained_rows(current.batch), next(taken)
             step += 1
-            is_due = negatives is not None and negatives.is_due(step)
+            is_due = growing is not None or (negatives is not None and negatives.is_due(step))
             ahead = None if is_due or following.batch is None else made(following.batch, step)
             is_done = following.is_done
             self._state = {"source": following.state if is_done else current.state, "is_done": is_done}

@@ -5,6 +5,7 @@
     dense_optimizer.<weight>.<part>   Adam's moments and step, …
     table_optimizer.<table>.<part>    row-wise sums, …
     negatives.mined                   what was found for each user, where negatives are mined
+    growing.<table>.<part>            ids with their rows, and sightings, of vocabularies that grow
     rng.<generator>                   random state, as bytes; on many ranks rng.rank<r>.<generator>
 
 On many ranks each holds its part of it; the names, and what is stored under them, do not depend on the number of ranks,
@@ -23,6 +24,7 @@ from torch import Tensor
 from ziggurat.models import Model
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.checkpoint import rng_state, set_rng_state
+from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.step.train_step import TrainStep
 
@@ -47,11 +49,14 @@ def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     return tensors
 
 
-def snapshot_tensors(step: TrainStep, negatives: DrawnNegatives | None = None) -> dict[str, Tensor]:
-    """What a checkpoint saves: the run's tensors, mined negatives and the random state."""
+def snapshot_tensors(
+    step: TrainStep, negatives: DrawnNegatives | None = None, growing: GrowingTables | None = None
+) -> dict[str, Tensor]:
+    """What a checkpoint saves: the run's tensors, mined negatives, grown vocabularies and the random state."""
     prefix = rng_prefix(step)
-    mined = {} if negatives is None else negatives.state()
-    return state_tensors(step) | mined | {f"{prefix}{name}": value for name, value in rng_state().items()}
+    more = {} if negatives is None else negatives.state()
+    more |= {} if growing is None else growing.state()
+    return state_tensors(step) | more | {f"{prefix}{name}": value for name, value in rng_state().items()}
 
 
 def rng_prefix(step: TrainStep) -> str:
@@ -60,8 +65,10 @@ def rng_prefix(step: TrainStep) -> str:
     return f"{RNG}rank{step.parallel.topology.rank}." if many and step.parallel is not None else RNG
 
 
-def restore_state(step: TrainStep, into: Mapping[str, Tensor]) -> None:
+def restore_state(step: TrainStep, into: Mapping[str, Tensor], growing: GrowingTables | None = None) -> None:
     """Finish a load into `snapshot_tensors`: what does not share memory with them is set."""
+    if growing is not None:
+        growing.rebuild()
     if step.table_optimizer is not None:
         prefix = "table_optimizer."
         own = {name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)}

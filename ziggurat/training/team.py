@@ -31,6 +31,7 @@ from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.training.balancing import balancer_of
 from ziggurat.training.config import Precision, TrainingConfig
 from ziggurat.training.feed import Feed
+from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.records.log import NoRecords, RunRecords
 from ziggurat.training.records.run_folder import RunFolder
 from ziggurat.training.records.shared_ledger import SharedLedger
@@ -146,6 +147,16 @@ class Team:
     def gather(self, value: Any) -> list[Any]:
         """What every rank says (plain data), in rank order."""
         return [value] if self._agreement is None else self._agreement.gather(value)
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """The bytes of every rank, in rank order."""
+        return [mine] if self._agreement is None else self._agreement.gather_bytes(mine)
+
+    def growing(self, model: Model, *, seed: int) -> GrowingTables | None:
+        """The growing vocabularies of a model; None where it has none."""
+        gather = self.gather_bytes if self.world_size > 1 else None
+        growing = GrowingTables(model, seed=seed, gather=gather, rank=self.rank)
+        return growing if growing.is_any else None
 
     def feed(self, train: Any, model: Model, config: TrainingConfig) -> Feed:
         """The training data of this rank, its samples dealt as the settings say."""

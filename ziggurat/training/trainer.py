@@ -96,7 +96,8 @@ class Trainer:
         self.step = self.team.train_step(model, config, loss=loss)
         self.config = self.step.config
         self.feed = team.feed(train, model, config)
-        self.repeats = deduplicate_source(self.feed.source, model, parallel=parallel)
+        self.growing = team.growing(model, seed=config.seed)
+        self.repeats = {} if self.growing else deduplicate_source(self.feed.source, model, parallel=parallel)
         self._rankings = first_look(model, train, valid=valid, loader=config.loader)
         self.negatives = drawn_negatives(model, train, rankings=self._rankings, seed=config.seed)
         if valid is not None:
@@ -182,6 +183,7 @@ class Trainer:
         if hasattr(dataset, "read_group"):
             ranks = {"rank": self.team.rank, "world_size": self.team.world_size}
             batches = ordered_batches(dataset, batch_size=batch_size, **ranks).batches(epoch=0)
+        batches = batches if self.growing is None else self.growing.frozen(batches)
         with self.team.traffic_paused():
             result = evaluate_batches(
                 self.model,
@@ -203,7 +205,8 @@ class Trainer:
         position, epoch = self.position, self.position.epoch
         first_row = position.rows - self.feed.row_in_epoch(position)
         begin, empty = time.perf_counter(), Batch.empty(self.model.inputs)
-        for fed in self.feed.epoch(device=self.step.device, empty=empty, step=position.step, negatives=self.negatives):
+        made = {"negatives": self.negatives, "growing": self.growing}
+        for fed in self.feed.epoch(device=self.step.device, empty=empty, step=position.step, **made):
             result = self._train(fed)
             elapsed = time.perf_counter() - begin
             self._pace.count(elapsed, rows=fed.num_rows, busy_s=result.busy_s)
@@ -255,6 +258,7 @@ class Trainer:
         loss = position.loss_sum / position.loss_rows
         record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
         record["lr"] = self.config.learning_rate * self._factor()
+        record |= {} if self.growing is None else self.growing.report()
         self.records.append(record, timing=self._pace.since_last(self.step.facts()) | self.feed.timing())
         position.loss_sum, position.loss_rows = 0.0, 0
 
@@ -309,9 +313,8 @@ class Trainer:
         for old in self._pinned - needed:
             self.store.unpin(old)
         self._pinned = (self._pinned & needed) | {self.position.best_step}
-        self.store.save(
-            self.position.step, tensors=snapshot_tensors(self.step, self.negatives), state=state, pinned=pinned
-        )
+        tensors = snapshot_tensors(self.step, self.negatives, self.growing)
+        self.store.save(self.position.step, tensors=tensors, state=state, pinned=pinned)
 
     # ------------------------------------------------------------------------------------------ start and resume
 
@@ -328,9 +331,9 @@ class Trainer:
             seed_everything(self.config.seed, rank=self.team.rank)
             return False
         prepare_to_load(self.step)
-        into = snapshot_tensors(self.step, self.negatives)
+        into = snapshot_tensors(self.step, self.negatives, self.growing)
         checkpoint = self.store.load(into=into, optional=RNG)
-        restore_state(self.step, into)
+        restore_state(self.step, into, self.growing)
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
         self.position = Position.from_json(checkpoint.state.get("position"))
@@ -358,11 +361,14 @@ class Trainer:
                 self.step.average.keep()
             return
         wanted = into_model(self.model)
+        wanted |= {} if self.growing is None else self.growing.state()
         try:
             self.store.load(best, into=wanted, match=Match.SUBSET)
         except DamagedCheckpointError as error:
             self.progress.say(f"the best weights (step {best:,}) are lost; those of the last step stay:\n{error}")
             return
+        if self.growing is not None:
+            self.growing.rebuild()
         self.progress.say(
             f"best weights restored: step {best:,}, {self.config.early_stop.metric} {self.position.best_value:.5f}"
         )
@@ -382,13 +388,5 @@ class Trainer:
         )
 
     def _result(self, stopped_early: bool) -> FitResult:
-        return FitResult(
-            steps=self.position.step,
-            best_step=self.position.best_step,
-            best_value=self.position.best_value,
-            skipped=self.position.skipped,
-            stopped_early=stopped_early,
-            end=self.ending.text(),
-            samples_per_s=self._pace.samples_per_s,
-            first_step_s=self._pace.first_step_s,
-        )
+        pace = {"samples_per_s": self._pace.samples_per_s, "first_step_s": self._pace.first_step_s}
+        return FitResult.of(self.position, stopped_early=stopped_early, end=self.ending.text(), **pace)

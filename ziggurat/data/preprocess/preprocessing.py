@@ -40,12 +40,14 @@ from ziggurat.data.encoded.records import (
     table_to_batch,
 )
 from ziggurat.data.preprocess.fit.fitter import Fitter, bucket_ids
+from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.preprocess.values.numeric import NumericState, to_bucket_rows, to_floats
 from ziggurat.data.preprocess.values.parsing import ParsedChunk, parse_chunk
 from ziggurat.data.preprocess.values.vocabulary import Ids, NumberedIds, Rows, Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.features.batch import Batch
+from ziggurat.features.growing import NUM_NUMBERS, Growing
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec, VectorSpec
 from ziggurat.features.schema import (
     MISSING_ROW,
@@ -116,17 +118,29 @@ class Preprocessing:
         schema: what the columns mean.
         vocabularies: by table name, for every table with a vocabulary.
         numbers: by feature name, for every dense feature.
+        grown: by table name, what training made of growing vocabularies; without it their ids are encoded as numbers.
+            The fingerprint, which says how data is encoded for training, knows nothing of it.
     """
 
     def __init__(
-        self, schema: Schema, *, vocabularies: Mapping[str, Vocabulary], numbers: Mapping[str, NumericState]
+        self,
+        schema: Schema,
+        *,
+        vocabularies: Mapping[str, Vocabulary],
+        numbers: Mapping[str, NumericState],
+        grown: Mapping[str, GrownVocabulary] | None = None,
     ) -> None:
         self.schema = schema
         self.vocabularies = dict(vocabularies)
+        self.grown = dict(grown or {})
         self.numbers = dict(numbers)
         self.inputs = inputs_of_schema(schema, self.vocabularies)
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
         self._fingerprint = ""
+
+    def with_grown(self, grown: Mapping[str, GrownVocabulary]) -> Preprocessing:
+        """The same, with rows for the ids of growing vocabularies."""
+        return Preprocessing(self.schema, vocabularies=self.vocabularies, numbers=self.numbers, grown=grown)
 
     @staticmethod
     def fit(schema: Schema, chunks: Iterable[RawChunk], *, bad_rows: BadRows | None = None) -> Preprocessing:
@@ -284,11 +298,12 @@ class Preprocessing:
             return row_of_number[table_name].take(ids.numbers)
         if table_name in self.vocabularies:
             return self.vocabularies[table_name].rows(ids)
-        num_rows = self.schema.table(table_name).num_rows
+        table = self.schema.table(table_name)
+        num_rows = NUM_NUMBERS if table.encoding is Encoding.GROWING else table.num_rows
         rows = (ids.keys % np.uint64(num_rows)).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
         if ids.missing is not None:
             rows[ids.missing] = MISSING_ROW
-        return rows
+        return self.grown[table_name].rows(rows) if table_name in self.grown else rows
 
 
 def _offsets(lengths: np.ndarray) -> Int32[np.ndarray, " N"]:
@@ -367,4 +382,8 @@ def _table_spec(
         num_ids = feature.num_buckets
     else:
         num_ids = len(vocabularies[name]) if name in vocabularies else table.num_rows
-    return TableSpec(name=name, num_rows=num_ids + NUM_RESERVED_ROWS, embedding_dim=table.embedding_dim)
+    growing = None
+    if table.encoding is Encoding.GROWING:
+        growing = Growing(num_ids=table.num_rows, admit_after=table.min_count, evict=table.evict)
+    num_rows = num_ids + NUM_RESERVED_ROWS
+    return TableSpec(name=name, num_rows=num_rows, embedding_dim=table.embedding_dim, growing=growing)

@@ -2,6 +2,7 @@
 
     folder/preprocessing.json            schema, statistics, and name, size and SHA-256 of every other file
     folder/vocabulary_000.parquet …      columns id (text) and count, one file a table
+    folder/grown_000.parquet …           columns number and row: what training made of growing vocabularies
 
 The JSON file carries the SHA-256 of its own content, so every flipped bit that means something is found on loading:
 before anything is parsed that could be misread. Files are written into a temporary folder and renamed together.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 
 from ziggurat.config import to_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
+from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.errors import CheckpointError, SchemaError
@@ -68,6 +70,7 @@ class _Saved:
     schema: Schema
     numbers: dict[str, NumericState]
     vocabularies: dict[str, _File]
+    grown: dict[str, _File] = field(default_factory=dict)
 
 
 def save_preprocessing(preprocessing: Preprocessing, folder: Path) -> None:
@@ -93,8 +96,9 @@ def load_preprocessing(folder: Path) -> Preprocessing:
     except SchemaError as error:
         raise _damaged(main, str(error)) from error
     vocabularies = {table: _read_vocabulary(folder / entry.file, entry) for table, entry in saved.vocabularies.items()}
+    grown = {table: _read_grown(folder / entry.file, entry) for table, entry in saved.grown.items()}
     loaded = reader.construct(
-        lambda: Preprocessing(saved.schema, vocabularies=vocabularies, numbers=saved.numbers), "schema"
+        lambda: Preprocessing(saved.schema, vocabularies=vocabularies, numbers=saved.numbers, grown=grown), "schema"
     )
     if loaded.fingerprint != saved.fingerprint:
         raise _damaged(main, "the fingerprint of what was loaded is not the one that was saved")
@@ -102,6 +106,16 @@ def load_preprocessing(folder: Path) -> Preprocessing:
 
 
 def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:
+    frame = _read_frame(path, entry, columns={"id": pl.String, "count": pl.Int64})
+    return Vocabulary(frame["id"].rechunk(), frame["count"].rechunk())
+
+
+def _read_grown(path: Path, entry: _File) -> GrownVocabulary:
+    frame = _read_frame(path, entry, columns={"number": pl.Int32, "row": pl.Int32})
+    return GrownVocabulary(numbers=frame["number"].to_numpy(), table_rows=frame["row"].to_numpy())
+
+
+def _read_frame(path: Path, entry: _File, *, columns: dict[str, Any]) -> pl.DataFrame:
     if entry.file != path.name:
         raise _damaged(path.parent / _MAIN_FILE, f"a vocabulary in another folder: {entry.file!r:.80}")
     content = read_bytes(
@@ -117,7 +131,7 @@ def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:
     try:
         frame = pl.from_arrow(pq.read_table(io.BytesIO(content)))
         assert isinstance(frame, pl.DataFrame)
-        return Vocabulary(frame["id"].rechunk(), frame["count"].rechunk())
+        return frame.select([pl.col(name).cast(kind) for name, kind in columns.items()])
     except (pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise _damaged(path, f"not a vocabulary: {error}") from error
 
@@ -129,18 +143,27 @@ def _write_all(preprocessing: Preprocessing, folder: Path) -> None:
         content = _parquet(vocabulary)
         (folder / name).write_bytes(content)  # `replacing_folder` flushes it, and turns what the system refuses
         vocabularies[table] = {"file": name, "bytes": len(content), "sha256": sha256_of(content)}
+    grown: dict[str, Any] = {}
+    for index, (table, each) in enumerate(preprocessing.grown.items()):
+        name = f"grown_{index:03d}.parquet"
+        content = _to_parquet(pa.table({"number": each.numbers, "row": each.table_rows}))
+        (folder / name).write_bytes(content)
+        grown[table] = {"file": name, "bytes": len(content), "sha256": sha256_of(content)}
     payload = {
         "fingerprint": preprocessing.fingerprint,
         "schema": to_json(preprocessing.schema),
         "numbers": {name: to_json(state) for name, state in preprocessing.numbers.items()},
         "vocabularies": vocabularies,
-    }
+    } | ({"grown": grown} if grown else {})
     MAIN.write(folder / _MAIN_FILE, payload, error=CheckpointError)
 
 
 def _parquet(vocabulary: Vocabulary) -> bytes:
     table = pa.table({"id": vocabulary.ids.to_arrow(), "count": vocabulary.counts.to_arrow()})
-    table = table.cast(pa.schema({"id": pa.large_string(), "count": pa.int64()}))
+    return _to_parquet(table.cast(pa.schema({"id": pa.large_string(), "count": pa.int64()})))
+
+
+def _to_parquet(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.embeddings.growing.new_rows import NewRows, first_vectors
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
 from ziggurat.embeddings.storage.cached import CachedStorage
@@ -153,6 +154,18 @@ class ShardedTables(nn.Module):
             )
             self._rows(shard).draw(initial)
         self.mark_filled()
+
+    def renew(self, new: NewRows, *, seed: int) -> None:
+        """Draw those rows of new ids that are on this rank; see `TableWeights.renew`."""
+        for shard in self._all_shards():
+            if shard.table != new.table:
+                continue
+            here_N = (new.rows >= shard.first_row) & (new.rows < shard.first_row + shard.num_rows)
+            here = NewRows(table=new.table, ids=new.ids[here_N.numpy()], rows=new.rows[here_N])
+            shape = (shard.table_rows, shard.table_columns)
+            values_ND = first_vectors(here, shape=shape, config=self.config, seed=seed)[:, shard.columns]
+            rows_N = here.rows - shard.first_row + shard.num_padding
+            self._group(shard).tables.replace_rows(new.table, rows_N, values_ND)
 
     def lookup(self, ids: LocalIds, *, dtype: torch.dtype = torch.float32) -> Float[Tensor, "R C"]:
         """This rank's columns for the samples of all ranks, in peer order."""

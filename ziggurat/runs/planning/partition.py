@@ -19,6 +19,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig
+from ziggurat.data.preprocess.grown_dataset import with_grown_rows
 from ziggurat.embeddings.room import TableSize
 from ziggurat.errors import ConfigError, DataError, PlanError
 from ziggurat.features.batch import Batch
@@ -138,7 +139,7 @@ def probe_run(run: Run, *, config: EmbeddingProbeConfig | None = None, progress:
             ways_out=("restore the raw files", "train again, then partition the new run"),
         )
     loader = Loader(
-        prepared.train,
+        with_grown_rows(prepared.train, run.preprocessing.grown),
         config=LoaderConfig(
             batch_size=min(config.batch_size, config.num_samples),
             shuffle_buffer_rows=_WINDOW_ROWS,

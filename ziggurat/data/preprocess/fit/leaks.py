@@ -160,16 +160,24 @@ def _id_score(columns: tuple[Any, Any], y: np.ndarray) -> np.ndarray:
     """(N,) the mean label of training rows with the same ids, for each held-out row."""
     seen, held_out = columns
     if not pa.types.is_list(seen.type):
-        codes, codes_out = seen.to_numpy(), held_out.to_numpy()
-        return _means(codes, y, num_codes=int(max(codes.max(), codes_out.max())) + 1)[codes_out]
+        codes, codes_out, num_codes = _small_codes(seen.to_numpy(), held_out.to_numpy())
+        return _means(codes, y, num_codes=num_codes)[codes_out]
     lengths, lengths_out = (np.diff(each.offsets.to_numpy()) for each in (seen, held_out))
-    ids, ids_out = (each.flatten().to_numpy() for each in (seen, held_out))
-    num_codes = int(max(ids.max(initial=0), ids_out.max(initial=0))) + 1
+    ids, ids_out, num_codes = _small_codes(*(each.flatten().to_numpy() for each in (seen, held_out)))
     means = _means(ids, np.repeat(y, lengths), num_codes=num_codes, mean=float(y.mean()))
     owner = np.repeat(np.arange(len(lengths_out)), lengths_out)
     sums = np.bincount(owner, weights=means[ids_out], minlength=len(lengths_out))
     empty = y[lengths == 0].mean() if (lengths == 0).any() else y.mean()  # whether a list is there may say it all
     return np.where(lengths_out > 0, sums / np.maximum(lengths_out, 1), empty)
+
+
+def _small_codes(ids: np.ndarray, ids_out: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Ids as codes, and how many codes there are: as they are, unless few of very many rows are used."""
+    num_codes = int(max(ids.max(initial=0), ids_out.max(initial=0))) + 1
+    if num_codes <= 1 << 24:
+        return ids, ids_out, num_codes
+    known, codes = np.unique(np.concatenate([ids, ids_out]), return_inverse=True)
+    return codes[: len(ids)], codes[len(ids) :], len(known)
 
 
 def _means(codes: np.ndarray, y: np.ndarray, *, num_codes: int, mean: float | None = None) -> np.ndarray:

@@ -1,0 +1,41 @@
+"""GrownVocabulary: which rows a growing table had given to which ids when a checkpoint was written; it is final."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Int32, Shaped
+
+from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrownVocabulary:
+    """Rows of numbers of ids (`features/growing.py`).
+
+    Args:
+        numbers: (K,) of the ids that have a row, rising.
+        table_rows: (K,) their rows, the reserved ones counted.
+    """
+
+    numbers: Int32[np.ndarray, " K"] = field(repr=False)
+    table_rows: Int32[np.ndarray, " K"] = field(repr=False)
+
+    @staticmethod
+    def of(numbers_in_order: Shaped[np.ndarray, " K"]) -> GrownVocabulary:
+        """From the numbers of rows 3, 4, 5 …"""
+        order = np.argsort(numbers_in_order, kind="stable")
+        rows = (order + NUM_RESERVED_ROWS).astype(np.int32)
+        return GrownVocabulary(numbers=numbers_in_order[order].astype(np.int32), table_rows=rows)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def rows(self, numbers: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, " N"]:
+        """(N,) rows of numbers, in their dtype: reserved ones stay, ids without a row are unknown."""
+        found = np.full(len(numbers), UNKNOWN_ROW)
+        if len(self.numbers):
+            places = np.minimum(np.searchsorted(self.numbers, numbers), len(self.numbers) - 1)
+            found = np.where(self.numbers[places] == numbers, self.table_rows[places], UNKNOWN_ROW)
+        return np.where(numbers < NUM_RESERVED_ROWS, numbers, found).astype(numbers.dtype)

@@ -1,0 +1,1 @@
+"""Growing vocabularies in training: between the data and the step, on one rank or many, and in checkpoints."""
