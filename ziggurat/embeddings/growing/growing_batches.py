@@ -3,9 +3,9 @@
     batch of numbers ─► ids of the table's features, in order ─► GrowingIds ─► the same batch with rows
                                                                     └► new ids, with the rows to be drawn for them
 
-Order: feature by feature as `InputSpec.lookups` has them, and sample by sample. On many ranks every rank sees the ids
-of all of them, those of rank 0 first within a feature, and takes every decision itself: maps are equal on all ranks,
-and those of one device. Reserved numbers (padding, unknown, missing) are rows already and are not counted.
+On many ranks every rank sees the ids of all of them and takes every decision itself: maps are equal on all ranks, and
+those of one device, since the order of ids within a step does not matter. Reserved numbers (padding, unknown, missing)
+are rows already and are not counted.
 """
 
 from __future__ import annotations

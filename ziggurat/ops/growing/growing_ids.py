@@ -4,13 +4,14 @@ Problem: a stream brings ids that no table was made for. A fixed hash lets them 
 rows of ids that never come again; a vocabulary that is fitted once does not know them at all.
 
     ids of a step ─► rows that they have            used: frequency + 1, last = step
-                  └► none yet ─► different ids, as they come ─► sightings + those of this step
+                  └► none yet ─► different ids, in rising order ─► sightings + those of this step
                                                   │ fewer than admit_after    ─► unknown, all of them in this step
                                                   └ enough ─► a free row, else one that is taken away, else unknown
 
-A step decides once for each id, in the order in which ids come, so its result is a function of the state and of the
-step's ids in order: ranks that see the same ids take the same decisions. Nothing else moves: an id keeps its row until
-it goes, and the row of an id that goes is drawn anew, with its optimizer's numbers, before the new one is looked up.
+A step decides once for each id, in the order of the ids themselves, so its result is a function of the state and of
+which ids the step has, whatever their order: ranks that see the ids of all take the decisions of one device. Nothing
+else moves: an id keeps its row until it goes, and the row of an id that goes is drawn anew, with its optimizer's
+numbers, before the new one is looked up.
 
 Frequencies are halved each time that as many ids went as there are rows, so that ids which were hot once can go.
 Sightings in the sketch are halved after as many as an eighth of its counters, or it would fill up: `admit_after` are
@@ -82,14 +83,17 @@ class GrowingIds:
         """Look the ids of a step up, and take in those that are due.
 
         Args:
-            ids: in order, any number of times each.
+            ids: in any order, any number of times each.
             step: its number; never less than that of the step before.
         """
         numbers, rows = self.state.numbers, self._index.use(ids, step=step)
         unknown = np.flatnonzero(rows < 0)
         keys, counts, number_of = self._index.distinct(ids[unknown])
+        order = np.argsort(keys)
+        keys, counts, rows_of_numbers = keys[order], counts[order], np.empty(len(keys), np.int64)
         new_rows, num_evicted = self._index.admit(keys, seen=self._seen(keys, counts), step=step)
-        rows[unknown] = new_rows[number_of]
+        rows_of_numbers[order] = new_rows
+        rows[unknown] = rows_of_numbers[number_of]
         self._forget(keys[new_rows >= 0])
         num_unknown = int(np.count_nonzero(rows < 0))
         is_new = new_rows >= 0
