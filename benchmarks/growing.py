@@ -1,0 +1,136 @@
+"""A stream whose users come and go: a growing table against a fixed hash in the same memory, and a row for every user.
+
+The teacher gives each user a vector w of 16 numbers; a sample is a user and a context x, and a click with probability
+σ(w·x). Users are drawn by Zipf 1.05 from a window of ids that slides, so that a user is frequent for a while and never
+comes again. Each contestant learns a table of 16 columns by row-wise Adagrad, and is judged on each batch before it
+learns from it, over the second half of the stream. All bytes count: 68 a row, and 19.9 more where the table grows.
+
+Collisions: look-ups of the hash whose row another user of the same window last trained.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.harness import say
+from benchmarks.report import Case, Report
+from ziggurat.features.growing import Growing
+from ziggurat.features.hashing import GOLDEN, mix
+from ziggurat.ops.growing.growing_ids import GrowingIds
+from ziggurat.training.metrics.functions import auc
+
+DIM, BATCH, ROW_BYTES, ID_BYTES = 16, 4096, 4 * 16 + 4, 19.9
+
+
+@dataclass
+class Table:
+    """A table of users and how it learns; the last row is that of unknown users."""
+
+    weight: np.ndarray
+    sums: np.ndarray
+
+    @staticmethod
+    def of(num_rows: int) -> Table:
+        """Zeros: a user of whom nothing is known clicks half of the time."""
+        return Table(np.zeros((num_rows + 1, DIM)), np.zeros(num_rows + 1))
+
+    def step(self, rows: np.ndarray, contexts: np.ndarray, clicks: np.ndarray) -> np.ndarray:
+        """Scores of a batch, which is then learned."""
+        logits = (self.weight[rows] * contexts).sum(axis=1)
+        errors = 1 / (1 + np.exp(-logits)) - clicks
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        gradients = np.zeros((len(distinct), DIM))
+        np.add.at(gradients, inverse, errors[:, None] * contexts)
+        self.sums[distinct] += (gradients**2).mean(axis=1)
+        self.weight[distinct] -= 0.3 * gradients / np.sqrt(self.sums[distinct] + 1e-8)[:, None]
+        return logits
+
+
+def stream(seed: int, *, num_batches: int, window: int) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Batches of users, contexts and clicks."""
+    rng, batches = np.random.default_rng(seed), []
+    shares = np.cumsum(np.arange(1, window + 1) ** -1.05)
+    key = mix(np.array([seed + 1], dtype=np.uint64) * GOLDEN)
+    for number in range(num_batches):
+        ranks = np.searchsorted(shares, rng.random(BATCH) * shares[-1]).astype(np.uint64)
+        slot = mix(ranks * GOLDEN + key)  # each place of the window renews its user at a time of its own
+        age = (np.uint64(number) + slot % np.uint64(100)) // np.uint64(100)
+        users = mix(slot + age * GOLDEN)
+        words = mix(users[:, None] + np.arange(1, DIM + 1, dtype=np.uint64) * GOLDEN)
+        teacher = 2 * (words >> np.uint64(11)) * 2.0**-53 - 1
+        contexts = rng.normal(size=(BATCH, DIM))
+        clicks = rng.random(BATCH) < 1 / (1 + np.exp(-(teacher * contexts).sum(axis=1)))
+        batches.append((users, contexts, clicks.astype(float)))
+    return batches
+
+
+def judged(seed: int, *, num_batches: int, window: int, num_ids: int) -> dict[str, float]:
+    """AUC of each contestant on one stream, and collisions."""
+    batches, found = stream(seed, num_batches=num_batches, window=window), {}
+    num_hashed = int(num_ids * (ROW_BYTES + ID_BYTES) / ROW_BYTES)
+    everyone = np.unique(np.concatenate([users for users, _, _ in batches]))
+    owner, collided = np.zeros(num_hashed, np.uint64), 0
+    for name in ("growing", "growing_twice", "hash", "all"):
+        grown = GrowingIds(Growing(num_ids=num_ids, admit_after=2 if name == "growing_twice" else 1))
+        table = Table.of({"hash": num_hashed, "all": len(everyone)}.get(name, num_ids))
+        scores, labels = [], []
+        for number, (users, contexts, clicks) in enumerate(batches):
+            if name == "hash":
+                rows = (users % np.uint64(num_hashed)).astype(np.int64)
+                collided += int(np.count_nonzero((owner[rows] != users) & (owner[rows] != 0)))
+                owner[rows] = users
+            elif name == "all":
+                rows = np.searchsorted(everyone, users)
+            else:
+                admission = grown.step(users, step=number + 1)
+                table.weight[admission.new_rows], table.sums[admission.new_rows] = 0.0, 0.0
+                rows = np.where(admission.rows < 0, num_ids, admission.rows)
+            logits = table.step(rows, contexts, clicks)
+            if 2 * number >= num_batches:
+                scores.append(logits)
+                labels.append(clicks)
+        found[name] = auc(np.concatenate(scores), np.concatenate(labels))
+    return found | {"collisions": collided / (num_batches * BATCH), "users": float(len(everyone))}
+
+
+def run(*, quick: bool = False) -> Report:
+    """Judge all contestants over seeds and sizes."""
+    report = Report(
+        benchmark="growing",
+        claim="Users come and go: AUC over a stream of a growing table against a fixed hash in the same memory.",
+        command="ziggurat bench growing",
+    )
+    window, num_batches = (5_000, 40) if quick else (50_000, 400)
+    for share in (0.1,) if quick else (0.05, 0.2, 0.8):
+        found = []
+        for seed in range(2 if quick else 3):
+            found.append(judged(seed, num_batches=num_batches, window=window, num_ids=int(window * share)))
+            say(f"{share} {seed} {found[-1]}")
+        for name in ("growing", "growing_twice"):
+            ratios = [each[name] / each["hash"] for each in found]
+            report.cases.append(
+                Case(
+                    name=f"{name}_{round(100 * share)}_percent_of_users",
+                    ours=statistics.median(each[name] for each in found),
+                    peer=statistics.median(each["hash"] for each in found),
+                    ratio=statistics.median(ratios),
+                    ratio_p10=min(ratios),
+                    ratio_p90=max(ratios),
+                    ours_name=name,
+                    peer_name="hash in the same memory",
+                    unit="AUC",
+                )
+            )
+        mean = {name: statistics.fmean(each[name] for each in found) for name in found[0]}
+        differences = [each["growing"] - each["hash"] for each in found]
+        report.notes.append(
+            f"rows for {share:.0%} of a window of {window:,} users, {mean['users']:,.0f} users in all: AUC of a row "
+            f"for every user {mean['all']:.4f}, growing {mean['growing']:.4f} (after two sightings "
+            f"{mean['growing_twice']:.4f}), hash {mean['hash']:.4f}, difference {statistics.fmean(differences):+.4f} ± "
+            f"{statistics.stdev(differences):.4f}; {mean['collisions']:.1%} of the hash's look-ups find a row that "
+            "another user trained last"
+        )
+    return report
