@@ -195,6 +195,29 @@ def test_a_checkpoint_goes_on_bit_for_bit_in_whatever_order_it_is_read(
             assert torch.equal(whole(cached(again[0]))[key], value), key
 
 
+@pytest.mark.parametrize("policy", list(CachePolicy))
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_a_load_into_drawn_tables_leaves_no_rows_of_theirs_in_the_cache(
+    weights_first: bool, policy: CachePolicy
+) -> None:
+    first = make(RowFormat.BF16, policy=policy, seed=None)
+    ones = {name: torch.ones_like(value) for name, value in make(RowFormat.FP32)[0].state_dict().items()}
+    for value in ones.values():
+        value[0] = 0.0
+    first[0].load_state_dict(ones)  # exact in BF16: no row has to be in the cache
+    train(*first, steps=range(1, 4), size=4)
+    weights, state = first[0].state_dict(), first[1].state_dict()
+    assert bool((cached(first[0]).ways.held_rows < 0).any()), "the cache of the drawn tables is full"
+    drawn = make(RowFormat.BF16, policy=policy, seed=9)
+    if weights_first:
+        drawn[0].load_state_dict(weights)
+    drawn[1].load_state_dict(state)
+    if not weights_first:
+        drawn[0].load_state_dict(weights)
+    for key, value in whole(cached(first[0])).items():
+        assert torch.equal(whole(cached(drawn[0]))[key], value), key
+
+
 def test_what_is_loaded_to_be_scored_has_the_numbers_of_the_cache() -> None:
     first, optimizer = make(kernel=KernelChoice.CPP)
     train(first, optimizer, steps=range(1, 6))

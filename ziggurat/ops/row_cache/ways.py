@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from ziggurat.ops.row_cache import cpp
 
 NUM_WAYS = 32
 HIT, FREE, NO_WAY = -2, -1, -3  # what `Admission.left` says beside rows
-NEVER, STALE = 0, -1  # stamps of rows that no step has touched, and of rows that a load may replace
+NEVER = 0  # stamp of rows that no step has touched; a row with stamp s that a load may replace has ~s, below zero
 _MOST_COUNT = (1 << 24) - 1  # FP32 of checkpoints holds one more
 _LAST = torch.iinfo(torch.int64).max
 
@@ -108,6 +108,7 @@ class Ways:
         self.stamps_SW = torch.zeros(self.num_sets, NUM_WAYS, dtype=torch.int32)
         self.counts_R = torch.zeros(num_rows, dtype=torch.int32) if policy is CachePolicy.LFU else None
         self.measures_SW = None if self.counts_R is None else torch.zeros_like(self.stamps_SW)
+        self._has_stale = False
         self._compiled = cpp.is_available()
 
     @property
@@ -143,6 +144,8 @@ class Ways:
             rows_U: distinct.
             step: its number, which no earlier step had; a step may be admitted in parts.
         """
+        if self._has_stale:  # a load came to its end
+            self.stamps_SW, self._has_stale = stamp_of(self.stamps_SW), False
         if self._compiled:
             return Admission(*cpp.admit_rows(self, rows_U, step=step))
         places = self.find(rows_U)
@@ -160,7 +163,7 @@ class Ways:
     @property
     def has_room(self) -> bool:
         """Whether there are ways that are free or stale."""
-        return bool(((self.tags_SW < 0) | (self.stamps_SW == STALE)).any())
+        return bool(((self.tags_SW < 0) | (self.stamps_SW < NEVER)).any())
 
     def put(self, rows_N: Int64[Tensor, "N"]) -> Admission:
         """Give rows that are not held free ways, or those of stale rows.
@@ -168,14 +171,14 @@ class Ways:
         Args:
             rows_N: distinct rows that are not held. Their stamp is `NEVER`.
         """
-        free, stale, order = self.tags_SW < 0, self.stamps_SW == STALE, torch.arange(NUM_WAYS)
+        free, stale, order = self.tags_SW < 0, self.stamps_SW < NEVER, torch.arange(NUM_WAYS)
         keys_SW = torch.where(free, order - NUM_WAYS, torch.where(stale, order, _LAST))
         return self._take(rows_N, rows_N.sort().indices, keys_SW=keys_SW, stamp=NEVER)
 
     def refresh(self, places_N: Int64[Tensor, "N"]) -> None:
-        """Make rows that are held and stale go no sooner than rows that no step has touched."""
+        """Make rows that are held and stale stay."""
         stamps = self.stamps_SW.view(-1)
-        stamps[places_N] = stamps[places_N].clamp(min=NEVER)
+        stamps[places_N] = stamp_of(stamps[places_N])
 
     def remember(self, rows_N: Int64[Tensor, "N"], counts_N: Int64[Tensor, "N"]) -> None:
         """Set the counts of rows; only for LFU."""
@@ -185,8 +188,14 @@ class Ways:
         self._measure(places[places >= 0], rows_N[places >= 0])
 
     def age(self) -> None:
-        """Make every row that is held stale: it goes before any other, and for rows that are loaded."""
-        self.stamps_SW.fill_(STALE)
+        """Make every row that is held stale: it goes for rows that are loaded; steps see no difference."""
+        self.stamps_SW = torch.where(self.stamps_SW < NEVER, self.stamps_SW, ~self.stamps_SW)
+        self._has_stale = True
+
+    def free(self, places_N: Int64[Tensor, "N"]) -> None:
+        """Hold nothing in some places."""
+        self.tags_SW.view(-1)[places_N] = -1
+        self.stamps_SW.view(-1)[places_N] = NEVER
 
     def _replace(self, rows_U: Tensor, missing: Tensor, *, step: int, places: Tensor, left: Tensor) -> None:
         """Give the rows at some positions the ways of others, and write where they go and what left."""
@@ -226,3 +235,8 @@ class Ways:
         """Write the counts of rows beside the places where they are held."""
         if self.counts_R is not None and self.measures_SW is not None:
             self.measures_SW.view(-1)[places] = self.counts_R[rows]
+
+
+def stamp_of(stamps: Int32[Tensor, "*N"]) -> Int32[Tensor, "*N"]:
+    """The steps that touched rows last, of those that are stale, too."""
+    return torch.where(stamps < NEVER, ~stamps, stamps)

@@ -51,8 +51,9 @@ from ziggurat.ops.lookup import (
     state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel
-from ziggurat.ops.row_cache import HIT, NEVER, NO_WAY, CacheSize, Ways
+from ziggurat.ops.row_cache import HIT, NO_WAY, CacheSize, Ways
 from ziggurat.ops.row_cache.cpp import Moves, exchange_rows, lookup_cached, why_not_cache
+from ziggurat.ops.row_cache.ways import stamp_of
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 CACHE = "cache"  # name of stamps and counts among the arrays of a storage
@@ -318,17 +319,25 @@ class CachedStorage(TableStorage):
                 self._array(key)[admission.places[taken]] = numbers
         return places.index_copy(0, new, admission.places)
 
+    def _drop(self, rows: Tensor, places: Tensor, chosen: Tensor) -> None:
+        """Free the ways of some rows that are held."""
+        gone = places[chosen]
+        if len(gone):
+            self.backing.store(rows[chosen], {key: self._array(key)[gone] for key in self._tails}, step=None)
+            self.ways.free(gone)
+
     def _remembered(self, rows: Tensor, places: Tensor) -> Float[Tensor, "N"]:
         """Stamp + 1 of rows that are held, else 0; or count + 1 of rows that are held, else -count."""
         held, counts = places >= 0, self.ways.counts_R
         if counts is None:
-            stamps = self.ways.stamps_SW.view(-1)[places.clamp(min=0)].clamp(min=NEVER)
+            stamps = stamp_of(self.ways.stamps_SW.view(-1)[places.clamp(min=0)])
             return torch.where(held, stamps + 1, 0).float()
         return torch.where(held, counts[rows] + 1, -counts[rows]).float()
 
     def _remember(self, rows: Tensor, places: Tensor, values: Tensor) -> None:
-        """The inverse of `_remembered`; rows that were held take ways if there are any."""
+        """The inverse of `_remembered`; rows that were held take ways if there are any, others leave theirs."""
         numbers = values.to(torch.int32)
+        self._drop(rows, places, (numbers <= 0) & (places >= 0))
         if self.ways.counts_R is not None:
             self.ways.remember(rows, torch.where(numbers > 0, numbers - 1, -numbers))
         self.ways.refresh(places[(numbers > 0) & (places >= 0)])
