@@ -17,6 +17,7 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
 from ziggurat.ops.machine_memory import size_of_text
+from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
@@ -96,6 +97,22 @@ def test_a_cache_that_is_named_counts_and_hits() -> None:
     with pytest.raises(ConfigError, match=r"int8 \+ cache of 20 %, as --tables.by-table asks: 4 MiB"):
         with_rungs(dataclasses.replace(asked, tables=dataclasses.replace(asked.tables, memory_limit="3.2 MB",
                    by_table={"user": RowFormat.INT8})), rows_of(), list_lengths={})  # fmt: skip
+
+
+def test_a_cache_that_is_named_stays_where_everything_would_fit_in_fp32() -> None:
+    config, _ = with_rungs(limited("1GiB", weights=RowFormat.INT8, cache=0.2), rows_of(), list_lengths={})
+    assert (config.tables.cache, config.tables.by_table["user"]) == (0.2, RowFormat.INT8)
+
+
+def test_counts_of_a_cache_that_counts_are_part_of_the_limit() -> None:
+    with pytest.raises(ConfigError, match=r"table 'user' as int4 \+ cache of 20 %: 3 MiB"):
+        with_rungs(
+            limited("3.4 MB", weights=RowFormat.INT4, cache=0.2, cache_policy=CachePolicy.LFU),
+            rows_of(),
+            list_lengths={},
+        )
+    config, _ = with_rungs(limited("3.4 MB", weights=RowFormat.INT4, cache=0.2), rows_of(), list_lengths={})
+    assert config.tables.cache == 0.2
 
 
 def test_what_is_refused() -> None:

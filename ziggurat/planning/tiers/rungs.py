@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ziggurat.ops.row_cache import CacheSize
+from ziggurat.ops.row_cache import CachePolicy, CacheSize
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 
@@ -64,6 +64,7 @@ class TieredTable:
         lookups: rows that a sample looks up, mean.
         curve: what caches of its rows miss; None where nobody has counted: a cache then counts as useless.
         fixed: its rung, where the user has named it; None lets it be chosen.
+        policy: of a cache in front of its rows.
     """
 
     name: str
@@ -73,11 +74,12 @@ class TieredTable:
     lookups: float = 1.0
     curve: MissRatioCurve | None = None
     fixed: RowFormat | None = None
+    policy: CachePolicy = CachePolicy.LRU
 
     def num_bytes(self, rung: Rung) -> int:
         """All that the rung takes in memory."""
         row = rung.row_format.row_bytes(self.dim) + rung.row_format.beside_bytes(self.dim) + self.state_bytes
-        cache = CacheSize(share=rung.cache_share)
+        cache = CacheSize(share=rung.cache_share, policy=self.policy)
         return self.num_rows * row + cache.bytes_for(self.num_rows, row_bytes=4 * self.dim + self.state_bytes)
 
     def misses(self, rung: Rung) -> float:
@@ -108,4 +110,4 @@ class TieredTable:
         """
         given = formats if self.fixed is None else (self.fixed,)
         kept = dict.fromkeys(each.for_columns(self.dim) for each in given)
-        return tuple(Rung(row_format=each, cache_share=0.0 if each is RowFormat.FP32 else cache_share) for each in kept)
+        return tuple(Rung(row_format=each, cache_share=cache_share if each in ROUNDED else 0.0) for each in kept)

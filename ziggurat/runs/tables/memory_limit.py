@@ -60,7 +60,7 @@ def with_rungs(
         )
     limit_bytes = size_of_text(limit, where=SETTING)
     problem = tier_problem(config, dataset.inputs, list_lengths=list_lengths, limit_bytes=limit_bytes)
-    if sum(table.num_bytes(_FP32) for table in problem.tables) > limit_bytes:
+    if config.tables.cache or sum(table.num_bytes(_FP32) for table in problem.tables) > limit_bytes:
         problem = _with_caches(problem, config, dataset)
     choice = choose_rungs(problem)
     formats = {name: rung.row_format for name, rung in choice.rungs.items()}
@@ -101,6 +101,7 @@ def tier_problem(
             state_bytes=per_row + columns[table.name] * per_element,
             lookups=sum(list_lengths.get(spec.name, 1.0) for spec in inputs.lookups if spec.table == table.name),
             fixed=config.tables.by_table.get(table.name),
+            policy=config.tables.cache_policy,
         )
         for table in inputs.tables
     )
