@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.training.growing.test_growing_runs import GROWING, growing_dataset
 from tests.training.tiny import tiny_dataset
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
+from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
 from ziggurat.runs.tables.touched_rows import touched_rows
 
 LOADER = LoaderConfig(batch_size=32, shuffle_buffer_rows=200, prefetch=0, seed=3)
@@ -50,6 +52,17 @@ def test_a_trace_keeps_a_share_of_the_rows_where_there_are_too_many() -> None:
     assert (some.all_touches, some.all_lookups) == (whole.all_touches, whole.all_lookups)
     assert 0 < len(some.rows) < len(whole.rows)
     assert set(some.rows.tolist()) < set(whole.rows.tolist())
+
+
+def test_ids_of_a_table_that_grows_are_admitted_to_its_rows() -> None:
+    found = touched_rows(growing_dataset(300), loader=LOADER, samples=600)
+    for name, growing in GROWING.items():
+        num_rows = growing.num_ids + NUM_RESERVED_ROWS
+        assert num_rows // 2 < found.rows_touched(name) <= num_rows
+    first_rows, first_lookups = found.batches["user"][0]
+    assert first_rows.tolist()[0] == UNKNOWN_ROW
+    assert first_lookups[0] > 1  # nobody who comes once has a row yet
+    assert found.trace(["user", "tags"]).rows.max() < 33 + 8
 
 
 @pytest.fixture(scope="module")

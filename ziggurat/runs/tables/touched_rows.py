@@ -7,6 +7,8 @@ Training data that are smaller than half of the sample are read twice: epoch 0 f
 order, is counted, so that no row is new. Larger data are read on from the first batch; rows that the first half has not
 touched then count as misses, which they are in the first epoch and, where the cache is large, not in later ones.
 
+Batches name the ids of a table that grows by number: they are admitted here as in training, to the same rows.
+
 Rows that a model looks up beside its batch (sampled negatives) are not among them.
 """
 
@@ -21,6 +23,7 @@ import torch
 from jaxtyping import Int64
 
 from ziggurat.data.encoded.loader import Dataset, Loader, LoaderConfig
+from ziggurat.embeddings.growing.growing_batches import GrowingBatches
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.planning.tiers.miss_ratio import RowTrace
@@ -93,8 +96,10 @@ def touched_rows(dataset: Dataset, *, loader: LoaderConfig, samples: int) -> Tou
     warm, counted = (stream.steps_per_epoch,) * 2 if all_of_it else (half, half)
     inputs = dataset.inputs
     found: dict[str, list[_Touched]] = {table.name: [] for table in inputs.tables}
-    num_samples = 0
+    num_samples, growing = 0, GrowingBatches(inputs)
     for number, batch in enumerate(_first(stream, warm + counted)):
+        if growing.ids:
+            batch, _ = growing.admitted(batch, step=number + 1)
         for table, rows in _rows_of(batch, inputs).items():
             distinct, lookups = np.unique(rows, return_counts=True)
             found[table].append((distinct, lookups))
