@@ -186,6 +186,7 @@ LATER = int(time.time()) + 10 * 86_400
         ({"time": pl.Series([1, 2, None, 3])}, {}, "the time of each event"),
         ({"time": pl.Series([1, 2, LATER, 3])}, {}, "past by the clock"),
         ({"time": pl.Series([1, 2, LATER * 1000, 3])}, {}, "past by the clock"),
+        ({"time": pl.Series([14, 15, 16_000, 16]) * 10**8}, {}, "all times of the log in one unit"),
         ({"user": pl.Series(["a", None, "a", "a"])}, {}, "the user of each event"),
         ({"item": pl.Series(["x", None, "y", "z"])}, {}, "feature 'item' of each event"),
         ({"time": pl.Series([1, 2, 2, 3])}, {"equal_times": EqualTimes.REFUSE}, "user 'a', time 2"),

@@ -9,6 +9,7 @@ The sort is stable, so which of two events of one moment came first depends on n
 Times are whole numbers of any unit, or dates, and are kept exactly. Refused, with file and row: times in floats (one
 of 32 bits puts two minutes into one moment), no time, user or item, and times that lie in the future by the clock of
 this machine. The unit of a whole number follows from its size: below 10^11 seconds, below 10^14 milliseconds, …
+Dates count microseconds. A log whose times are all of 1990 or later, but in two units, is refused: it has no order.
 
 Where events are ranked ([[label]] in the schema) the columns of the labels are carried along as the files have them.
 An event has all of its labels, and is then a candidate, or none of them, and is then history alone.
@@ -35,6 +36,7 @@ from ziggurat.features.events import EqualTimes, FutureTimes
 from ziggurat.features.schema import Schema, column_of
 
 _DAY_S = 86_400
+_MODERN = (630_000_000, 4_200_000_000)  # 1990 … 2103 in seconds
 _UNITS = ((10**11, 1), (10**14, 10**3), (10**17, 10**6))  # below this it is so many a second
 
 
@@ -124,6 +126,7 @@ def read_events(
         num_unsorted=int((same_user & (np.diff(times[by_user]) < 0)).sum()),
         num_equal=int((same_user & (np.diff(times[order]) == 0)).sum()),
     )
+    _refuse_two_units(log)
     _refuse_equal_times(log, schema)
     return log
 
@@ -269,12 +272,31 @@ def _unreadable(faults: Faults, index: int, *, series: pl.Series) -> None:
 def _in_future(times: Int64[np.ndarray, " N"], *, is_date: bool) -> np.ndarray:
     """Which times lie more than a day (time zones) after now, each by the unit that its size suggests."""
     now = int(time.time()) + _DAY_S
-    if is_date:
-        return times > now * 10**6
+    return times > now * 10**6 if is_date else times // _per_second(times) > now
+
+
+def _per_second(times: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
+    """How many of its unit a second has, by the size of each time."""
     per_second = np.full(len(times), 10**9, dtype=np.int64)
     for bound, factor in reversed(_UNITS):
         per_second[times < bound] = factor
-    return times // per_second > now
+    return per_second
+
+
+def _refuse_two_units(log: EventLog) -> None:
+    """Refuse seconds beside milliseconds, or numbers beside dates; times counted from a moment of their own pass."""
+    per_second = _per_second(log.times)
+    seconds = log.times // per_second
+    if (per_second == per_second[0]).all() or not ((_MODERN[0] <= seconds) & (seconds < _MODERN[1])).all():
+        return
+    other = int(np.argmax(per_second != per_second[0]))
+    first, second = (f"time {int(log.times[at])} of user {log.user_ids[int(log.users[at])]!r}" for at in (0, other))
+    raise DataError(
+        expected="all times of the log in one unit",
+        found=f"{first} and {second}: {int(per_second[0]):,} and {int(per_second[other]):,} a second, by their sizes",
+        where="the event log, column of the time (dates count microseconds)",
+        ways_out=("write the times of all files in one unit", "or as dates, in all files"),
+    )
 
 
 def _refuse_equal_times(log: EventLog, schema: Schema) -> None:
