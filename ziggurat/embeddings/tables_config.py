@@ -7,7 +7,6 @@ import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StorageByTable
@@ -76,10 +75,10 @@ class TablesConfig:
 
         Args:
             seed: of the run, from which random rounding follows.
-            is_trained: False for tables that are only read; where their disk is not on this machine, its folder for
-                temporary files holds them.
+            is_trained: False for tables that are only read; where their disk is not on this machine, or takes no files
+                here, its folder for temporary files holds them.
         """
-        is_elsewhere = bool(self.disk) and not is_trained and not Path(self.disk).is_dir()  # than where it was trained
+        is_elsewhere = bool(self.disk) and not is_trained and not _takes_files(self.disk)  # than where it was trained
         folder = tempfile.gettempdir() if is_elsewhere else self.disk
         on_disk = DiskTables(folder=folder, budget=budget_of(self.memory))
 
@@ -159,7 +158,10 @@ class TablesConfig:
                 expected="--tables.disk FOLDER beside --tables.memory, which is for rows of a disk",
                 found=f"--tables.memory {self.memory} alone",
                 where="tables.memory",
-                ways_out=("--tables.disk FOLDER", "leave --tables.memory out"),
+                ways_out=(
+                    "--tables.disk FOLDER",
+                    f"leave --tables.memory out; for a run that has it already: --tables.memory {TablesConfig.memory}",
+                ),
             )
         if self.disk and self.memory_limit:
             raise ConfigError(
@@ -210,3 +212,12 @@ def budget_of(text: str) -> MemoryBudget:
             ways_out=("--tables.memory 10%", "--tables.memory 1GiB"),
         )
     return MemoryBudget(share=float(match[1]) / 100)
+
+
+def _takes_files(folder: str) -> bool:
+    """Whether a folder is there and lets this process make files in it."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True

@@ -85,12 +85,26 @@ def test_memory_is_shared_by_storages_in_proportion(tmp_path: Path) -> None:
         ({"disk": ".", "memory": "0GiB"}, "'0GiB'"),
         ({"disk": ".", "memory": "101%"}, "'101%'"),
         ({"memory": "1GiB"}, "1GiB alone"),
+        ({"memory": "1GiB"}, "--tables.memory 10%"),
         ({"disk": ".", "weights": "int8"}, "int8"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, str], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         TablesConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_tables_that_are_only_read_lie_elsewhere_where_their_folder_takes_no_files(tmp_path: Path) -> None:
+    for folder in (Path("/proc"), tmp_path / "none"):  # not even root makes a file in /proc
+        tables = TablesConfig(disk=str(folder))
+        read = tables.make_storage(seed=0, is_trained=False)(8, 4)
+        read.write(0, torch.ones(8, 4))
+        assert torch.equal(read.read(0, 8), torch.ones(8, 4))
+        with pytest.raises(FileError, match=str(folder)):
+            tables.make_storage(seed=0)(8, 4)
+    there = TablesConfig(disk=str(tmp_path)).make_storage(seed=0, is_trained=False)(8, 4)
+    assert isinstance(there, DiskStorage)
+    assert there.disk.folder == tmp_path
 
 
 def test_dense_gradients_and_missing_folders_are_refused(tmp_path: Path) -> None:
