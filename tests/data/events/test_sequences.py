@@ -213,6 +213,15 @@ def test_bad_events_are_refused_with_their_place(
     assert not list((tmp_path / "cache").glob("events_*/facts.json"))
 
 
+@pytest.mark.parametrize(("role", "column"), [("group", "user"), ("time", "time")])
+def test_an_absent_column_of_a_role_is_named_as_one(role: str, column: str, tmp_path: Path) -> None:
+    random_log(0).rename({column: f"{column}s"}).write_parquet(tmp_path / "events.parquet")
+    config = DataConfig(train=(str(tmp_path / "events.parquet"),))
+    with pytest.raises(SchemaError, match=rf"\[roles\] {role} of the schema") as raised:
+        prepare(config, schema=schema_of(), folder=tmp_path / "cache")
+    assert raised.value.ways_out[0] == f'{role} = "{column}s"'
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

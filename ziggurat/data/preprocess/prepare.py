@@ -75,6 +75,8 @@ def prepare(
         CheckpointError: the folder cannot be written.
     """
     told: ProgressCallback = progress or (lambda phase, done, total: None)
+    if schema.events is not None and config.train:
+        Sources(config).refuse_missing_roles(schema)
     sequences = None if schema.events is None else sequences_of(config, schema, folder=Path(folder))
     config, schema = (config, schema) if sequences is None else (sequences.config, sequences.schema)
     refuse_label_as_feature(schema)
