@@ -121,8 +121,9 @@ def test_nothing_is_left_when_the_benchmark_raises(namespaces):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_the_benchmark_is_killed(namespaces, how):
     script = (
-        "import time\n"
+        "import signal, time\n"
         "from benchmarks.datacentre.network import *\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background\n"
         "with open_network(NetworkConfig(hosts=1)) as network:\n"
         "    print(*(holder.pid for holder in network._holders), flush=True)\n"
         "    time.sleep(60)\n"

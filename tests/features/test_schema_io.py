@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.errors import MissingFileError, SchemaError
+from ziggurat.features.growing import Evict
 from ziggurat.features.items import Items
 from ziggurat.features.schema import (
     MISSING_TEXTS,
@@ -74,7 +75,8 @@ def schemas(draw: st.DrawFn) -> Schema:
                 encoding=encoding,
                 num_rows=0 if encoding is Encoding.VOCABULARY else draw(st.integers(1, 2**40)),
                 min_count=draw(st.integers(1, 50)),
-                max_rows=draw(st.integers(0, 10**7)),
+                max_rows=0 if encoding is Encoding.GROWING else draw(st.integers(0, 10**7)),
+                evict=draw(st.sampled_from(Evict)) if encoding is Encoding.GROWING else Evict.LEAST_FREQUENT,
                 out_of_range=draw(st.sampled_from(OutOfRange)),
                 embedding_dim=draw(st.integers(0, 512)),
             )

@@ -23,13 +23,13 @@ TEACHER = SyntheticConfig(num_dense=1, cardinalities=(20, 30), num_groups=1, see
 def test_tables_are_drawn_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
     drawn: list[str] = []
-    draw = weights.initial_rows
+    rows = weights.InitialRows
 
-    def counted(table: str, **settings: Any) -> Any:
+    def counted(*, table: str, **settings: Any) -> Any:
         drawn.append(table)
-        return draw(table, **settings)
+        return rows(table=table, **settings)
 
-    monkeypatch.setattr(weights, "initial_rows", counted)
+    monkeypatch.setattr(weights, "InitialRows", counted)
     config = dataclasses.replace(
         recipe_named("synthetic_dlrm"),
         teacher=TEACHER,
