@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,17 @@ def check(rank: int, plans: list[dict[str, object]], folder: str) -> None:
                     assert torch.equal(tables.part(shard), whole), (row_format, optimizer, shard, step)
 
 
+def train_both(single: Model, many: Model, *, optimizers: list[Any], rank: int, step: int) -> None:
+    """A step on one device, and the same on ranks, by a batch and gradients of its own."""
+    batch = random_batch(INPUTS, 12, seed=step)
+    wanted, found = single.fields(batch), many.fields(batch.rows(6 * rank, 6 * rank + 6))
+    factors = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(step)) / 8
+    (wanted * factors).sum().backward()
+    (found * factors[6 * rank : 6 * rank + 6]).sum().backward()
+    for each in optimizers:
+        each.step(0.05)
+
+
 def check_caches(rank: int) -> None:
     """All tables on one rank: its cache is that of one device. Cut by rows, with room for all: rows are FP32."""
     adagrad = TableOptimizerKind.ROWWISE_ADAGRAD
@@ -102,13 +114,7 @@ def check_caches(rank: int) -> None:
         tables = many.embeddings.tables
         assert isinstance(tables, ShardedTables)
         for step in range(4):
-            batch = random_batch(INPUTS, 12, seed=step)
-            wanted, found = single.fields(batch), many.fields(batch.rows(6 * rank, 6 * rank + 6))
-            factors = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(step)) / 8
-            (wanted * factors).sum().backward()
-            (found * factors[6 * rank : 6 * rank + 6]).sum().backward()
-            for each in optimizers:
-                each.step(0.05)
+            train_both(single, many, optimizers=optimizers, rank=rank, step=step)
             for shard in (shard for group in tables.mine.groups for shard in group.shards):
                 whole = single.embeddings.tables.view(shard.table)[shard.rows, shard.columns]
                 assert torch.equal(tables.part(shard), whole), (kind, shard, step)
@@ -136,13 +142,7 @@ def check_disk(rank: int, folder: Path) -> None:
     tables.draw(3)
     optimizers = [TableOptimizer(single.embeddings), parallel.table_optimizer(many)]
     for step in range(3):
-        batch = random_batch(INPUTS, 12, seed=step)
-        wanted, found = single.fields(batch), many.fields(batch.rows(6 * rank, 6 * rank + 6))
-        factors = torch.randint(-4, 5, wanted.shape, generator=torch.Generator().manual_seed(step)) / 8
-        (wanted * factors).sum().backward()
-        (found * factors[6 * rank : 6 * rank + 6]).sum().backward()
-        for each in optimizers:
-            each.step(0.05)
+        train_both(single, many, optimizers=optimizers, rank=rank, step=step)
     store = CheckpointStore(folder / "checkpoints")
     names = {name: value for name, value in many.state_dict().items() if name.startswith("embeddings")}
     store.save(1, tensors=names | optimizers[1].state_dict(), state={})

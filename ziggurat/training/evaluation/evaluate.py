@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import NEXT_ITEM
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import Task
 from ziggurat.models import Model
 from ziggurat.models.contract.losses import scores_from_logits
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass
-from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows
+from ziggurat.training.metrics.accumulator import MetricAccumulator, MetricFunction, gather_rows, has_metrics
 from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
@@ -210,7 +209,7 @@ def _slices(accumulator: MetricAccumulator, source: SliceSource) -> Iterator[Sli
 def _curves(accumulator: MetricAccumulator, inputs: InputSpec) -> dict[str, list[dict[str, float]]]:
     curves: dict[str, list[dict[str, float]]] = {}
     for index, label in enumerate(inputs.labels):
-        if label.task is Task.BINARY and label.name != NEXT_ITEM:
+        if label.task is Task.BINARY and has_metrics(label):
             scores, labels, weights = accumulator.values(index)
             if np.size(labels):
                 curves[label.name] = calibration_curve(scores, labels, weights).to_json()

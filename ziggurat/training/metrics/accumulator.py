@@ -62,6 +62,11 @@ MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.
 """A metric of the user's own: scores, labels and weights of all samples of one label, each (n,), to a number."""
 
 
+def has_metrics(label: Label | LabelSpec) -> bool:
+    """Whether a label has metrics beside those of full ranking: what came next is always 1, so it has none."""
+    return label.name != NEXT_ITEM
+
+
 def metric_names(
     labels: Sequence[Label | LabelSpec],
     *,
@@ -82,7 +87,7 @@ def metric_names(
     grouped = ["gauc", *ranking_names(ranking_k)] if has_groups else []
     names: list[str] = []
     for label in labels:
-        if label.name == NEXT_ITEM:
+        if not has_metrics(label):
             continue
         built_in = list(_REGRESSION) if label.task is Task.REGRESSION else [*_BINARY, *grouped]
         names += [f"{metric}/{label.name}" for metric in built_in] if len(labels) > 1 else built_in
@@ -274,7 +279,7 @@ class MetricAccumulator:
         return scored_samples(columns.scores[:, index], columns.labels[:, index], weights, task=task, scale=scale)
 
     def _metrics(self, columns: _Columns, index: int) -> list[float]:
-        if self.inputs.labels[index].name == NEXT_ITEM:
+        if not has_metrics(self.inputs.labels[index]):
             return []
         task, labels = self.inputs.labels[index].task, columns.labels[:, index]
         samples = self._samples(columns, index)
