@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "memory.h"
+
 namespace {
 
 constexpr int64_t kTileRows = 128;  // of a run that all columns pass before the next ones: a tile stays in the cache
@@ -47,8 +49,8 @@ void prefetch(const uint8_t* const* columns, const int64_t* widths, int64_t num_
   for (int64_t column = 0; column < num_columns; ++column) {
     const uint8_t* begin = columns[column] + run[1] * widths[column];
     const int64_t size = run[2] * widths[column];
-    __builtin_prefetch(begin);
-    for (int64_t at = 64; at < size && at < 256; at += 64) __builtin_prefetch(begin + at);
+    ask_for(begin);
+    for (int64_t at = 64; at < size && at < 256; at += 64) ask_for(begin + at);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../bfloat16.h"
+#include "../memory.h"
 
 namespace {
 
@@ -78,14 +79,6 @@ struct Sum<0> {
   template <class Out>
   void write(Out* out) const { for (int64_t d = 0; d < dim; d++) store_one(out + d, sum[d]); }
 };
-
-// Into the second-level cache: it waits for more lines at a time than the first, and memory is what a row waits for. The
-// empty statement keeps compilers from taking a function that asks for memory for one without any effect (GCC removes
-// calls of those).
-inline void ask_for(const void* memory) {
-  __builtin_prefetch(memory, 0, 2);
-  asm volatile("");
-}
 
 template <int D>
 inline void prefetch_row(const float* row, int64_t dim) {
