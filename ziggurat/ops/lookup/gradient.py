@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ziggurat.ops.lookup.layout import FieldKind, LookupLayout, Lookups, mean_scale
@@ -59,3 +59,40 @@ def every_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
     count = sum(part.lookups.values.numel() + part.lookups.single.numel() for part in parts)
     dtypes = [torch.finfo(grad.dtype).max for grad in gradients.values()]
     return True if largest * count < min(dtypes, default=math.inf) else None
+
+
+def are_finite_sums(parts: Sequence[GradientPart]) -> Bool[Tensor, ""]:
+    """`every_sum_is_finite` on the device, without an answer that the host has to wait for.
+
+    The gradient of what read nothing (an empty list, a padding row) does not count. What only sums could tell, a list
+    of padding alone and magnitudes near the largest number, counts as not finite.
+    """
+    verdict = None
+    for part in parts:
+        size, num_fields = part.lookups.batch_size, len(part.layout.slots)
+        if not size or not num_fields:
+            continue
+        low_BF, high_BF = torch.aminmax(_by_field(part), dim=-1)
+        largest_BF = torch.where(_reads(part), torch.maximum(-low_BF, high_BF), 0.0)
+        count = sum(each.lookups.values.numel() + each.lookups.single.numel() for each in parts)
+        bounded = (largest_BF < torch.finfo(part.grad.dtype).max / max(count, 1)).all()  # false for NaN
+        verdict = bounded if verdict is None else verdict & bounded
+    return torch.ones((), dtype=torch.bool, device=parts[0].grad.device) if verdict is None else verdict
+
+
+def _by_field(part: GradientPart) -> Float[Tensor, "B F D"]:
+    """The gradient of each field of a layout."""
+    layout, size = part.layout, part.lookups.batch_size
+    if layout.is_dense_block:
+        return part.grad.view(size, len(layout.slots), layout.dim)
+    return torch.stack([part.grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
+
+
+def _reads(part: GradientPart) -> Bool[Tensor, "B F"]:
+    """Whether a field of a sample reads rows that can change: its row is not padding, or its list is not empty."""
+    layout, lookups = part.layout, part.lookups
+    numbers, size = layout.numbers_on(part.grad.device), lookups.batch_size
+    found = [lookups.single[numbers.single] != 0] if layout.single else []
+    if layout.jagged:
+        found.append(lookups.offsets.diff().view(-1, size)[numbers.jagged] > 0)
+    return torch.cat(found).t()

@@ -33,7 +33,7 @@ from enum import StrEnum
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
@@ -85,12 +85,17 @@ class Step:
         learning_rate: η.
         scale: factor on the summed gradient, before the rule (gradient clipping, loss scaling).
         number: t, 1 at the first step; only Adam uses it.
+        applies: () bool on the device of the tables: where it is False the step writes nothing. None: it applies.
+
+    Numbers may be scalar tensors on the device of the tables where `applies` is given: the host then does not know
+    them, and a kernel must not ask (`training/step/late.py`).
     """
 
     rule: UpdateRule
-    learning_rate: float
-    scale: float = 1.0
-    number: int = 1
+    learning_rate: float | Tensor
+    scale: float | Tensor = 1.0
+    number: int | Tensor = 1
+    applies: Bool[Tensor, ""] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +117,10 @@ class GradientPart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummedGradient:
     """The gradient of a storage, rows without one left out.
+
+    Where the host does not wait for a device it cannot know U. There are then as many rows as lookups, the ones that
+    are too many are row 0 of the storage, which is padding, and their sums are zero (`reference.sums_of_fixed_size`):
+    an update that names it any number of times changes nothing.
 
     Args:
         rows: (U,) distinct rows of the storage, padding left out.

@@ -22,7 +22,8 @@ Rows in a `Lookups` are local to their table (row 0 is padding, see `ziggurat.fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -86,6 +87,30 @@ class LookupLayout:
         rows = [[kinds.index(slot.kind), slot.index, slot.first_row, slot.num_rows, slot.column] for slot in self.slots]
         return torch.tensor(rows, dtype=torch.int64).view(-1, 5)
 
+    def numbers_on(self, device: torch.device) -> LayoutNumbers:
+        """The layout's numbers as tensors on a device, made once: a copy to a device makes the host wait."""
+        if device not in self._numbers:
+            self._numbers[device] = LayoutNumbers.of(self, device=device)
+        return self._numbers[device]
+
+    def lists_on(self, device: torch.device, *, num_lists: int) -> Int64[Tensor, "2 J"]:
+        """First row of the table, and position among the slots, of all lists that a batch has; -1, 0 for others'."""
+        if (device, num_lists) not in self._lists:
+            numbers = [[-1] * num_lists, [0] * num_lists]
+            for position, slot in enumerate(self.slots):
+                if slot.kind is not FieldKind.SINGLE:
+                    numbers[0][slot.index], numbers[1][slot.index] = slot.first_row, position
+            self._lists[device, num_lists] = torch.tensor(numbers, dtype=torch.int64, device=device)
+        return self._lists[device, num_lists]
+
+    @cached_property
+    def _numbers(self) -> dict[torch.device, LayoutNumbers]:
+        return {}
+
+    @cached_property
+    def _lists(self) -> dict[tuple[torch.device, int], Tensor]:
+        return {}
+
     @cached_property
     def single(self) -> tuple[FieldSlot, ...]:
         """The fields with one row a sample."""
@@ -120,6 +145,68 @@ class LookupLayout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutNumbers:
+    """What kernels of torch operations need of a layout, as tensors on one device.
+
+    Args:
+        single: (s,) indices of the single fields.
+        single_first_rows: (s, 1) rows of the storage where their tables start.
+        jagged: (j,) indices of the pooled fields.
+        first_rows: rows of the storage where tables of the layout start, rising: their padding.
+        means: (m,) positions of mean-pooled fields among the slots.
+        mean_lists: (m,) their indices among the jagged fields.
+    """
+
+    single: Int64[Tensor, "s"]
+    single_first_rows: Int64[Tensor, "s 1"]
+    jagged: Int64[Tensor, "j"]
+    first_rows: Int64[Tensor, "t"]
+    means: Int64[Tensor, "m"]
+    mean_lists: Int64[Tensor, "m"]
+
+    @staticmethod
+    def of(layout: LookupLayout, *, device: torch.device) -> LayoutNumbers:
+        """The numbers of a layout."""
+        means = [(at, slot.index) for at, slot in enumerate(layout.slots) if slot.kind is FieldKind.MEAN]
+
+        def made(numbers: list[int]) -> Tensor:
+            return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+        return LayoutNumbers(
+            single=made([slot.index for slot in layout.single]),
+            single_first_rows=made([slot.first_row for slot in layout.single]).unsqueeze(1),
+            jagged=made([slot.index for slot in layout.jagged]),
+            first_rows=made(sorted({slot.first_row for slot in layout.slots})),
+            means=made([position for position, _ in means]),
+            mean_lists=made([index for _, index in means]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimits:
+    """How many rows the tables of a batch's features have, on a device; as many as there are where none reads one.
+
+    Args:
+        single: (S, 1).
+        jagged: (J,).
+    """
+
+    single: Int64[Tensor, "S 1"]
+    jagged: Int64[Tensor, "J"]
+
+    @staticmethod
+    def of(layouts: Sequence[LookupLayout], lookups: Lookups) -> RowLimits:
+        """The limits of the fields of some layouts."""
+        most, num_lists = torch.iinfo(torch.int64).max, (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
+        single, jagged = [most] * len(lookups.single), [most] * num_lists
+        for slot in (slot for layout in layouts if lookups.batch_size for slot in layout.slots):
+            limits = single if slot.kind is FieldKind.SINGLE else jagged
+            limits[slot.index] = min(limits[slot.index], slot.num_rows)
+        made = {"dtype": torch.int64, "device": lookups.single.device}
+        return RowLimits(single=torch.tensor(single, **made).unsqueeze(1), jagged=torch.tensor(jagged, **made))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lookups:
     """The rows of one batch, as kernels want them.
 
@@ -128,12 +215,15 @@ class Lookups:
         single: (S, B) rows, feature-major.
         values: (N,) rows of all lists.
         offsets: (J·B+1,) where each list starts and ends; list (j, b) is `values[offsets[jB+b] : offsets[jB+b+1]]`.
+        are_checked: every row is in its table and offsets are right (`within_tables`); kernels need not look, nor
+            make the host wait for the answer.
     """
 
     batch_size: int
     single: Int64[Tensor, "S B"]
     values: Int64[Tensor, "N"]
     offsets: Int64[Tensor, "J*B+1"]
+    are_checked: bool = False
 
     @staticmethod
     def of(batch: Batch) -> Lookups:
@@ -165,8 +255,40 @@ class Lookups:
         return listed + len(layout.single) * size
 
 
+def within_tables(lookups: Lookups, *, limits: RowLimits, faults: Bool[Tensor, ""]) -> Lookups:
+    """Lookups whose rows are all in their tables, without the host waiting for a device that knows whether they were.
+
+    A row that was not becomes padding; lists that wrong offsets cut become empty.
+
+    Args:
+        lookups: of a batch.
+        limits: rows of the tables.
+        faults: on the device; true from here on where something was wrong. Whoever reads it finds out what with
+            `check_rows` and the lookups as they were.
+    """
+    if not lookups.batch_size:
+        return replace(lookups, are_checked=True)
+    wrong_SB = (lookups.single < 0) | (lookups.single >= limits.single)
+    faults |= wrong_SB.any()
+    values, offsets = lookups.values, lookups.offsets
+    if len(limits.jagged):
+        are_right = (offsets[0] == 0) & (offsets[-1] == len(values)) & (offsets.diff() >= 0).all()
+        wrong_N = (values < 0) | (values >= limits.jagged[list_of_values(lookups, step=lookups.batch_size)])
+        faults |= ~are_right | wrong_N.any()
+        values, offsets = values.masked_fill(wrong_N, 0), offsets * are_right
+    single = lookups.single.masked_fill(wrong_SB, 0)
+    return replace(lookups, single=single, values=values, offsets=offsets, are_checked=True)
+
+
+def list_of_values(lookups: Lookups, *, step: int = 1) -> Int64[Tensor, "N"]:
+    """The list that each value belongs to, or the feature with `step` = batch size; right or not, never outside."""
+    ends = lookups.offsets[step::step].contiguous()
+    places_N = torch.arange(len(lookups.values), device=ends.device)
+    return torch.searchsorted(ends, places_N, right=True).clamp_(max=len(ends) - 1)
+
+
 def check_rows(layout: LookupLayout, lookups: Lookups) -> None:
-    """Raise if any row lies outside its table or the offsets are not increasing.
+    """Raise if any row lies outside its table or the offsets are not increasing; `within_tables` did it before.
 
     Cost: one pass of min and max over the rows of every field.
 
@@ -175,7 +297,7 @@ def check_rows(layout: LookupLayout, lookups: Lookups) -> None:
         DataError: the offsets fall, or end beyond the values.
     """
     size = lookups.batch_size
-    if size == 0:
+    if size == 0 or lookups.are_checked:
         return
     if layout.single:
         indices = [slot.index for slot in layout.single]
@@ -224,16 +346,15 @@ def raise_out_of_bounds(layout: LookupLayout, lookups: Lookups) -> None:
 def mean_scale(layout: LookupLayout, lookups: Lookups, *, dtype: torch.dtype) -> Float[Tensor, "B F"]:
     """1 / length of every mean-pooled list, and 1 for the other fields and for empty lists."""
     scale_BF = torch.ones(lookups.batch_size, len(layout.slots), dtype=dtype, device=lookups.single.device)
-    means = [(position, slot.index) for position, slot in enumerate(layout.slots) if slot.kind is FieldKind.MEAN]
-    if means and lookups.batch_size:
-        positions, indices = map(list, zip(*means, strict=True))
-        lengths_JB = lookups.offsets.diff().view(-1, lookups.batch_size)[indices]
-        scale_BF[:, positions] = lengths_JB.clamp_(min=1).to(dtype).reciprocal_().t()
+    if layout.has_mean and lookups.batch_size:
+        numbers = layout.numbers_on(scale_BF.device)
+        lengths_MB = lookups.offsets.diff().view(-1, lookups.batch_size)[numbers.mean_lists]
+        scale_BF[:, numbers.means] = lengths_MB.clamp_(min=1).to(dtype).reciprocal_().t()
     return scale_BF
 
 
 def padding_mask(layout: LookupLayout, rows_N: Int64[Tensor, "N"]) -> Bool[Tensor, "N"]:
     """True where a row of the storage is row 0 of a table of the layout."""
-    first_rows = torch.tensor(sorted({slot.first_row for slot in layout.slots}), device=rows_N.device)
+    first_rows = layout.numbers_on(rows_N.device).first_rows
     found = torch.searchsorted(first_rows, rows_N).clamp_(max=len(first_rows) - 1)
     return first_rows[found] == rows_N

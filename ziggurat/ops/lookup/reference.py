@@ -33,7 +33,7 @@ from ziggurat.ops.lookup.kernel import (
     SummedGradient,
     TableOptimizerKind,
 )
-from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, mean_scale, padding_mask
+from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows, list_of_values, mean_scale, padding_mask
 
 
 class TorchKernel:
@@ -65,8 +65,10 @@ class TorchKernel:
         if layout.jagged:
             rows, lengths_JB = jagged_rows(layout, lookups)
             offsets = F.pad(lengths_JB.reshape(-1).cumsum(0), (1, 0))
-            bags = F.embedding_bag(rows, weight, offsets, mode="sum", include_last_offset=True)
-            blocks.append(bags.view(-1, size, dim).transpose(0, 1))
+            bags = F.embedding_bag(rows, weight, offsets, mode="sum", include_last_offset=True).view(-1, size, dim)
+            if len(bags) > len(layout.jagged):
+                bags = bags[layout.numbers_on(bags.device).jagged]
+            blocks.append(bags.transpose(0, 1))
         pooled_BFD = torch.cat(blocks, dim=1)
         if layout.has_mean:
             pooled_BFD = pooled_BFD * mean_scale(layout, lookups, dtype=weight.dtype).unsqueeze(-1)
@@ -84,18 +86,7 @@ class TorchKernel:
 
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`."""
-        flattened = [_flatten(part) for part in parts]
-        first_sources = [0]
-        for _, _, vectors in flattened[:-1]:
-            first_sources.append(first_sources[-1] + len(vectors))
-        rows = _cat([rows for rows, _, _ in flattened])
-        sources = _cat(
-            [
-                sources + first if first else sources
-                for (_, sources, _), first in zip(flattened, first_sources, strict=True)
-            ]
-        )
-        vectors = _cat([vectors for _, _, vectors in flattened])
+        rows, sources, vectors = _joined(parts)
         rows, order = torch.sort(rows, stable=True)
         unique_rows, counts = torch.unique_consecutive(rows, return_counts=True)
         starts = counts.cumsum(0) - counts
@@ -110,6 +101,9 @@ class TorchKernel:
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], gradient: SummedGradient, step: Step
     ) -> None:
         """See `LookupKernel.apply`."""
+        if step.applies is not None:
+            _apply_if(weight, state=state, gradient=gradient, step=step, applies=step.applies)
+            return
         rows, grad = gradient.rows, gradient.sums
         rule = step.rule
         if step.scale != 1.0:
@@ -136,29 +130,95 @@ class TorchKernel:
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
     ) -> None:
         """See `LookupKernel.update`."""
-        self.apply(weight, state=state, gradient=self.sum_gradients(parts), step=step)
+        summed = self.sum_gradients(parts) if step.applies is None else sums_of_fixed_size(parts)
+        self.apply(weight, state=state, gradient=summed, step=step)
 
 
-def adam_step_size(step: Step) -> float:
+def sums_of_fixed_size(parts: Sequence[GradientPart]) -> SummedGradient:
+    """`sum_gradients` with as many rows as lookups, of which the host need not know how many are distinct.
+
+    Segment k of the sorted rows begins at the first place whose segment is k, or beyond the last place where there are
+    fewer segments: such a bag is empty, its sum zero, and its row is made row 0 of the storage, which is padding.
+    """
+    rows, sources, vectors = _joined(parts)
+    if not len(rows):
+        return SummedGradient(rows=rows, sums=vectors.new_zeros(0, vectors.shape[1]))
+    rows, order = torch.sort(rows, stable=True)
+    is_new = torch.ones_like(rows, dtype=torch.bool)
+    torch.ne(rows[1:], rows[:-1], out=is_new[1:])
+    segments = is_new.cumsum(0)
+    places = torch.arange(len(rows), device=rows.device)
+    starts = torch.searchsorted(segments, places + 1)
+    sums = F.embedding_bag(sources[order], vectors, starts, mode="sum")
+    is_padding = starts == len(rows)
+    distinct = rows[starts.clamp(max=len(rows) - 1)]
+    for part in parts:
+        is_padding |= padding_mask(part.layout, distinct)
+    return SummedGradient(
+        rows=distinct.masked_fill(is_padding, 0), sums=sums.masked_fill_(is_padding.unsqueeze(1), 0.0)
+    )
+
+
+def _apply_if(
+    weight: Tensor, *, state: dict[str, Tensor], gradient: SummedGradient, step: Step, applies: Tensor
+) -> None:
+    """The rules of `TorchKernel.apply` where a device decides whether they apply; rows may repeat a padding row."""
+    rows, rule = gradient.rows, step.rule
+    grad, before = gradient.sums * step.scale, weight[rows]
+    if rule.weight_decay:
+        grad = grad + rule.weight_decay * before
+
+    def write(array: Tensor, now: Tensor, then: Tensor) -> None:
+        array.index_copy_(0, rows, torch.where(applies, now, then))
+
+    if rule.kind is TableOptimizerKind.ROWWISE_ADAGRAD:
+        known = state["sum"][rows]
+        accumulated = known + grad.square().mean(dim=1)
+        write(state["sum"], accumulated, known)
+        change = grad * (-step.learning_rate / (accumulated.sqrt() + rule.eps)).unsqueeze(1)
+    elif rule.kind is TableOptimizerKind.SPARSE_ADAM:
+        knowns = state["exp_avg"][rows], state["exp_avg_sq"][rows]
+        first = torch.lerp(knowns[0], grad, 1 - rule.beta1)
+        second = torch.lerp(knowns[1], grad.square(), 1 - rule.beta2)
+        write(state["exp_avg"], first, knowns[0])
+        write(state["exp_avg_sq"], second, knowns[1])
+        change = first / (second.sqrt() + rule.eps) * -adam_step_size(step)
+    else:
+        assert rule.kind is TableOptimizerKind.SGD, rule.kind
+        change = grad * -step.learning_rate
+    write(weight, before + change, before)
+
+
+def adam_step_size(step: Step) -> float | Tensor:
     """The learning rate with Adam's bias correction, η·√(1−β₂ᵗ)/(1−β₁ᵗ) (Kingma and Ba 2015, section 2)."""
-    first = 1.0 - step.rule.beta1**step.number
-    second = 1.0 - step.rule.beta2**step.number
+    number = step.number.double() if isinstance(step.number, Tensor) else step.number
+    first, second = 1.0 - step.rule.beta1**number, 1.0 - step.rule.beta2**number
+    if isinstance(second, Tensor):
+        return (step.learning_rate * second.sqrt() / first).float()
     return step.learning_rate * math.sqrt(second) / first
 
 
 def single_rows(layout: LookupLayout, lookups: Lookups) -> Int64[Tensor, "S B"]:
     """Storage rows of the single fields of a layout."""
-    first_rows = torch.tensor([[slot.first_row] for slot in layout.single], device=lookups.single.device)
+    numbers = layout.numbers_on(lookups.single.device)
     indices = [slot.index for slot in layout.single]
     if indices == list(range(len(lookups.single))):
-        return lookups.single + first_rows
-    return lookups.single[indices] + first_rows
+        return lookups.single + numbers.single_first_rows
+    return lookups.single[numbers.single] + numbers.single_first_rows
 
 
 def jagged_rows(layout: LookupLayout, lookups: Lookups) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "J B"]]:
-    """Storage rows of the lists of a layout, feature-major, and the lists' lengths."""
+    """Storage rows of the lists of a layout, feature-major, and the lists' lengths.
+
+    With `are_checked` lookups the lists of other layouts stay where they are, as rows of padding: how many rows they
+    have is not known to a host that does not wait.
+    """
     device = lookups.values.device
     lengths_JB = lookups.offsets.diff().view(-1, lookups.batch_size)
+    if lookups.are_checked:
+        first_rows = layout.lists_on(device, num_lists=len(lengths_JB))[0]
+        shift = first_rows[list_of_values(lookups, step=lookups.batch_size)]
+        return torch.where(shift >= 0, lookups.values + shift, layout.jagged[0].first_row), lengths_JB
     first_rows = torch.full((len(lengths_JB),), -1, dtype=torch.int64)
     for slot in layout.jagged:
         first_rows[slot.index] = slot.first_row
@@ -190,16 +250,31 @@ def _flatten(part: GradientPart) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]
         values, lengths_JB = jagged_rows(layout, lookups)
         fields = torch.arange(num_single, num_fields, device=part.grad.device).unsqueeze(1)
         rows.append(values)
-        sources.append(torch.repeat_interleave((samples + fields).reshape(-1), lengths_JB.reshape(-1)))
+        if lookups.are_checked:  # with the lists of other layouts, whose rows are padding here
+            fields = layout.lists_on(samples.device, num_lists=len(lengths_JB))[1].unsqueeze(1)
+            sources.append((samples + fields).reshape(-1)[list_of_values(lookups)])
+        else:
+            sources.append(torch.repeat_interleave((samples + fields).reshape(-1), lengths_JB.reshape(-1)))
     if layout.is_dense_block:
         vectors = part.grad.view(-1, layout.dim)
     else:
         vectors = torch.cat([part.grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
         vectors = vectors.view(-1, layout.dim)
-    return _cat(rows), _cat(sources), vectors
+    nothing = samples.new_empty(0)
+    return _cat(rows or [nothing]), _cat(sources or [nothing]), vectors
+
+
+def _joined(parts: Sequence[GradientPart]) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"], Float[Tensor, "V D"]]:
+    """`_flatten` of all parts, one after the other."""
+    flattened = [_flatten(part) for part in parts]
+    first_sources = [0]
+    for _, _, vectors in flattened[:-1]:
+        first_sources.append(first_sources[-1] + len(vectors))
+    rows = _cat([rows for rows, _, _ in flattened])
+    pairs = zip(flattened, first_sources, strict=True)
+    sources = _cat([sources + first if first else sources for (_, sources, _), first in pairs])
+    return rows, sources, _cat([vectors for _, _, vectors in flattened])
 
 
 def _cat(tensors: list[Tensor]) -> Tensor:
-    if not tensors:
-        return torch.empty(0, dtype=torch.int64)
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
