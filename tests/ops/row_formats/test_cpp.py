@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -41,12 +43,13 @@ def make(row_format: RowFormat, kind: TableOptimizerKind, rounding: Rounding, di
 
 
 @pytest.mark.parametrize("row_format", LOW)
-@pytest.mark.parametrize("dim", [2, 7, 8, 16, 33, 64])
+@pytest.mark.parametrize("dim", [2, 7, 8, 16, 32, 33, 64, 128])
 def test_lookups_and_updates_are_those_of_decoded_rows(row_format: RowFormat, dim: int) -> None:
     for kind, rounding in (
         (TableOptimizerKind.ROWWISE_ADAGRAD, Rounding.STOCHASTIC),
         (TableOptimizerKind.SPARSE_ADAM, Rounding.NEAREST),
         (TableOptimizerKind.SGD, Rounding.STOCHASTIC),
+        (TableOptimizerKind.ROWWISE_ADAGRAD, Rounding.NEAREST),
     ):
         fast, slow = (make(row_format, kind, rounding, dim) for _ in range(2))
         for tables in (fast, slow):
@@ -82,13 +85,13 @@ def _stepped(tables: EmbeddingTables, step: int) -> list[torch.Tensor]:
 def test_rows_outside_and_numbers_that_are_not_finite() -> None:
     batch = make_batch(INPUTS, size=3)
     batch.single[0, 2] = 60
-    for row_format in LOW:
-        tables = make(row_format, TableOptimizerKind.SGD, Rounding.STOCHASTIC, 16)
+    for row_format, dim in itertools.product(LOW, (16, 32)):
+        tables = make(row_format, TableOptimizerKind.SGD, Rounding.STOCHASTIC, dim)
         with pytest.raises(BoundsError, match="sample 2"):
             tables(batch)
         TableOptimizer(tables)
         storage = tables.tables.storage(0)
-        sums = torch.zeros(2, 16)
+        sums = torch.zeros(2, dim)
         sums[0, 3], sums[1, 5] = torch.inf, torch.nan
         step = Step(rule=tables.config.rule, learning_rate=0.1)
         storage.apply(tables.kernel, gradient=SummedGradient(rows=torch.tensor([4, 9]), sums=sums), step=step)

@@ -51,6 +51,7 @@ struct FloatRows {
   int64_t dim;
   const Rule& rule;
   int64_t first_row = 0;  // of the table that rows are counted in
+  static constexpr int kTogether = 1;
   FloatRows table(int64_t first) const { return {weight, state, dim, rule, first}; }
   void touch(int64_t row) const {
     prefetch_row<D>(weight + (first_row + row) * (D ? D : dim), dim);
@@ -58,6 +59,9 @@ struct FloatRows {
   }
   void apply(int64_t row, const float* grad, float* memory) const {
     apply_row<D>(weight + (first_row + row) * (D ? D : dim), state, first_row + row, grad, dim, rule, memory);
+  }
+  void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
+    for (int r = 0; r < count; r++) apply(at[r], grads[r], memory);
   }
 };
 
@@ -78,7 +82,8 @@ void update_places(Workspace& work, const FloatRows<D>& rows, const int64_t* pla
   const Gradients gradients(work);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
   {
-    std::vector<float> sum(2 * rows.dim);
+    std::vector<float> memory(2 * rows.dim);
+    float *sum = memory.data(), *more = sum + rows.dim;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t t = 0; t < work.num_tasks; t++) {
       const Task& task = work.tasks[t];
@@ -89,8 +94,8 @@ void update_places(Workspace& work, const FloatRows<D>& rows, const int64_t* pla
         if (row != last) rows.touch(*++ahead);
         last = row;
       };
-      walk<D>(task, gradients, rows.dim, sum.data(), touch,
-              [&](int64_t, const float* grad) { rows.apply(*here++, grad, sum.data() + rows.dim); });
+      walk<D>(task, gradients, rows.dim, sum, touch,
+              [&](int64_t, const float* grad) { rows.apply(*here++, grad, more); });
     }
   }
 }
@@ -101,13 +106,14 @@ void sum_rows(Workspace& work, int64_t dim, int64_t* rows, float* sums, int num_
   const Gradients gradients(work);
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
   {
-    std::vector<float> sum(dim);
+    std::vector<float> memory(dim);
+    float* sum = memory.data();
 #pragma omp for schedule(dynamic, 1)
     for (int64_t t = 0; t < work.num_tasks; t++) {
       const Task& task = work.tasks[t];
       int64_t next = task.first_unique;
       walk<D>(
-          task, gradients, dim, sum.data(), [](int64_t) {},
+          task, gradients, dim, sum, [](int64_t) {},
           [&](int64_t row, const float* grad) {
             rows[next] = task.table.first_row + row;
             std::memcpy(sums + next * size, grad, size * sizeof(float));

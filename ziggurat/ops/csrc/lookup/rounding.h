@@ -175,17 +175,20 @@ inline void fill_codes(const float* w, uint8_t* codes, int64_t dim, const Range&
   }
 }
 
-template <int D, int64_t kFormat>
-inline void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word, const Range& range) {
+// Writes the ends of a row; false if there is nothing between them, or a number that is not finite.
+template <int64_t kFormat>
+inline bool write_ends(uint8_t* row, const Range& range, const uint32_t* word) {
   const int64_t own = word ? static_cast<int64_t>(noise(*word, -1) >> 19) : -1;
   const Half nan = static_cast<Half>(NAN);
   const Half ends[2] = {range.infinite ? nan : to_half(range.low, own), range.infinite ? nan : to_half(range.high, own)};
   std::memcpy(row, ends, sizeof(ends));
-  if (!(static_cast<float>(ends[1]) > static_cast<float>(ends[0]))) {
-    std::memset(row + kEnds, 0, row_bytes<kFormat>(D ? D : dim) - kEnds);
-  } else {
-    fill_codes<D, kFormat>(w, row + kEnds, dim, range, word);
-  }
+  return static_cast<float>(ends[1]) > static_cast<float>(ends[0]);
+}
+
+template <int D, int64_t kFormat>
+inline void write_codes(const float* w, uint8_t* row, int64_t dim, const uint32_t* word, const Range& range) {
+  if (write_ends<kFormat>(row, range, word)) fill_codes<D, kFormat>(w, row + kEnds, dim, range, word);
+  else std::memset(row + kEnds, 0, row_bytes<kFormat>(D ? D : dim) - kEnds);
 }
 
 // ---------------------------------------------------------------- w + factor · gradient, rounded, without a row of floats

@@ -8,8 +8,8 @@
 // Every set belongs to one thread and decides by steps, counts and rows alone, so neither threads nor the order of rows
 // change a bit.
 
-#include "rounding.h"
 #include "ways.h"
+#include "wide.h"
 
 namespace {
 
@@ -175,7 +175,7 @@ void exchange(const Arrays& arrays, int64_t dim, const int64_t* places, const in
     const auto kept = [&](int64_t row) { return arrays.rows + row * row_bytes<kFormat>(size); };
     uint32_t word = 0;
     if (origins && out >= 0) word = origins->word(out, origins->of(out));
-    if (out >= 0) write_row<D, kFormat>(slot, kept(out), nullptr, dim, origins ? &word : nullptr);
+    if (out >= 0) pack_row<D, kFormat>(slot, kept(out), nullptr, dim, origins ? &word : nullptr);
     if (in >= 0) read_row<D, kFormat>(kept(in), nullptr, dim, slot);
     for (int part = 0; part < 2; part++) {
       if (!arrays.state[part]) continue;

@@ -8,8 +8,8 @@
 // reads and writes a row once, and no sum leaves the cache. Each row belongs to one thread, and its noise is counted:
 // threads do not change a bit.
 
-#include "rounding.h"
 #include "walk.h"
+#include "wide.h"
 
 namespace {
 
@@ -23,6 +23,7 @@ struct PackedRows {
   const Rule& rule;
   const Origins* origins;  // nullptr rounds to the nearest
   int64_t first_row = 0, origin = -1;
+  static constexpr int kTogether = 8;
 
   PackedRows table(int64_t first) const {
     return {rows, lower, state, dim, rule, origins, first, origins ? origins->of(first) : -1};
@@ -34,34 +35,68 @@ struct PackedRows {
       for (int64_t d = 0; d < size; d += 32) ask_for(lower + place * size + d);
     touch_state<D>(state, place, dim, rule);
   }
+  uint8_t* kept(int64_t place) const { return rows + place * row_bytes<kFormat>(D ? D : dim); }
+  uint16_t* halves(int64_t place) const { return kFormat == kSplit ? lower + place * (D ? D : dim) : nullptr; }
+  uint32_t word(int64_t place) const { return origins ? origins->word(place, origin < 0 ? origins->of(place) : origin) : 0; }
+  bool is_usual() const { return D > 0 && rule.kind != kAdam && rule.scale == 1.0f && rule.weight_decay == 0.0f; }
+
   // The usual rules, which add a multiple of the gradient: the same numbers, in one pass over the row, or two for codes.
-  inline void add(int64_t place, const float* grad, const uint32_t* word, float* memory) const {
-    uint8_t* kept = rows + place * row_bytes<kFormat>(D);
-    uint16_t* halves = kFormat == kSplit ? lower + place * D : nullptr;
-    const float factor = step_factor<D>(state, place, grad, D, rule);
+  inline void add(int64_t place, const float* grad, float factor, float* memory) const {
+    const uint32_t counted = word(place), *noise = origins ? &counted : nullptr;
+#if ZIGGURAT_WIDE
+    if constexpr (is_wide<D>()) {
+      if (!has_codes<kFormat>() && (kFormat == kSplit || noise))
+        if (wide_add_to_halves<D, kFormat>(reinterpret_cast<uint16_t*>(kept(place)), halves(place), grad, factor, counted)) return;
+    }
+#endif
     if constexpr (has_codes<kFormat>()) {
-      write_codes<D, kFormat>(memory, kept, D, word, add_to_codes<D, kFormat>(kept, grad, factor, memory));
+      write_codes<D, kFormat>(memory, kept(place), D, noise, add_to_codes<D, kFormat>(kept(place), grad, factor, memory));
     } else {
-      if ((kFormat == kSplit || word) && add_to_halves<D, kFormat>(kept, halves, grad, factor, word, memory)) return;
-      read_row<D, kFormat>(kept, halves, D, memory);
+      if ((kFormat == kSplit || noise) && add_to_halves<D, kFormat>(kept(place), halves(place), grad, factor, noise, memory))
+        return;
+      read_row<D, kFormat>(kept(place), halves(place), D, memory);
       for (int64_t d = 0; d < D; d += kLanes) store(memory + d, load(memory + d) + factor * load(grad + d));
-      write_row<D, kFormat>(memory, kept, halves, D, word);
+      write_row<D, kFormat>(memory, kept(place), halves(place), D, noise);
     }
   }
-  // One copy for updates and sums: a call costs nothing beside a row from memory, and compiling takes half the time.
-  __attribute__((noinline)) void apply(int64_t row, const float* grad, float* memory) const {
-    const int64_t size = D ? D : dim, place = first_row + row;
-    uint8_t* kept = rows + place * row_bytes<kFormat>(size);
-    uint16_t* halves = kFormat == kSplit ? lower + place * size : nullptr;
-    uint32_t word = 0;
-    if (origins) word = origins->word(place, origin < 0 ? origins->of(place) : origin);
-    const uint32_t* noise = origins ? &word : nullptr;
-    if constexpr (D > 0) {
-      if (rule.kind != kAdam && rule.scale == 1.0f && rule.weight_decay == 0.0f) return add(place, grad, noise, memory);
+  // The same for rows of codes, one part of the work after the other.
+  inline void add_together(const int64_t* at, const float* const* grads, const float* factors, int count, float* memory) const {
+#if ZIGGURAT_WIDE
+    Range ranges[kTogether];
+    bool filled[kTogether];
+    uint32_t words[kTogether];
+    for (int r = 0; r < count; r++)
+      ranges[r] = wide_add_to_codes<D, kFormat>(kept(first_row + at[r]), grads[r], factors[r], memory + r * D);
+    for (int r = 0; r < count; r++) {
+      words[r] = word(first_row + at[r]);
+      filled[r] = write_ends<kFormat>(kept(first_row + at[r]), ranges[r], origins ? words + r : nullptr);
     }
-    read_row<D, kFormat>(kept, halves, dim, memory);
-    apply_row<D>(memory, state, place, grad, dim, rule, memory + size);
-    write_row<D, kFormat>(memory, kept, halves, dim, noise);
+    for (int r = 0; r < count; r++) {
+      uint8_t* codes = kept(first_row + at[r]) + kEnds;
+      if (filled[r]) wide_fill_codes<D, kFormat>(memory + r * D, codes, ranges[r], origins ? words + r : nullptr);
+      else std::memset(codes, 0, row_bytes<kFormat>(D) - kEnds);
+    }
+#endif
+  }
+  void apply(int64_t row, const float* grad, float* memory) const { apply_all(&row, &grad, 1, memory); }
+  // One copy for updates and sums: a call costs nothing beside rows from memory, and compiling takes half the time.
+  __attribute__((noinline)) void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
+    if constexpr (D > 0) {
+      if (is_usual()) {
+        float factors[kTogether];
+        step_factors<D, kTogether>(state, first_row, at, grads, count, rule, factors);
+        if constexpr (is_wide<D>() && has_codes<kFormat>()) return add_together(at, grads, factors, count, memory);
+        for (int r = 0; r < count; r++) add(first_row + at[r], grads[r], factors[r], memory);
+        return;
+      }
+    }
+    for (int r = 0; r < count; r++) {
+      const int64_t place = first_row + at[r];
+      const uint32_t counted = word(place);
+      read_row<D, kFormat>(kept(place), halves(place), dim, memory);
+      apply_row<D>(memory, state, place, grads[r], dim, rule, memory + (D ? D : dim));
+      pack_row<D, kFormat>(memory, kept(place), halves(place), dim, origins ? &counted : nullptr);
+    }
   }
 };
 

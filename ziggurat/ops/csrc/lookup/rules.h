@@ -40,6 +40,21 @@ inline float step_factor(const State& state, int64_t row, const float* grad, int
   return -rule.learning_rate / (std::sqrt(accumulated) + rule.eps);
 }
 
+// The same for up to kCount rows, first_row + at[r]: sums first, so that no root waits for another row's.
+template <int D, int kCount>
+inline void step_factors(const State& state, int64_t first_row, const int64_t* at, const float* const* grads, int count,
+                         const Rule& rule, float* factors) {
+  if (rule.kind != kRowwiseAdagrad) {
+    std::fill(factors, factors + count, -rule.learning_rate);
+    return;
+  }
+  float sums[kCount] = {};
+  for (int r = 0; r < count; r++) sums[r] = state.first[first_row + at[r]] + mean_square<D>(grads[r], D);
+  for (int r = 0; r < count; r++) state.first[first_row + at[r]] = sums[r];
+  for (int r = 0; r < kCount; r++) sums[r] = -rule.learning_rate / (std::sqrt(sums[r]) + rule.eps);  // the others: any
+  std::copy(sums, sums + count, factors);
+}
+
 // The rule for one row, as in the formulas of ziggurat/ops/lookup/kernel.py. `w` are its numbers, `row` its place in
 // the state; `scaled` has room for one row.
 template <int D>

@@ -18,9 +18,10 @@ struct Gradients {
   }
 };
 
-// Calls visit(row, gradient) for every distinct row in rising order; touch(row) asks for a row's memory in advance.
+// Calls visit(row, gradient) for every distinct row in rising order; touch(row) asks for a row's memory in advance. A sum
+// of several gradients is left in `room`, which visit may move on: it is read anew for each row.
 template <int D, class Touch, class Visit>
-void walk(const Task& task, const Gradients& gradients, int64_t dim, float* memory, Touch touch, Visit visit) {
+void walk(const Task& task, const Gradients& gradients, int64_t dim, float* const& room, Touch touch, Visit visit) {
   const int64_t ahead = (D ? D : dim) <= 32 ? 16 : 8;
   const uint64_t* keys = task.keys.data();
   const int64_t count = task.count;
@@ -30,7 +31,8 @@ void walk(const Task& task, const Gradients& gradients, int64_t dim, float* memo
     touch(static_cast<int64_t>(keys[i] >> 32));
   };
   for (int64_t i = 0; i < std::min(ahead, count); i++) prefetch(i);
-  Sum<D> sum(memory, dim);
+  std::vector<float> memory(D ? 0 : dim);
+  Sum<D> sum(memory.data(), dim);
   for (int64_t i = 0; i < count;) {
     const uint64_t row = keys[i] >> 32;
     const float* grad = gradients.at(static_cast<uint32_t>(keys[i]));
@@ -41,24 +43,51 @@ void walk(const Task& task, const Gradients& gradients, int64_t dim, float* memo
         prefetch(i + ahead);
         sum.add(gradients.at(static_cast<uint32_t>(keys[i])));
       } while (++i < count && keys[i] >> 32 == row);
-      sum.write(memory);
-      grad = memory;
+      sum.write(room);
+      grad = room;
     }
     visit(static_cast<int64_t>(row), grad);
   }
 }
 
+// Rows of a walk that are applied together: what one row waits for (a root, a division, its ends) is then done for
+// others in the meantime.
+template <class Rows>
+struct Together {
+  const Rows& rows;
+  int64_t dim;
+  float *sums, *more;  // for so many rows each
+  float* room;
+  int count = 0;
+  int64_t places[Rows::kTogether];
+  const float* grads[Rows::kTogether];
+  Together(const Rows& r, int64_t size, float* memory)
+      : rows(r), dim(size), sums(memory), more(memory + Rows::kTogether * size), room(memory) {}
+  void take(int64_t row, const float* grad) {
+    places[count] = row;
+    grads[count] = grad;
+    room = sums + ++count * dim;
+    if (count == Rows::kTogether) finish();
+  }
+  void finish() {
+    rows.apply_all(places, grads, count, more);
+    count = 0;
+    room = sums;
+  }
+};
+
+constexpr int64_t kMoreRows = 3;  // of memory that `apply` is given
+
 // Sorts and walks every task. `rows` are those of the storage, whatever they are kept as: `table(first)` counts them from
-// a table's first one, `touch(row)` asks for a row's memory, and `apply(row, gradient, memory)` applies the rule, with
-// memory for three rows.
+// a table's first one, `touch(row)` asks for a row's memory, and `apply_all(rows, gradients, count, memory)` applies the
+// rule to up to kTogether rows, with memory for kTogether + kMoreRows of them.
 template <int D, class Rows>
 int64_t update(Workspace& work, const Rows& rows, int64_t dim, int num_threads) {
   const Gradients gradients(work);
   std::atomic<int64_t> status{kOk};
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
   {
-    std::vector<float> memory(4 * dim);
-    float *sum = memory.data(), *more = sum + dim;
+    std::vector<float> memory((2 * Rows::kTogether + kMoreRows) * dim);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t t = 0; t < work.num_tasks; t++) {
       Task& task = work.tasks[t];
@@ -68,9 +97,11 @@ int64_t update(Workspace& work, const Rows& rows, int64_t dim, int num_threads) 
         continue;
       }
       const Rows table = rows.table(task.table.first_row);
+      Together<Rows> together(table, dim, memory.data());
       walk<D>(
-          task, gradients, dim, sum, [&](int64_t row) { table.touch(row); },
-          [&](int64_t row, const float* grad) { table.apply(row, grad, more); });
+          task, gradients, dim, together.room, [&](int64_t row) { table.touch(row); },
+          [&](int64_t row, const float* grad) { together.take(row, grad); });
+      together.finish();
     }
   }
   return status.load();
