@@ -14,7 +14,6 @@ Cost: about 4 bytes a weight of the networks, 2 MiB to remember exchanges, one t
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_float, c_int64, c_uint8, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.typed import checked
 
 _SOURCE = CppSource(
@@ -182,7 +181,7 @@ class ChainAnswer:
 
 def why_no_chain() -> str:
     """The reason for having no kernel here, "" if there is one; builds it if need be."""
-    return _library_or_reason()[1]
+    return _LIBRARY.reason
 
 
 def anneal_chain(
@@ -223,7 +222,7 @@ def anneal_chain(
     names = ("seed", "num_chains", "evaluations", "hot", "cold", "focus", "fine", "slack")
     how = _Annealing(**{name: getattr(settings, name) for name in names}, spent=_Spent(spent))
     given = _networks(keep, networks, width=problem.encodings.shape[1]), _problem(keep, problem), how, plans
-    _library().ziggurat_plan_anneal(*(ctypes.byref(each) for each in given))
+    _LIBRARY.needed().ziggurat_plan_anneal(*(ctypes.byref(each) for each in given))
     if failed:
         raise failed[0]
     return ChainAnswer(
@@ -242,7 +241,7 @@ def price_states(networks: ChainNetworks, states: Float32[np.ndarray, "N P H"]) 
     num, devices, width = states.shape
     keep, out = _Arrays(), np.empty((num, devices), dtype=np.float32)
     given = ctypes.byref(_networks(keep, networks, width=width))
-    _library().ziggurat_plan_price(given, num, devices, keep.float32(states), keep.float32(out))
+    _LIBRARY.needed().ziggurat_plan_price(given, num, devices, keep.float32(states), keep.float32(out))
     return out
 
 
@@ -304,12 +303,6 @@ def _problem(keep: _Arrays, problem: ChainProblem) -> _Problem:
     )
 
 
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     """Say which arguments the functions of the library take."""
     library.ziggurat_plan_anneal.restype = library.ziggurat_plan_price.restype = None
@@ -317,7 +310,4 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ziggurat_plan_price.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
 
 
-def _library() -> ctypes.CDLL:
-    library, reason = _library_or_reason()
-    assert library is not None, reason
-    return library
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

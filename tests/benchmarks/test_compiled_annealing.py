@@ -19,6 +19,7 @@ from benchmarks.compiled_annealing.annealing import (
 from benchmarks.compiled_annealing.plan_chain import price_states, why_no_chain
 from tests.planning.search.set_cost_model import RootCostModel, random_problem
 from ziggurat.errors import PlanError
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.plan import Placement
 from ziggurat.planning.cost_model import device_costs
 from ziggurat.planning.problem import PlanningProblem
@@ -227,7 +228,7 @@ def test_what_keeps_the_kernel_from_searching_is_said(monkeypatch):
     assert why_not(SearchSpace(problem, RootCostModel())) == "the cost model has no networks"
     assert why_not(SearchSpace(problem, RandomNetworks(group=3))) == "4 devices are no groups of 3"
     assert why_not(SearchSpace(random_problem(4), RandomNetworks(group=4))) == "placements with fixed devices"
-    monkeypatch.setattr(plan_chain, "_library_or_reason", lambda: (None, "no compiler"))
+    monkeypatch.setattr(plan_chain, "_LIBRARY", CppLibrary.missing("no compiler"))
     cost_model, config = RandomNetworks(group=4), _settings(max_evaluations=3000)
     found = search(problem, cost_model, config=config)
     assert found.engine == "numpy: no compiler"

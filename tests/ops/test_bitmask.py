@@ -19,6 +19,7 @@ from ziggurat.ops.bitmask import (
     unpack_mask,
     unpack_mask_reference,
 )
+from ziggurat.ops.cpp_build import CppLibrary
 
 SIZES = (0, 1, 63, 64, 65, 1000)
 
@@ -58,7 +59,7 @@ def test_the_first_item_is_the_least_significant_bit_of_the_first_word() -> None
 
 def test_the_kernel_says_whether_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bitmask.bitmask_kernel() == "C++ on the CPU"
-    monkeypatch.setattr(bitmask, "_library_or_reason", lambda: (None, "no compiler"))
+    monkeypatch.setattr(bitmask, "_LIBRARY", CppLibrary.missing("no compiler"))
     assert "no compiler" in bitmask.bitmask_kernel()
     flags = torch.rand(2, 100) < 0.5
     assert torch.equal(unpack_mask(pack_mask(flags), 100), flags)

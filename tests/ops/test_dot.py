@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ziggurat.ops.dot as ops_dot
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.ops.dot import dot_kernel, pair_places, pairwise_dot, pairwise_dot_reference, why_not
 
 needs_kernel = pytest.mark.skipif(not dot_kernel().startswith("C++"), reason=dot_kernel())
@@ -100,7 +101,7 @@ def test_what_it_does_not_serve_goes_to_the_reference(fields: Tensor, word: str)
 
 
 def test_without_a_compiler_the_reference_runs_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops_dot, "_library_or_reason", lambda: (None, "no g++"))
+    monkeypatch.setattr(ops_dot, "_LIBRARY", CppLibrary.missing("no g++"))
     fields = torch.randn(2, 3, 8)
     found, expected = both(fields)
     assert torch.equal(found, expected)

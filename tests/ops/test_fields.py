@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ziggurat.ops.fields as ops_fields
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.ops.fields import (
     field_mix,
     field_mix_reference,
@@ -119,7 +120,7 @@ def test_what_the_kernel_does_not_serve_goes_to_the_reference():
 
 
 def test_without_a_compiler_the_reference_runs(monkeypatch):
-    monkeypatch.setattr(ops_fields, "_library_or_reason", lambda: (None, "no compiler"))
+    monkeypatch.setattr(ops_fields, "_LIBRARY", CppLibrary.missing("no compiler"))
     assert fields_kernel() == "torch, slower: C++ is not available: no compiler"
     fields, weight = torch.randn(2, 3, 8), torch.randn(2, 3)
     assert torch.equal(field_mix(fields, weight), field_mix_reference(fields, weight))

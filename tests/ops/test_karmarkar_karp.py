@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.ops import karmarkar_karp as module
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.ops.karmarkar_karp import karmarkar_karp, karmarkar_karp_reference
 
 COSTS = st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0, 7.0, 1e6, 3.3333]), max_size=40)
@@ -31,6 +32,6 @@ def test_example_of_the_text() -> None:
 
 
 def test_without_a_compiler_python_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_library_or_reason", lambda: (None, "no compiler"))
+    monkeypatch.setattr(module, "_LIBRARY", CppLibrary.missing("no compiler"))
     assert "no compiler" in module.karmarkar_karp_kernel()
     assert sorted(np.bincount(karmarkar_karp(np.array([3.0, 2, 2, 1]), num_parts=2), weights=[3, 2, 2, 1])) == [4, 4]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ziggurat.ops import mask_program
 from ziggurat.ops.bitmask import mask_of_rows, num_words, pack_mask, rows_of_mask
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.ops.mask_program import (
     AllOf,
     AnyOf,
@@ -113,7 +114,7 @@ def test_only_the_words_of_spans_are_written(monkeypatch: pytest.MonkeyPatch) ->
         expected[0] = expected[3:14] = 0
         assert torch.equal(words, expected)
         assert kernel
-        monkeypatch.setattr(mask_program, "_library_or_reason", lambda: (None, "no compiler"))
+        monkeypatch.setattr(mask_program, "_LIBRARY", CppLibrary.missing("no compiler"))
     assert "no compiler" in mask_program.mask_program_kernel()
 
 
@@ -135,4 +136,4 @@ def test_rows_are_cleared_and_padding_is_passed_over(monkeypatch: pytest.MonkeyP
         words = mask_of_rows(torch.arange(130), n=130)
         clear_rows(words, rows)
         assert set(range(130)) - set(rows_of_mask(words).tolist()) == {5, 64}
-        monkeypatch.setattr(mask_program, "_library_or_reason", lambda: (None, "no compiler"))
+        monkeypatch.setattr(mask_program, "_LIBRARY", CppLibrary.missing("no compiler"))

@@ -12,6 +12,7 @@ from torch import Tensor
 from ziggurat.errors import DataError
 from ziggurat.ops import scan
 from ziggurat.ops.bitmask import pack_mask
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.ops.scan import (
     Found,
     Rows,
@@ -129,8 +130,8 @@ def test_a_query_that_is_not_finite_is_refused(bad: float, monkeypatch: pytest.M
     queries = torch.randn(3, 4)
     queries[1, 2] = bad
     one = torch.ones(3, dtype=torch.int64)
-    for library in (kernel._library_or_reason(), (None, "no compiler")):
-        monkeypatch.setattr(kernel, "_library_or_reason", lambda library=library: library)
+    for library in (kernel._LIBRARY, CppLibrary.missing("no compiler")):
+        monkeypatch.setattr(kernel, "_LIBRARY", library)
         with pytest.raises(DataError, match="column 2"):
             scan_clusters(tables, queries, k=1, probes=one, least=one)
         with pytest.raises(DataError, match="query 1"):
@@ -141,7 +142,7 @@ def test_without_a_compiler_the_reference_answers(monkeypatch: pytest.MonkeyPatc
     tables = tables_of(torch.randn(30, 4), num_clusters=3, generator=torch.Generator())
     queries, two = torch.randn(2, 4), torch.full((2,), 2)
     expected = scan_clusters(tables, queries, k=4, probes=two, least=two)
-    monkeypatch.setattr(kernel, "_library_or_reason", lambda: (None, "no compiler"))
+    monkeypatch.setattr(kernel, "_LIBRARY", CppLibrary.missing("no compiler"))
     assert same(scan_clusters(tables, queries, k=4, probes=two, least=two), expected)
     assert "no compiler" in scan.scan_kernel()
 

@@ -15,7 +15,6 @@ Each function is its torch reference for other devices than the CPU, and where n
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from ctypes import c_int64, c_void_p
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.kernel_choice import library_for
 
 WORD_BITS = 64
@@ -50,7 +49,7 @@ def full_mask(n: int, *, device: torch.device | str = "cpu") -> Int64[Tensor, "W
 
 def pack_mask(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
     """Turn one flag an item into words."""
-    library = library_for(flags, _library_or_reason)
+    library = library_for(flags, _LIBRARY)
     if library is None:
         return pack_mask_reference(flags)
     flags, n = flags.contiguous(), flags.shape[-1]
@@ -70,7 +69,7 @@ def pack_mask_reference(flags: Bool[Tensor, "*Q N"]) -> Int64[Tensor, "*Q W"]:
 
 def unpack_mask(words: Int64[Tensor, "*Q W"], n: int) -> Bool[Tensor, "*Q N"]:
     """Turn words into one flag an item, for n items."""
-    library = library_for(words, _library_or_reason)
+    library = library_for(words, _LIBRARY)
     if library is None:
         return unpack_mask_reference(words, n)
     words = words.contiguous()
@@ -88,7 +87,7 @@ def unpack_mask_reference(words: Int64[Tensor, "*Q W"], n: int) -> Bool[Tensor, 
 
 def count(words: Int64[Tensor, "*Q W"]) -> Int64[Tensor, "*Q"]:
     """Count the items that pass each mask."""
-    library = library_for(words, _library_or_reason)
+    library = library_for(words, _LIBRARY)
     if library is None:
         return count_reference(words)
     words, width = words.contiguous(), words.shape[-1]
@@ -109,7 +108,7 @@ def rows_of_mask(words: Int64[Tensor, "W"], *, limit: int | None = None) -> Int6
         words: one mask.
         limit: stop after so many.
     """
-    library = library_for(words, _library_or_reason)
+    library = library_for(words, _LIBRARY)
     if library is None:
         return rows_of_mask_reference(words, limit=limit)
     words = words.contiguous()
@@ -135,17 +134,11 @@ def mask_of_rows(rows: Int64[Tensor, "R"], *, n: int) -> Int64[Tensor, "W"]:
 
 def bitmask_kernel() -> str:
     """Which implementation serves masks on the CPU here, and why; builds the kernel if need be."""
-    return kernel_line(_library_or_reason()[1])
+    return _LIBRARY.kernel_line()
 
 
 def _num_rows(tensor: Tensor) -> int:
     return math.prod(tensor.shape[:-1])
-
-
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -158,3 +151,6 @@ def _declare(library: ctypes.CDLL) -> None:
         getattr(library, f"ziggurat_{name}").restype = None
     for name in ("count_mask", "rows_of_mask"):
         getattr(library, f"ziggurat_{name}").restype = c_int64
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

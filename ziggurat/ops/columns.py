@@ -12,7 +12,6 @@ compiler.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.errors import MissingDependencyError
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "columns.cpp",
@@ -68,7 +66,7 @@ class ColumnMoves:
         self._run("ziggurat_split_columns", wide, out)
 
     def _run(self, name: str, wide: Tensor, parts: Sequence[Tensor]) -> None:
-        library = _library() if all(_is_plain(each, like=wide) for each in (wide, *parts)) else None
+        library = _LIBRARY.or_none() if all(_is_plain(each, like=wide) for each in (wide, *parts)) else None
         if library is None:
             reference = join_reference if name == "ziggurat_join_columns" else split_reference
             reference(self._columns, wide=wide, parts=parts)
@@ -112,14 +110,10 @@ def _is_plain(matrix: Tensor, *, like: Tensor) -> bool:
     return matrix.device.type == "cpu" and matrix.dtype == like.dtype and matrix.is_contiguous()
 
 
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    """The compiled library, if it can be built; tried once a process."""
-    try:
-        library = _SOURCE.load()
-    except MissingDependencyError:
-        return None
+def _declare(library: ctypes.CDLL) -> None:
     for function in (library.ziggurat_join_columns, library.ziggurat_split_columns):
         function.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p]
         function.restype = None
-    return library
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

@@ -8,6 +8,7 @@ under another name and renamed, so processes that build at the same time do not 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import platform
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ziggurat.cache import cache_folder
 from ziggurat.errors import MissingDependencyError
@@ -72,19 +74,6 @@ class CppSource:
         except OSError as error:
             raise self.unavailable(str(error)) from error
 
-    def load_or_reason(self, declare: Callable[[ctypes.CDLL], None]) -> tuple[ctypes.CDLL | None, str]:
-        """The library and "", or None and why there is none, for files whose torch twin then serves.
-
-        Args:
-            declare: says which arguments the functions of the library take.
-        """
-        try:
-            library = self.load()
-        except MissingDependencyError as error:
-            return None, error.found
-        declare(library)
-        return library, ""
-
     def unavailable(self, reason: str) -> MissingDependencyError:
         """The error that says why the library cannot be used here."""
         openmp = " with OpenMP" if "-fopenmp" in self.flags else ""
@@ -109,6 +98,53 @@ class CppSource:
             raise self.unavailable(f"{compiler} took longer than {_BUILD_LIMIT_S} s") from error
         finally:
             Path(temporary).unlink(missing_ok=True)
+
+
+class CppLibrary:
+    """A library that torch or numpy stand in for where it cannot be built: built on first use, tried once a process.
+
+    Args:
+        source: what to build.
+        declare: says which arguments the functions of the library take.
+    """
+
+    def __init__(self, source: CppSource, *, declare: Callable[[ctypes.CDLL], None]) -> None:
+        self._source, self._declare = source, declare
+
+    @classmethod
+    def missing(cls, reason: str) -> CppLibrary:
+        """One that could not be built, for tests of what stands in."""
+        library = cls(CppSource(path=Path()), declare=lambda library: None)
+        library._found = None, reason
+        return library
+
+    @property
+    def reason(self) -> str:
+        """Why there is none, or ""."""
+        return self._found[1]
+
+    def or_none(self) -> ctypes.CDLL | None:
+        """The library, if it could be built."""
+        return self._found[0]
+
+    def needed(self) -> Any:
+        """The library, where `reason` is ""."""
+        library, reason = self._found
+        assert library is not None, reason
+        return library
+
+    def kernel_line(self) -> str:
+        """What `ziggurat doctor` says of it."""
+        return kernel_line(self.reason)
+
+    @functools.cached_property
+    def _found(self) -> tuple[ctypes.CDLL | None, str]:
+        try:
+            library = self._source.load()
+        except MissingDependencyError as error:
+            return None, error.found
+        self._declare(library)
+        return library, ""
 
 
 def _with_included(path: Path) -> list[str]:

@@ -31,7 +31,6 @@ Cost: 2·F²·D FLOPs a sample forward and as much backward; the kernel half of 
 from __future__ import annotations
 
 import ctypes
-import functools
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "dot.cpp",
@@ -109,12 +108,6 @@ def dot_kernel() -> str:
     return kernel_line(_why_not_here())
 
 
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     """Say which arguments the functions of the library take."""
     for name in _SUFFIX.values():
@@ -128,17 +121,18 @@ def _declare(library: ctypes.CDLL) -> None:
         function.argtypes = [c_void_p, c_int64, c_void_p, *[c_int64] * 7]
 
 
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)
+
+
 @torch.compiler.assume_constant_result
 def _why_not_here() -> str:
     """The reason for having no library, "" if there is one; torch.compile asks once and does not look inside."""
-    return _library_or_reason()[1]
+    return _LIBRARY.reason
 
 
 def dot_library() -> Any:
     """The compiled library, where `why_not_shape` has no objection."""
-    library, reason = _library_or_reason()
-    assert library is not None, reason
-    return library
+    return _LIBRARY.needed()
 
 
 def _function(name: str, dtype: torch.dtype) -> Any:

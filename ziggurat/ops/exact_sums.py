@@ -16,7 +16,6 @@ The C++ kernel and the numpy reference give the same sums. Cost in C++: 5 ns a n
 from __future__ import annotations
 
 import ctypes
-import functools
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float64
 
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "exact_sums.cpp", without="go on without: numpy gives the same sums, slower"
@@ -71,7 +70,7 @@ class ExactSums:
 
 def exact_sums(values: Float64[np.ndarray, " N"]) -> ExactSums:
     """Sum finite numbers, and their squares, exactly."""
-    library = _loaded()[0]
+    library = _LIBRARY.or_none()
     if library is None:
         return exact_sums_reference(values)
     values = np.ascontiguousarray(values, dtype=np.float64)
@@ -102,7 +101,7 @@ def exact_sums_reference(values: Float64[np.ndarray, " N"]) -> ExactSums:
 
 def kernel_reason() -> str:
     """Why sums are made with numpy instead of C++; "" where they are not."""
-    return _loaded()[1]
+    return _LIBRARY.reason
 
 
 def _sum_reference(values: np.ndarray) -> int:
@@ -125,12 +124,9 @@ def _whole(halves: np.ndarray) -> int:
     return total
 
 
-@functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, if it can be built; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     library.ziggurat_exact_sums.argtypes = [c_void_p, c_int64, c_void_p, c_void_p]
     library.ziggurat_exact_sums.restype = None
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

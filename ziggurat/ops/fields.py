@@ -21,7 +21,6 @@ Cost: 2·n·m·d FLOPs a sample for a mix, twice that backward.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int64, c_void_p
 from pathlib import Path
@@ -32,7 +31,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "fields.cpp",
@@ -111,18 +110,12 @@ def why_not(*inputs: Tensor) -> str:
     lanes = _VECTOR_BYTES // first.element_size()
     if first.shape[-1] % lanes:
         return f"it is for a multiple of {lanes} columns, not {first.shape[-1]}"
-    return _library_or_reason()[1]
+    return _LIBRARY.reason
 
 
 def fields_kernel() -> str:
     """Which implementation serves FP32 on the CPU here, and why; builds the kernel if need be."""
-    return kernel_line(_library_or_reason()[1])
-
-
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
+    return _LIBRARY.kernel_line()
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -133,10 +126,11 @@ def _declare(library: ctypes.CDLL) -> None:
             function.restype, function.argtypes = None, arguments
 
 
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)
+
+
 def _call(name: str, tensors: Sequence[Tensor], *numbers: float) -> None:
-    library, reason = _library_or_reason()
-    assert library is not None, reason
-    function = getattr(library, f"ziggurat_{name}_{_SUFFIX[tensors[0].dtype]}")
+    function = getattr(_LIBRARY.needed(), f"ziggurat_{name}_{_SUFFIX[tensors[0].dtype]}")
     function(*(each.data_ptr() for each in tensors), *numbers, torch.get_num_threads())
 
 

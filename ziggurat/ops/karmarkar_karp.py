@@ -18,14 +18,13 @@ age and place. Sources: Karmarkar and Karp, "The differencing method of set part
 from __future__ import annotations
 
 import ctypes
-import functools
 import heapq
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
 
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 _SOURCE = CppSource(
     path=Path(__file__).parent / "csrc" / "karmarkar_karp.cpp",
@@ -43,7 +42,7 @@ def karmarkar_karp(costs: np.ndarray, *, num_parts: int) -> np.ndarray:
     Returns:
         (n,) int32 from 0 to num_parts - 1. Numbers of items differ by one at most.
     """
-    library = _library_or_reason()[0]
+    library = _LIBRARY.or_none()
     if library is None:
         return karmarkar_karp_reference(costs, num_parts=num_parts)
     order = np.argsort(-costs, kind="stable")
@@ -80,7 +79,7 @@ def karmarkar_karp_reference(costs: np.ndarray, *, num_parts: int) -> np.ndarray
 
 def karmarkar_karp_kernel() -> str:
     """Which implementation plans here, and why; builds the kernel if need be."""
-    return kernel_line(_library_or_reason()[1])
+    return _LIBRARY.kernel_line()
 
 
 def _in_order(parts: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -90,13 +89,10 @@ def _in_order(parts: np.ndarray, order: np.ndarray) -> np.ndarray:
     return found
 
 
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     """Say which arguments the function of the library takes."""
     library.karmarkar_karp.argtypes = [c_void_p, c_int64, c_int64, c_void_p]
     library.karmarkar_karp.restype = None
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

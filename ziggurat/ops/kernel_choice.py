@@ -11,23 +11,24 @@ import ctypes
 import functools
 import importlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ziggurat.ops.cpp_build import CppLibrary
 
-def library_for(tensor: Tensor, library_or_reason: Callable[[], tuple[ctypes.CDLL | None, str]]) -> ctypes.CDLL | None:
+
+def library_for(tensor: Tensor, library: CppLibrary) -> ctypes.CDLL | None:
     """The C++ library that serves a tensor; None on other devices, under torch.compile, and where it was not built.
 
     Args:
         tensor: an input.
-        library_or_reason: gives what `CppSource.load_or_reason` gave; called only if the tensor is on the CPU.
+        library: built only if the tensor is on the CPU.
     """
     if tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return None
-    return library_or_reason()[0]
+    return library.or_none()
 
 
 def why_no_triton(module: str, tensor: Tensor, *, what: str) -> str:

@@ -37,7 +37,7 @@ from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
 from ziggurat.ops.bitmask import full_mask, mask_of_rows, pack_mask, rows_of_mask
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.kernel_choice import library_for
 
 _SOURCE = CppSource(
@@ -176,7 +176,7 @@ class MaskProgram:
         Returns:
             How many items a Bloom leaf had to look up (0 where torch runs).
         """
-        library = library_for(out, _library_or_reason)
+        library = library_for(out, _LIBRARY)
         if library is None:
             self._run_torch(planes, n=n, out=out, spans=spans)
             return 0
@@ -288,7 +288,7 @@ def _has_code(leaf: BloomLeaf, rows: Tensor) -> Tensor:
 
 def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
     """Clear the bits of rows in a mask, in place; -1 among the rows is passed over."""
-    library = library_for(words, _library_or_reason) if words.is_contiguous() else None
+    library = library_for(words, _LIBRARY) if words.is_contiguous() else None
     if library is None:
         words &= ~mask_of_rows(rows[rows >= 0].to(words.device), n=len(words) * 64)
         return
@@ -298,13 +298,7 @@ def clear_rows(words: Int64[Tensor, "W"], rows: Int64[Tensor, "R"]) -> None:
 
 def mask_program_kernel() -> str:
     """Which implementation serves filters on the CPU here, and why; builds the kernel if need be."""
-    return kernel_line(_library_or_reason()[1])
-
-
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
+    return _LIBRARY.kernel_line()
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -314,6 +308,9 @@ def _declare(library: ctypes.CDLL) -> None:
     run.restype = c_int64
     library.ziggurat_clear_rows.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_clear_rows.restype = None
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)
 
 
 def conjunction(trees: Sequence[Tree]) -> Tree:

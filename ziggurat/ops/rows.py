@@ -15,7 +15,6 @@ to hash.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ import numpy as np
 from jaxtyping import Int32, Int64
 
 from ziggurat.features.hashing import GOLDEN, mix
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 CHUNK_BITS = 40  # of a list's start: above its chunk, below its place in the chunk
 
@@ -55,7 +54,7 @@ def place_rows(columns: Columns, *, out: Columns, places: Int32[np.ndarray, " N"
         out: of R rows, of the same dtypes and row shapes.
         places: none twice, all below R.
     """
-    library = _library()
+    library = _LIBRARY.or_none()
     if library is None:
         place_rows_reference(columns, out=out, places=places)
         return
@@ -99,7 +98,7 @@ def gather_rows(
         out: contiguous arrays; what is int32 in a column and int64 here is widened.
         targets: of each column.
     """
-    library = _library()
+    library = _LIBRARY.or_none()
     if library is None:
         gather_rows_reference(blocks, runs, out=out, targets=targets)
         return
@@ -141,7 +140,7 @@ def gather_lists(
         offsets: where each list begins in the result, and the end of the last.
         chunks: the values.
     """
-    library = _library()
+    library = _LIBRARY.or_none()
     if library is None:
         return gather_lists_reference(starts, offsets=offsets, chunks=chunks)
     starts, offsets = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(offsets, np.int64)
@@ -173,7 +172,7 @@ def share_lists(values: Int32[np.ndarray, " V"], offsets: Int64[np.ndarray, " N+
         values: rows of the lists, one list behind the other.
         offsets: where each begins, and the end of the last.
     """
-    library = _library()
+    library = _LIBRARY.or_none()
     if library is None:
         return share_lists_reference(values, offsets)
     values, offsets = np.ascontiguousarray(values, np.int32), np.ascontiguousarray(offsets, np.int64)
@@ -200,7 +199,7 @@ def share_lists_reference(
 
 def hash_rows(row_ids: Int64[np.ndarray, " N"]) -> tuple[int, int]:
     """Two hashes of row ids, mod 2^64: one that depends on their order, and one that adds up (see the ledger)."""
-    library = _library()
+    library = _LIBRARY.or_none()
     row_ids = np.ascontiguousarray(row_ids, dtype=np.int64)
     if library is None:
         return hash_rows_reference(row_ids)
@@ -218,7 +217,7 @@ def hash_rows_reference(row_ids: Int64[np.ndarray, " N"]) -> tuple[int, int]:
 
 def kernel_reason() -> str:
     """Why rows are moved with numpy instead of C++; "" where they are not."""
-    return _loaded()[1]
+    return _LIBRARY.reason
 
 
 def _row_bytes(column: np.ndarray) -> int:
@@ -228,16 +227,6 @@ def _row_bytes(column: np.ndarray) -> int:
 
 def _address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]  # three times as fast as array.ctypes.data
-
-
-def _library() -> ctypes.CDLL | None:
-    return _loaded()[0]
-
-
-@functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, if it can be built; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -251,3 +240,6 @@ def _declare(library: ctypes.CDLL) -> None:
     for name, arguments in prototypes.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

@@ -26,6 +26,7 @@ from ziggurat.ops.attention.problem import (
 )
 from ziggurat.ops.attention.reference import jagged_attention_reference
 from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells, time_buckets
+from ziggurat.ops.cpp_build import CppLibrary
 
 needs_kernel = pytest.mark.skipif(not attention_kernel().startswith("C++"), reason=attention_kernel())
 
@@ -297,7 +298,7 @@ def test_divisors_that_mean_nothing_are_refused(form: str, divisor: float) -> No
 
 
 def test_without_a_compiler_the_reference_serves_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpp, "_library_or_reason", lambda: (None, "no g++"))
+    monkeypatch.setattr(cpp, "_LIBRARY", CppLibrary.missing("no g++"))
     q = torch.randn(4, 1, 2)
     options = {"layout": JaggedLayout(offsets=torch.tensor([0, 4])), "form": AttentionForm.SOFTMAX, "scale": 1.0}
     assert torch.equal(jagged_attention(q, q, q, **options), jagged_attention_reference(q, q, q, **options))

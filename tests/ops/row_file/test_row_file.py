@@ -87,6 +87,6 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         def ziggurat_write_rows(self, *_: object) -> int:
             return errno.ENOSPC
 
-    monkeypatch.setattr(file, "_loaded", lambda: (Full(), ""))
+    monkeypatch.setattr(file._LIBRARY, "or_none", Full)
     with pytest.raises(FileError, match=r"(?s)No space left.*--resume"):
         kept.write(np.arange(3), np.zeros((3, 8), dtype=np.uint8))

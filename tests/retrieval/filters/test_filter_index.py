@@ -15,6 +15,7 @@ from tests.retrieval.filters.random_filters import Filters, Said, catalogue, row
 from ziggurat.errors import BoundsError, ConfigError, DataError, FilterError
 from ziggurat.ops import bitmask, mask_program
 from ziggurat.ops.bitmask import rows_of_mask, unpack_mask
+from ziggurat.ops.cpp_build import CppLibrary
 from ziggurat.ops.mask_program import run_reference
 from ziggurat.retrieval.filters import FilterConfig, FilterIndex, FilterSchema, Tail
 
@@ -79,7 +80,7 @@ def test_without_a_compiler_the_answers_are_the_same(
     texts = [said.text for said in drawn[:30]]
     fast = index.masks(texts, exclude=[torch.tensor([3, -1])] * 30)
     for module in (mask_program, bitmask):
-        monkeypatch.setattr(module, "_library_or_reason", lambda: (None, "no compiler"))
+        monkeypatch.setattr(module, "_LIBRARY", CppLibrary.missing("no compiler"))
     assert torch.equal(index.masks(texts, exclude=[torch.tensor([3, -1])] * 30), fast)
 
 

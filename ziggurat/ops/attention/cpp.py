@@ -25,7 +25,6 @@ Sources: blocks and online softmax: Dao et al., FlashAttention, arXiv 2205.14135
 from __future__ import annotations
 
 import ctypes
-import functools
 from ctypes import c_float, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
@@ -44,7 +43,7 @@ from ziggurat.ops.attention.problem import (
     check_problem,
 )
 from ziggurat.ops.attention.time_buckets import bucket_begins, bucket_cells
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
 
 _SOURCE = CppSource(
     path=Path(__file__).parent.parent / "csrc" / "attention.cpp",
@@ -104,7 +103,7 @@ def attention_kernel() -> str:
 
 def best_path() -> AttentionPath:
     """The widest instructions that this processor has."""
-    return AttentionPath(_library().ziggurat_attention_path())
+    return AttentionPath(_LIBRARY.needed().ziggurat_attention_path())
 
 
 def why_not(q: Tensor) -> str:
@@ -119,18 +118,7 @@ def why_not(q: Tensor) -> str:
 @torch.compiler.assume_constant_result
 def why_not_here() -> str:
     """The reason for having no library, "" if there is one; torch.compile asks once and does not look inside."""
-    return _library_or_reason()[1]
-
-
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    return _SOURCE.load_or_reason(_declare)
-
-
-def _library() -> ctypes.CDLL:
-    library, reason = _library_or_reason()
-    assert library is not None, reason
-    return library
+    return _LIBRARY.reason
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -138,6 +126,9 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ziggurat_attention_forward.argtypes = [c_void_p, c_int64]
     library.ziggurat_attention_backward.argtypes = [c_void_p, c_int64, c_void_p]
     library.ziggurat_attention_forward.restype = library.ziggurat_attention_backward.restype = None
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)
 
 
 def _describe(tensors: dict[str, Tensor | None], options: dict[str, Any]) -> tuple[_Problem, list[Tensor]]:
@@ -238,7 +229,7 @@ def attention_op(
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
     tensors |= {"result": result, "lse_result": lse}
     problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
-    _library().ziggurat_attention_forward(ctypes.byref(problem), _path(path))
+    _LIBRARY.needed().ziggurat_attention_forward(ctypes.byref(problem), _path(path))
     return result, lse
 
 
@@ -276,7 +267,7 @@ def attention_backward_op(
     tensors = _inputs((q, k, v), (offsets, query_offsets, targets), biases, spans)
     tensors |= {"dq": dq, "dk": dk, "dv": dv, "dw": dw, "grad": grad.to(q.dtype), "out": out, "lse": lse}
     problem, _kept = _describe(tensors, _options(offsets, biases, (scale, divisor, softmax, relu), (context, reach)))
-    _library().ziggurat_attention_backward(ctypes.byref(problem), _path(path), sums.data_ptr())
+    _LIBRARY.needed().ziggurat_attention_backward(ctypes.byref(problem), _path(path), sums.data_ptr())
     of_positions = sums[: 0 if w_pos is None else len(w_pos)].clone()
     return dq, dk, dv, of_positions, sums[padded:].clone()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.lookup import LookupLayout, Lookups
 from ziggurat.ops.lookup.cpp import part_of, refuse_rows
 from ziggurat.ops.lookup.cpp_library import CPart
@@ -72,7 +71,7 @@ class Moves:
 
 def why_not_cache() -> str:
     """Why C++ cannot be used here; "" if it can."""
-    return _loaded()[1]
+    return _LIBRARY.reason
 
 
 def is_available() -> bool:
@@ -84,7 +83,7 @@ def find_rows(ways: Ways, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
     """The place of each row in a cache, -1 where it is not held; see `Ways.find`."""
     rows = rows_N.contiguous()
     places = torch.empty_like(rows)
-    _library().ziggurat_find_rows(
+    _LIBRARY.needed().ziggurat_find_rows(
         ctypes.byref(_ways(ways)), rows.data_ptr(), len(rows), places.data_ptr(), torch.get_num_threads()
     )
     return places
@@ -94,7 +93,7 @@ def admit_rows(ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int) -> tuple[In
     """A way for each row of a step, and what left it; see `Ways.admit`."""
     rows = rows_U.contiguous()
     places, left = torch.empty_like(rows), torch.empty_like(rows)
-    _library().ziggurat_admit_rows(
+    _LIBRARY.needed().ziggurat_admit_rows(
         ctypes.byref(_ways(ways)),
         rows.data_ptr(),
         len(rows),
@@ -121,7 +120,7 @@ def lookup_cached(
         BoundsError: a row is outside its table.
     """
     part = part_of(layout, lookups)
-    status = _library().ziggurat_lookup_cached(
+    status = _LIBRARY.needed().ziggurat_lookup_cached(
         slots.data_ptr(),
         table.rows.data_ptr(),
         FORMATS[table.row_format],
@@ -158,7 +157,7 @@ def exchange_rows(
         (c_int64 * 2)(*(tensor[:1].numel() for tensor in held)),
     )
     with given_noise(table.noise, number=number) as origins:
-        _library().ziggurat_exchange_rows(
+        _LIBRARY.needed().ziggurat_exchange_rows(
             ctypes.byref(arrays),
             FORMATS[table.row_format],
             slots.shape[1],
@@ -176,18 +175,6 @@ def _ways(ways: Ways) -> CWays:
     return CWays(ways.num_sets, ways.tags_SW.data_ptr(), ways.stamps_SW.data_ptr(), *found)
 
 
-def _library() -> ctypes.CDLL:
-    library, reason = _loaded()
-    assert library is not None, reason
-    return library
-
-
-@functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, if it can be built; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     find, admit = library.ziggurat_find_rows, library.ziggurat_admit_rows
     lookup, exchange = library.ziggurat_lookup_cached, library.ziggurat_exchange_rows
@@ -197,3 +184,6 @@ def _declare(library: ctypes.CDLL) -> None:
     admit.argtypes = [POINTER(CWays), c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64]
     lookup.argtypes = [c_void_p, c_void_p, c_int64, POINTER(CWays), POINTER(CPart), c_int64, c_void_p, c_int64, c_int64]
     exchange.argtypes = [POINTER(CArrays), c_int64, c_int64, *[c_void_p] * 4, c_int64, c_int64]
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

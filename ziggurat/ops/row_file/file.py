@@ -26,7 +26,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from ziggurat.errors import FileError
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.row_file import reference
 from ziggurat.ops.row_file.reference import UNIT_BYTES, RowLayout
 
@@ -89,7 +89,7 @@ class RowFile:
             FileError: the disk refuses.
         """
         rows_N = np.ascontiguousarray(rows_N, dtype=np.int64)
-        library = None if why_not_cpp() else _loaded()[0]
+        library = None if why_not_cpp() else _LIBRARY.or_none()
         try:
             if library is None:
                 return reference.read_rows(self._descriptor, self.layout, rows_N)
@@ -116,7 +116,7 @@ class RowFile:
         rows_N = np.ascontiguousarray(rows_N, dtype=np.int64)
         payload_NP = np.ascontiguousarray(payload_NP)
         assert payload_NP.shape == (len(rows_N), self.layout.payload_bytes), payload_NP.shape
-        library = None if why_not_cpp() else _loaded()[0]
+        library = None if why_not_cpp() else _LIBRARY.or_none()
         try:
             if library is None:
                 reference.write_rows(self._descriptor, self.layout, rows_N, payload_NP)
@@ -198,7 +198,7 @@ def disk_rate(folder: str, *, payload_bytes: int) -> DiskRate:
 
 def why_not_cpp() -> str:
     """Why C++ cannot be used here; "" if it can."""
-    return _loaded()[1]
+    return _LIBRARY.reason
 
 
 def _nameless(folder: Path) -> tuple[int, bool]:
@@ -229,14 +229,11 @@ def _raise(code: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-@functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, if it can be built; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     read, write = library.ziggurat_read_rows, library.ziggurat_write_rows
     read.restype = write.restype = c_int64
     read.argtypes = [c_int, *[c_int64] * 4, c_void_p, c_int64, c_void_p, c_void_p, c_int64]
     write.argtypes = [c_int, *[c_int64] * 4, c_void_p, c_int64, c_void_p, c_int64]
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Iterator, Sequence
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ziggurat.ops.cpp_build import CppSource
+from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.lookup import GradientPart, LookupLayout, Lookups, Step, SummedGradient
 from ziggurat.ops.lookup.cpp import CppKernel, part_of, parts_of, refuse_any, refuse_rows, rule_of, state_pointers
 from ziggurat.ops.lookup.cpp_library import CPart, CRule
@@ -83,7 +82,7 @@ class PackedRows:
 
 def why_not_rows() -> str:
     """Why C++ cannot be used here; "" if it can."""
-    return _loaded()[1]
+    return _LIBRARY.reason
 
 
 def lookup_rows(
@@ -100,7 +99,7 @@ def lookup_rows(
         BoundsError: a row is outside its table.
     """
     part = part_of(layout, lookups)
-    status = _library().ziggurat_lookup_rows(
+    status = _LIBRARY.needed().ziggurat_lookup_rows(
         rows_RW.data_ptr(),
         FORMATS[row_format],
         ctypes.byref(part),
@@ -123,7 +122,7 @@ def update_rows(table: PackedRows, *, kernel: CppKernel, parts: Sequence[Gradien
         step: the rule, its learning rate and step.
     """
     with _given(table, step) as storage:
-        status = _library().ziggurat_update_rows(
+        status = _LIBRARY.needed().ziggurat_update_rows(
             kernel.workspace,
             parts_of(parts),
             len(parts),
@@ -145,7 +144,7 @@ def apply_rows(table: PackedRows, *, gradient: SummedGradient, step: Step) -> No
     """
     sums = gradient.sums.contiguous()
     with _given(table, step) as storage:
-        _library().ziggurat_apply_rows(
+        _LIBRARY.needed().ziggurat_apply_rows(
             ctypes.byref(storage),
             gradient.rows.data_ptr(),
             sums.data_ptr(),
@@ -186,21 +185,12 @@ def given_noise(noise: RowNoise | None, *, number: int) -> Iterator[int | None]:
     del arrays, origins
 
 
-def _library() -> ctypes.CDLL:
-    library, reason = _loaded()
-    assert library is not None, reason
-    return library
-
-
-@functools.cache
-def _loaded() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, if it can be built; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     lookup, update, apply = library.ziggurat_lookup_rows, library.ziggurat_update_rows, library.ziggurat_apply_rows
     lookup.restype, update.restype, apply.restype = c_int64, c_int64, None
     lookup.argtypes = [c_void_p, c_int64, POINTER(CPart), c_int64, c_void_p, c_int64, c_int64]
     update.argtypes = [c_void_p, POINTER(CPart), c_int64, POINTER(_CStorage), POINTER(CRule), c_int64]
     apply.argtypes = [POINTER(_CStorage), c_void_p, c_void_p, c_int64, POINTER(CRule), c_int64]
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)

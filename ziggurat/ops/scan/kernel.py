@@ -41,7 +41,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import DataError
-from ziggurat.ops.cpp_build import CppSource, kernel_line
+from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
 from ziggurat.ops.kernel_choice import kernels_or_reason, library_for
 from ziggurat.ops.scan.reference import mask_of_each, scan_clusters_reference, scan_rows_reference
 from ziggurat.ops.scan.rows import Found, Masks, ScanTables
@@ -107,7 +107,7 @@ def scan_clusters(
     Raises:
         DataError: a query has a number that is not finite.
     """
-    library = library_for(queries, _library_or_reason)
+    library = library_for(queries, _LIBRARY)
     if library is None:
         _refuse_not_finite(queries)
         options: dict[str, Any] = {"probes": probes, "least": least, "masks": masks, "candidates": candidates}
@@ -155,7 +155,7 @@ def scan_rows(
     Raises:
         DataError: a query has a number that is not finite.
     """
-    library = library_for(queries, _library_or_reason)
+    library = library_for(queries, _LIBRARY)
     if library is None:
         _refuse_not_finite(queries)
         search = scan_rows_triton if _takes_triton(queries) else scan_rows_reference
@@ -192,13 +192,13 @@ def best_path() -> ScanPath:
 
 @functools.cache
 def _best_path() -> int:
-    library = _library_or_reason()[0]
+    library = _LIBRARY.or_none()
     return int(ScanPath.PLAIN) if library is None else int(library.ziggurat_scan_path())
 
 
 def scan_kernel() -> str:
     """Which implementations search here, and why; builds the kernel for the CPU if need be."""
-    reason = _library_or_reason()[1]
+    reason = _LIBRARY.reason
     on_cpu = kernel_line(reason) if reason else f"{kernel_line('')}, {best_path().name.replace('_', ' ')}"
     without = kernels_or_reason(TRITON_KERNELS)[1]
     return f"{on_cpu}; on CUDA devices " + (f"torch, slower: {without}" if without else "Triton")
@@ -225,12 +225,6 @@ def _not_finite(queries: Tensor, row: int) -> DataError:
     )
 
 
-@functools.cache
-def _library_or_reason() -> tuple[ctypes.CDLL | None, str]:
-    """The compiled library, or why there is none; tried once a process."""
-    return _SOURCE.load_or_reason(_declare)
-
-
 def _declare(library: ctypes.CDLL) -> None:
     """Say which arguments the functions of the library take."""
     pointer = c_void_p
@@ -239,3 +233,6 @@ def _declare(library: ctypes.CDLL) -> None:
     library.ziggurat_scan_path.argtypes = []
     for name in ("scan_clusters", "scan_rows", "scan_path"):
         getattr(library, f"ziggurat_{name}").restype = c_int64
+
+
+_LIBRARY = CppLibrary(_SOURCE, declare=_declare)
