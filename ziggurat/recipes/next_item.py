@@ -138,6 +138,7 @@ NEXT_ITEM_RECIPES: tuple[Recipe, ...] = (
         EVENTS_HSTU_LARGE,
         data="movielens-1m-events",
         about=_NEXT_FILM.format("HSTU with 8 layers of 2 heads"),
+        epochs=80,
     ),
     _events_recipe(
         "beauty_sasrec",
