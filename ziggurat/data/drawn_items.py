@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from ziggurat.data.event_frames import check_events
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.typed import Count, checked
 
@@ -62,15 +63,7 @@ def with_drawn_items(events: pl.DataFrame, config: DrawnItemsConfig) -> pl.DataF
         DataError: fewer than two items, or an event without one.
     """
     of_item = (config.item, *config.describes)
-    needed = (*of_item, *config.zeros)
-    absent = [name for name in needed if name not in events.columns]
-    if absent or config.name in events.columns:
-        raise ConfigError(
-            expected=f"columns {', '.join(needed)}, and none called {config.name}",
-            found=", ".join(events.columns),
-            where="drawn items",
-            ways_out=("name the columns as they are", "choose another name for the new column"),
-        )
+    check_events(events, (*of_item, *config.zeros), complete=(config.item,), new=config.name, where="drawn items")
     if texts := [
         name for name in config.zeros if not events.schema[name].is_numeric() and events.schema[name] != pl.Boolean
     ]:
@@ -81,12 +74,12 @@ def with_drawn_items(events: pl.DataFrame, config: DrawnItemsConfig) -> pl.DataF
             ways_out="make numbers of them before: 1 for what was liked, else 0",
         )
     catalogue = events.select(of_item).unique(config.item, keep="last", maintain_order=True)
-    if events[config.item].null_count() or catalogue.height < 2:
+    if catalogue.height < 2:
         raise DataError(
-            expected="an item in each event, and at least two of them",
-            found=f"{events[config.item].null_count():,} events without one, {catalogue.height:,} items",
+            expected="events of at least two items",
+            found=f"{catalogue.height:,} items",
             where=f"drawn items, column {config.item!r}",
-            ways_out="take such events out: events.drop_nulls()",
+            ways_out="name more events: an item of an event is drawn from the others",
         )
     own = events.select(config.item).join(
         catalogue.select(config.item).with_row_index("number:"), on=config.item, how="left", maintain_order="left"

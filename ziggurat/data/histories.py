@@ -23,7 +23,7 @@ import polars as pl
 import pyarrow as pa
 from jaxtyping import Bool, Int64
 
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.data.event_frames import check_events
 from ziggurat.typed import Length, checked
 
 
@@ -60,22 +60,7 @@ def with_histories(events: pl.DataFrame, config: HistoryConfig, *, liked: pl.Exp
         DataError: an event without user, item or time.
     """
     needed = (config.user, config.item, config.time)
-    absent = [name for name in needed if name not in events.columns]
-    if absent or config.name in events.columns:
-        raise ConfigError(
-            expected=f"columns {', '.join(needed)}, and none called {config.name}",
-            found=", ".join(events.columns),
-            where="histories",
-            ways_out=("name the columns as they are", "choose another name for the history"),
-        )
-    for name in needed:
-        if nulls := events[name].null_count():
-            raise DataError(
-                expected="a user, an item and a time for each event",
-                found=f"{nulls:,} events without {name}",
-                where=f"row {int(events[name].is_null().arg_true()[0])}, column {name!r}",
-                ways_out="take such events out: events.drop_nulls()",
-            )
+    check_events(events, needed, complete=needed, new=config.name, where="histories")
     is_liked = events.select(pl.lit(True) if liked is None else liked).to_series()
     is_liked = is_liked if len(is_liked) == len(events) else is_liked.new_from_index(0, len(events))
     moments = events.select(

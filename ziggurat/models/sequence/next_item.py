@@ -52,7 +52,7 @@ from ziggurat.models.contract.model import Embedded, Model, Outputs
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt
-from ziggurat.models.sequence.layers.preset import LayerPreset, LayerSettings
+from ziggurat.models.sequence.layers.preset import LayerPreset, StacksLayers
 from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item_inputs import (
@@ -93,7 +93,7 @@ class Positions(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class NextItemConfig:
+class NextItemConfig(StacksLayers):
     """Settings of the model `NextItem`.
 
     Args:
@@ -138,7 +138,7 @@ class NextItemConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def __post_init__(self) -> None:
-        self.layer_settings()
+        self.layer_settings(where=self.kind)
         if not math.isfinite(self.temperature):
             raise ConfigError(
                 expected="a finite temperature",
@@ -155,17 +155,6 @@ class NextItemConfig:
         """The model on tables of these columns."""
         del towers  # none: this config has no `tower_module`
         return NextItem(self, inputs=inputs, embeddings=embeddings)
-
-    def layer_settings(self) -> LayerSettings:
-        """Of the layers that are stacked; refuses heads that do not share D."""
-        return LayerSettings(
-            preset=self.layers,
-            dim=self.embedding_dim,
-            num_heads=self.num_heads,
-            dropout=self.dropout,
-            bias=self.bias,
-            where="next_item",
-        )
 
 
 class NextItem(Model):
@@ -201,7 +190,7 @@ class NextItem(Model):
         dim, length = config.embedding_dim, self.max_length
         self.positions = nn.Embedding(length, dim) if config.positions is not Positions.NONE else None
         self.stack = SequenceStack(
-            [config.layer_settings().make(max_length=length) for _ in range(config.num_layers)],
+            [config.layer_settings(where=config.kind).make(max_length=length) for _ in range(config.num_layers)],
             mask=AttentionMask(max_attention_length=config.max_attention_length),
             asked=config.asked,
         )

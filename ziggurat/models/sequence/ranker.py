@@ -47,7 +47,7 @@ from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt, join_lists
-from ziggurat.models.sequence.layers.preset import LayerPreset, LayerSettings
+from ziggurat.models.sequence.layers.preset import LayerPreset, StacksLayers
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_inputs import check_one_history, question_times
@@ -71,7 +71,7 @@ class ActionInput(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class SequenceRankerConfig:
+class SequenceRankerConfig(StacksLayers):
     """Settings of the model `SequenceRanker`.
 
     Args:
@@ -114,7 +114,7 @@ class SequenceRankerConfig:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
     def __post_init__(self) -> None:
-        self.layer_settings()
+        self.layer_settings(where=self.kind)
 
     def table_columns(self, inputs: InputSpec) -> dict[str, int]:
         """D columns for every table, `action_dim` for those of mapped actions.
@@ -146,21 +146,10 @@ class SequenceRankerConfig:
 
     def make_stack(self, *, num_context: int, max_length: int) -> SequenceStack:
         """The layers over context, histories of at most so many events, and candidates, which count as one event."""
-        settings = self.layer_settings()
+        settings = self.layer_settings(where=self.kind)
         layers = [settings.make(max_length=num_context + max_length + 1) for _ in range(self.num_layers)]
         mask = AttentionMask(context=num_context, max_attention_length=self.max_attention_length)
         return SequenceStack(layers, mask=mask, asked=self.asked)
-
-    def layer_settings(self) -> LayerSettings:
-        """Of the layers that are stacked; refuses heads that do not share D."""
-        return LayerSettings(
-            preset=self.layers,
-            dim=self.embedding_dim,
-            num_heads=self.num_heads,
-            dropout=self.dropout,
-            bias=self.bias,
-            where="sequence_ranker",
-        )
 
 
 def _action_lists(inputs: InputSpec) -> list[str]:

@@ -72,3 +72,32 @@ class LayerSettings:
                 return HSTULayer(hstu_nvidia(max_length=max_length, head_dim=head_dim, **sizes))
             case LayerPreset.HSTU:
                 return HSTULayer(replace(hstu_research(max_length=max_length, **sizes), bias=self.bias))
+
+
+class StacksLayers:
+    """What settings of a model that stacks these layers share; a config derives from it.
+
+    Attributes:
+        layers: which published layer.
+        embedding_dim: D, numbers of an event.
+        num_heads: of each layer.
+        dropout: share that is dropped in training.
+        bias: what HSTU adds to its scores.
+    """
+
+    layers: LayerPreset
+    embedding_dim: int
+    num_heads: int
+    dropout: float
+    bias: PositionTimeBias
+
+    def layer_settings(self, *, where: str) -> LayerSettings:
+        """What the model says of its layers; refuses heads that do not share D."""
+        return LayerSettings(
+            preset=self.layers,
+            dim=self.embedding_dim,
+            num_heads=self.num_heads,
+            dropout=self.dropout,
+            bias=self.bias,
+            where=where,
+        )

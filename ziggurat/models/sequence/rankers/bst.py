@@ -43,12 +43,12 @@ from ziggurat.models.sequence.rankers.history import (
     EventPosition,
     History,
     HistoryInput,
+    HistoryRankerConfig,
     PositionVectors,
     append_rows,
     from_latest,
     offsets_with,
 )
-from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
 from ziggurat.typed import Count, CountOrNone, Dim, DimOrDefault, Fraction, checked
 
@@ -71,7 +71,7 @@ class BSTMask(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class BSTConfig:
+class BSTConfig(HistoryRankerConfig):
     """Settings of the model `BST`.
 
     Args:
@@ -113,18 +113,9 @@ class BSTConfig:
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
-    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
-        """Columns of every table: those of the schema, else D."""
-        return inputs.table_columns(self.embedding_dim)
-
-    def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
-        """The lists of the history, whatever the schema says."""
-        return self.history.names(inputs, model="BST")
-
-    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> BST:
-        """The model on tables of these columns."""
-        del towers  # none: this config has no `tower_module`
-        return BST(self, inputs=inputs, embeddings=embeddings)
+    def model_class(self) -> type[BST]:
+        """The class of the model."""
+        return BST
 
 
 class BST(RankingModel):

@@ -11,9 +11,10 @@ h_t has to tell the next event e_{t+1} from another one, ê_{t+1}: without it, h
 ê is an event that the batch has elsewhere, drawn anew in each step (the released data draws it once, with the same
 chances), or stands in lists of its own (`negatives`). Evaluation has no auxiliary loss.
 
-α = 1 is the released code's, which takes the mean over events, and an MLP on [h_t, e_{t+1}] instead of the product
-(`auxiliary_score = mlp`); the paper's equation is the sum over events (`auxiliary_over = sum`). The released code also
-hands Σ e_t and q ⊙ Σ e_t to the MLP (`sums = added`), and has Dice in it; here `deep` says what it has.
+α = 1 is the released code's, which takes the mean over events (and over padding, which nothing has here), and an MLP on
+[h_t, e_{t+1}] instead of the product (`auxiliary_score = mlp`); the paper's equation is the sum over events
+(`auxiliary_over = sum`). The released code also hands Σ e_t and q ⊙ Σ e_t to the MLP (`sums = added`), and has Dice in
+it; here `deep` says what it has.
 
 Events of all histories that stand at the same place are one product of matrices; nothing is padded
 (`ops/recurrent/jagged_gru.py`). Cost of an event of E numbers, forward: 26·E² FLOPs, one after the other.
@@ -43,8 +44,7 @@ from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.din import AttentionActivation, AttentionWeights, DINConfig, TargetAttention, softmax_of_lists
 from ziggurat.models.sequence.next_item_inputs import last_of_each
-from ziggurat.models.sequence.rankers.history import History, HistoryInput, from_latest
-from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.sequence.rankers.history import History, HistoryInput, HistoryRankerConfig, from_latest
 from ziggurat.ops.recurrent.jagged_gru import UpdateGate, jagged_gru
 from ziggurat.typed import Dim, FloatOrZero, checked
 
@@ -78,7 +78,7 @@ class AuxiliaryScore(StrEnum):
 class AuxiliaryOver(StrEnum):
     """How the losses of a history's events become one."""
 
-    MEAN = "mean"  # the released code
+    MEAN = "mean"  # over a history's own events; the released code also counts its padding
     SUM = "sum"  # the paper's equation
 
 
@@ -91,7 +91,7 @@ class HistorySums(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class DIENConfig:
+class DIENConfig(HistoryRankerConfig):
     """Settings of the model `DIEN`.
 
     Args:
@@ -136,18 +136,13 @@ class DIENConfig:
     init: Init = Init.TORCH
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
 
-    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
-        """Columns of every table: those of the schema, else D."""
-        return inputs.table_columns(self.embedding_dim)
+    def model_class(self) -> type[DIEN]:
+        """The class of the model."""
+        return DIEN
 
     def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
         """The lists of the history, and those of what did not happen, whatever the schema says."""
-        return (*self.history.names(inputs, model="DIEN"), *self.negatives)
-
-    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> DIEN:
-        """The model on tables of these columns."""
-        del towers  # none: this config has no `tower_module`
-        return DIEN(self, inputs=inputs, embeddings=embeddings)
+        return (*super().unpooled(inputs), *self.negatives)
 
 
 class Recurrence(nn.Module):

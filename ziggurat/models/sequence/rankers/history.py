@@ -16,16 +16,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from ziggurat.embeddings import EmbeddingTables
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.contract.model import Embedded, Unpooled
 from ziggurat.models.sequence.next_item_inputs import question_times
+from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.time_buckets import time_buckets
 from ziggurat.typed import checked
 
@@ -122,6 +125,35 @@ def refuse_unread(names: set[str], inputs: InputSpec, *, model: str) -> None:
             where="features of the schema",
             ways_out=("name them as a history in the model's settings", "set pooling = mean or sum in the schema"),
         )
+
+
+class HistoryRankerConfig:
+    """What settings of a ranker of one history share; a config derives from it, and names its model.
+
+    Attributes:
+        embedding_dim: D, columns of each table.
+        history: which lists are the history.
+    """
+
+    embedding_dim: int
+    history: HistoryInput
+
+    def model_class(self) -> type[Any]:
+        """The class of the model, which is built as `Model(config, inputs=…, embeddings=…)`."""
+        raise NotImplementedError
+
+    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
+        """Columns of every table: those of the schema, else D."""
+        return inputs.table_columns(self.embedding_dim)
+
+    def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
+        """The lists of the history, whatever the schema says."""
+        return self.history.names(inputs, model=self.model_class().__name__)
+
+    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> Any:
+        """The model on tables of these columns."""
+        del towers  # none: these configs have no `tower_module`
+        return self.model_class()(self, inputs=inputs, embeddings=embeddings)
 
 
 class History:

@@ -50,12 +50,12 @@ from ziggurat.models.sequence.rankers.history import (
     EventPosition,
     History,
     HistoryInput,
+    HistoryRankerConfig,
     PositionVectors,
     append_rows,
     offsets_with,
 )
 from ziggurat.models.sequence.rankers.rankmixer import TokenLinear
-from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.problem import AttentionForm, JaggedLayout
 from ziggurat.ops.dropout import dropout
@@ -80,7 +80,7 @@ class Pyramid(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class OneTransConfig:
+class OneTransConfig(HistoryRankerConfig):
     """Settings of the model `OneTrans`.
 
     Args:
@@ -133,18 +133,9 @@ class OneTransConfig:
                 ways_out=f"--model.token-dim {self.token_dim + -self.token_dim % self.num_heads}",
             )
 
-    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
-        """Columns of every table: those of the schema, else `embedding_dim`."""
-        return inputs.table_columns(self.embedding_dim)
-
-    def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
-        """The lists of the history, whatever the schema says."""
-        return self.history.names(inputs, model="OneTrans")
-
-    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> OneTrans:
-        """The model on tables of these columns."""
-        del towers  # none: this config has no `tower_module`
-        return OneTrans(self, inputs=inputs, embeddings=embeddings)
+    def model_class(self) -> type[OneTrans]:
+        """The class of the model."""
+        return OneTrans
 
     def kept(self, layer: int, *, length: int) -> int:
         """Latest events of a history that a layer gives to the next, at most.

@@ -8,7 +8,7 @@
 Random time window: in each training step T is drawn from 0 … `time_window`, and events younger than T are hidden: other
 rows do not see them, and the output has none of them, as if the step had been asked T earlier. So the model does not
 lean on the last minutes alone, and what it recommends stays diverse. Evaluation sees all events. The released code
-leaves the rows of hidden events in the output and never hides the latest one; FuxiCTR does the same.
+leaves the rows of hidden events in the output and never hides the latest one; FuxiCTR puts zeros in their place.
 
 The paper reads the last 100 actions, hides up to 24 hours, and takes K = 10; its released code has two layers of two
 heads and 32 hidden units. `time_window` counts in the unit of the times, which only the data knows: 86400 for seconds.
@@ -41,8 +41,7 @@ from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.models.sequence.layers.softmax_block import FeedForward, SoftmaxBlock, encoder
-from ziggurat.models.sequence.rankers.history import AGES, History, HistoryInput, from_latest
-from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.models.sequence.rankers.history import AGES, History, HistoryInput, HistoryRankerConfig, from_latest
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, checked
 
@@ -65,7 +64,7 @@ class PooledRows(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 @checked
-class TransActConfig:
+class TransActConfig(HistoryRankerConfig):
     """Settings of the model `TransAct`.
 
     Args:
@@ -118,18 +117,9 @@ class TransActConfig:
                 ways_out=("--model.latest 10", "--model.history.times FEATURE", "--model.time-window 0"),
             )
 
-    def table_columns(self, inputs: InputSpec) -> dict[str, int]:
-        """Columns of every table: those of the schema, else D."""
-        return inputs.table_columns(self.embedding_dim)
-
-    def unpooled(self, inputs: InputSpec) -> tuple[str, ...]:
-        """The lists of the history, whatever the schema says."""
-        return self.history.names(inputs, model="TransAct")
-
-    def build(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> TransAct:
-        """The model on tables of these columns."""
-        del towers  # none: this config has no `tower_module`
-        return TransAct(self, inputs=inputs, embeddings=embeddings)
+    def model_class(self) -> type[TransAct]:
+        """The class of the model."""
+        return TransAct
 
 
 class TransAct(RankingModel):
