@@ -15,7 +15,12 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+from matplotlib.figure import Figure
 
 from benchmarks.datacentre.jobs import Job, JobSpec
 from benchmarks.datacentre.network import NetworkConfig, PlainNetwork, open_network
@@ -39,6 +44,10 @@ def run(*, quick: bool = False) -> Report:
     )
     _memory_and_speed(report, quick=quick)
     _rule(report, quick=quick)
+    memory = {int(case.name.split("_")[1]): case.ours for case in report.cases if case.name.startswith("memory_")}
+    alone = next(case.peer for case in report.cases if case.name.startswith("memory_"))
+    if cells := report.extra.get("cells"):
+        report.plots.append(("context_ranks.png", partial(plot, {1: alone, **memory}, cells)))
     for case in report.cases:
         if case.goal:
             say(f"  {case.name}: {case.ratio:.2f} (goal {case.goal:g}: {case.verdict})")
@@ -205,3 +214,36 @@ def _table(cells: list[dict[str, Any]]) -> str:
             f"| {cell['chosen']}{'' if cell['chosen'] == cell['better'] else ' (slower)'} |"
         )
     return "\n".join(lines)
+
+
+def plot(longest: Mapping[int, float], cells: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """The longest history by ranks, and what keys take against queries.
+
+    Args:
+        longest: events by number of ranks.
+        cells: of the grid, as the report has them.
+        path: the file.
+    """
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [str(ranks) for ranks in longest]
+    bars = left.bar(names, list(longest.values()), color="#3b6ea5", width=0.62)
+    labels = [f"{events:,.0f}\n{events / longest[1]:.2f} ×" for events in longest.values()]
+    left.bar_label(bars, labels, fontsize=8)
+    left.set(xlabel="ranks that divide a history", ylabel="longest history in equal memory, events")
+    left.margins(y=0.2)
+    for rate, color in zip(RATES_MBIT, ("#3b6ea5", "#c26f3d"), strict=True):
+        for new, marker in zip(NEW, ("o", "s", "^"), strict=True):
+            row = [cell for cell in cells if (cell["rate_mbit"], cell["new"]) == (rate, new)]
+            if not row:  # --quick
+                continue
+            ratios = [statistics.median(cell["ms"][WAYS[0]]) / statistics.median(cell["ms"][WAYS[1]]) for cell in row]
+            label = f"{new:,} new, {rate:g} Mbit/s"
+            right.plot([f"{cell['cached']:,}" for cell in row], ratios, marker=marker, color=color, lw=1, label=label)
+    right.axhline(1, color="grey", lw=0.8)
+    right.set(yscale="log", xlabel="cached events", ylabel="time of keys / time of queries")
+    ticks = (0.5, 1, 2, 5, 10, 20)
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.minorticks_off()
+    right.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
