@@ -182,7 +182,7 @@ def compare(options: argparse.Namespace, rest: list[str]) -> int:
 
 def _compare_finished(options: argparse.Namespace) -> int:
     from ziggurat.studies.compare_finished import FINISHED, compare_finished
-    from ziggurat.studies.samples_to_target import samples_to_target, target_of, target_table
+    from ziggurat.studies.samples_to_target import samples_to_target, target_json, target_of, target_table
 
     metric, value = target_of(options.target) if options.target else ("", 0.0)
     found = compare_finished([Path(folder) for folder in options.data], models=own_models(options))
@@ -190,10 +190,12 @@ def _compare_finished(options: argparse.Namespace) -> int:
         print_table(columns, rows)
     for note in found.notes:
         print_line(f"note: {note}")
-    if metric:
-        print_table(*target_table(samples_to_target(options.data, metric=metric, target=value, ranks=options.ranks)))
+    needed = samples_to_target(options.data, metric=metric, target=value, ranks=options.ranks) if metric else ()
+    if needed:
+        print_table(*target_table(needed))
     if options.json:
-        FINISHED.write(options.json, found.to_json())
+        counts = {"samples_to_target": target_json(needed, metric=metric, target=value)} if needed else {}
+        FINISHED.write(options.json, found.to_json() | counts)
         print_line(options.json)
     return 0
 

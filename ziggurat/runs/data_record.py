@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.config import from_json, to_json
+from ziggurat.data.encoded.dataset import EncodedDataset
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.preprocess.splits import SplitBy
 from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.files import Format
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.fingerprint import Difference, differences
@@ -174,6 +175,28 @@ def refuse_other_data(
             ways_out=ways_out,
         )
     return "" if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
+
+
+def rows_of_split(prepared: PreparedData, split: str, *, run: Path) -> EncodedDataset:
+    """The encoded rows of one of a run's splits.
+
+    Args:
+        prepared: the run's data.
+        split: train, valid or test.
+        run: its folder.
+
+    Raises:
+        ConfigError: it has no such rows.
+    """
+    dataset = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test}.get(split)
+    if dataset is None or not dataset.num_rows:
+        raise ConfigError(
+            expected="train, valid or test, of which the run has rows",
+            found=f"{split!r}, no rows",
+            where=f"{run}, {prepared.summary.split}",
+            ways_out=("name another split", f"evaluate a file: ziggurat evaluate {run} FILE"),
+        )
+    return dataset
 
 
 def _splits(prepared: PreparedData) -> tuple[SplitRecord, ...]:

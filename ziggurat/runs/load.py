@@ -20,6 +20,7 @@ import pyarrow as pa
 from ziggurat.arguments import check_arguments
 from ziggurat.config import from_json
 from ziggurat.data.preprocess.grown_dataset import with_grown_rows
+from ziggurat.data.preprocess.prepared import PreparedData
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
@@ -33,7 +34,7 @@ from ziggurat.parallel.device import choose_device, usable_kernel
 from ziggurat.parallel.job import job
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.recipes.run_config import RunConfig, load_config
-from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data
+from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data, rows_of_split
 from ziggurat.runs.display import html_of, text_of
 from ziggurat.runs.embeddings import embeddings_of
 from ziggurat.runs.events.candidate_scores import predict_of_events
@@ -122,7 +123,7 @@ class Run:
         self._warn_of_known(data, progress)
         keep = () if slicer is None else slicer.raw_columns
         chunks = encoded_chunks(self, data, with_labels=True, bad_rows=bad_rows, keep=keep)
-        ranking = self._full_ranking(progress) if full_ranking else None
+        ranking = self._full_ranking_of_files(progress) if full_ranking else None
         batches = self._own_batches(chunks, slicer)
         return self._evaluated(batches, progress, ranking_k, metrics, slices=slicer, full_ranking=ranking)
 
@@ -142,12 +143,13 @@ class Run:
             ConfigError: the run has no such rows.
             DataError: the raw files are not those of the run any more.
         """
-        dataset = self._split(split, progress)
+        prepared = self._prepared(split, progress)
+        dataset = self._rows(prepared, split)
         self._warn_of_left_out(split, progress)
         settings, team = self.config.training, self.team
         batch_size = settings.evaluation_batch_size or 4 * settings.loader.batch_size
         batches = ordered_batches(dataset, batch_size=batch_size, rank=team.rank, world_size=team.world_size)
-        ranking = self._full_ranking(progress, split=split) if self.model.finds_items else None
+        ranking = self._full_ranking(prepared, split=split) if self.model.finds_items else None
         return self._evaluated(batches.batches(epoch=0), progress, ranking_k, metrics, full_ranking=ranking)
 
     def importance(
@@ -170,7 +172,7 @@ class Run:
         """
         config = config or ImportanceConfig()
         if data is None:
-            dataset = self._split(split, progress)
+            dataset = self._rows(self._prepared(split, progress), split)
             self._warn_of_left_out(split, progress)
             tables = (dataset.read_group(index) for index in range(len(dataset.group_sizes)))
             return importance_of(self, tables, rows=f"the run's {split} rows", config=config, progress=progress)
@@ -180,19 +182,15 @@ class Run:
         rows = "the frame" if is_frame(data) else "the files"
         return importance_of(self, (table for _, table in chunks), rows=rows, config=config, progress=progress)
 
-    def _split(self, split: str, progress: Progress | None) -> Any:
+    def _prepared(self, split: str, progress: Progress | None) -> PreparedData:
+        """The run's own data, which is still what it was trained on; `split` is what is asked for."""
         prepared = prepare_run(self.config, progress=self.team.progress(progress))
         way_out = f"restore the raw files, or name the test rows yourself: ziggurat evaluate {self.folder} FILE"
         refuse_other_data(RunFolder(self.folder), prepared, asked=f"the run's own {split} rows", ways_out=(way_out,))
-        dataset = {"train": prepared.train, "valid": prepared.valid, "test": prepared.test}.get(split)
-        if dataset is None or not dataset.num_rows:
-            raise ConfigError(
-                expected="train, valid or test, of which the run has rows",
-                found=f"{split!r}, no rows",
-                where=f"{self.folder}, {prepared.summary.split}",
-                ways_out=("name another split", f"evaluate a file: ziggurat evaluate {self.folder} FILE"),
-            )
-        return with_grown_rows(dataset, self.preprocessing.grown)
+        return prepared
+
+    def _rows(self, prepared: PreparedData, split: str) -> Any:
+        return with_grown_rows(rows_of_split(prepared, split, run=self.folder), self.preprocessing.grown)
 
     def predict(
         self,
@@ -243,8 +241,7 @@ class Run:
 
     def scores(self, frame: Any) -> np.ndarray:
         """Probabilities (or values) of a small frame, or dict, with raw columns: float32 (rows, labels)."""
-        batch = self.preprocessing.batch(as_polars(frame))
-        return next(scores for _, scores in scores_of(self.model, [batch]))
+        return next(scores for _, scores in scores_of(self.model, [self.preprocessing.batch(as_polars(frame))]))
 
     def embeddings(self, feature: str) -> pl.DataFrame:
         """Raw ids of a feature with their vectors; see `runs/embeddings.py`. Needs the run on one device."""
@@ -285,8 +282,8 @@ class Run:
             full_ranking=full_ranking,
         )
 
-    def _full_ranking(self, progress: Progress | None, split: str = "") -> FullRankingPass:
-        """The full ranking of a split, or of files, which come after the run's training and validation rows."""
+    def _full_ranking_of_files(self, progress: Progress | None) -> FullRankingPass:
+        """The full ranking of files, which come after the run's training and validation rows."""
         if not self.model.finds_items:
             raise ConfigError(
                 expected="a run whose model finds items: two_tower",
@@ -294,8 +291,10 @@ class Run:
                 where=f"{self.folder}, full ranking",
                 ways_out=("leave full ranking out", "train a model that finds items: ziggurat train table_two_tower"),
             )
-        train = self._split("train", progress)
-        prepared = prepare_run(self.config, progress=self.team.progress(progress))
+        return self._full_ranking(self._prepared("train", progress))
+
+    def _full_ranking(self, prepared: PreparedData, split: str = "") -> FullRankingPass:
+        train = self._rows(prepared, "train")
         asked = prepared.valid if split == "valid" else train if split == "train" else None
         found = FullRankings(self.model, train=train, valid=None if split == "train" else prepared.valid).begin(asked)
         assert found is not None
@@ -305,7 +304,7 @@ class Run:
         """Scores are those of all negatives, and the train rows hold a share of them."""
         rate = min(label.negative_rate for label in self.preprocessing.inputs.labels)
         if split == "train" and rate < 1:
-            self._warn(
+            self.warn(
                 f"the train rows hold {rate:.3g} of their negatives (negative_rate), and scores are corrected for all "
                 "of them: losses, calibration and whatever counts negatives are not those of all rows, AUC is; "
                 "the splits valid and test hold all rows",
@@ -317,9 +316,10 @@ class Run:
             return
         paths = RawSource(data, format=self.reading.format).paths
         for known in known_files(DataRecord.load(RunFolder(self.folder).data), paths):
-            self._warn(known.warning(self.folder), progress)
+            self.warn(known.warning(self.folder), progress)
 
-    def _warn(self, text: str, progress: Progress | None) -> None:
+    def warn(self, text: str, progress: Progress | None) -> None:
+        """Say a warning once, where people see it."""
         if self.team.is_first:
             (_log.warning if progress is None else progress.say)(text if progress is None else f"warning: {text}")
 

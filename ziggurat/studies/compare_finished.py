@@ -138,7 +138,13 @@ class FinishedComparison:
         return {
             "metric": self.metric,
             "runs": [
-                {"run": each.name, "test": each.test, "valid": each.valid, "best_step": each.best_step}
+                {
+                    "run": each.name,
+                    "num_rows": each.num_rows,
+                    "test": each.test,
+                    "valid": each.valid,
+                    "best_step": each.best_step,
+                }
                 for each in self.runs
             ],
             "settings": [list(row) for row in self.settings],

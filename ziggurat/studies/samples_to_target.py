@@ -10,11 +10,13 @@ Evaluations happen at steps, so a count is that of the first evaluation that rea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ziggurat.errors import ConfigError
 from ziggurat.recipes.run_config import load_config
@@ -67,6 +69,19 @@ def mean_and_variation(found: Sequence[SamplesToTarget]) -> tuple[float, float] 
         return None
     mean = statistics.fmean(counts)
     return mean, (statistics.stdev(counts) / mean if len(counts) > 1 else 0.0)
+
+
+def target_json(found: Sequence[SamplesToTarget], *, metric: str, target: float) -> dict[str, Any]:
+    """What runs needed as plain data, with mean and variation where all reached the target.
+
+    Args:
+        found: of each run.
+        metric: that was to reach the target.
+        target: to reach.
+    """
+    mean, variation = mean_and_variation(found) or (None, None)
+    runs = [dataclasses.asdict(each) for each in found]
+    return {"metric": metric, "target": target, "runs": runs, "mean": mean, "variation": variation}
 
 
 def target_of(text: str) -> tuple[str, float]:

@@ -22,6 +22,7 @@ from ziggurat.recipes.rankers import yambda_rate
 from ziggurat.recipes.run_config import DatasetConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
+from ziggurat.studies.compare_finished import FINISHED
 from ziggurat.studies.samples_to_target import mean_and_variation, samples_to_target
 from ziggurat.training.config import Precision
 
@@ -117,7 +118,11 @@ def test_a_run_in_windows_goes_on_to_the_same_bits_and_tells_what_it_needed(
     assert mean_and_variation([easy, hard]) is None
     with pytest.raises(ConfigError, match="evaluations of validation data"):
         samples_to_target([whole], metric="full_mrr", target=1.0)
-    assert main(["compare", str(whole), str(parts), "--target", "auc=0.0"]) == 0
+    out = str(tmp_path / "compared.json")
+    assert main(["compare", str(whole), str(parts), "--target", "auc=0.0", "--json", out]) == 0
+    written = FINISHED.read(out)
+    assert [each["samples"] for each in written["samples_to_target"]["runs"]] == [easy.samples] * 2
+    assert all(each["num_rows"] for each in written["runs"])
     assert "512 ± 0%" in capsys.readouterr().out
     assert main(["compare", str(whole), str(parts), "--target", "auc"]) == 2
     assert main(["compare", str(whole), str(parts), "--target", "auc=0.1", "--ranks", "0"]) == 2

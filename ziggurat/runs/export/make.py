@@ -266,8 +266,8 @@ def _write_catalogue(
     if config.users and users is not None:
         users.save(folder)
     progress.end()
-    known = f", {users.frame.height:,} known users" if config.users and users is not None else ""
-    progress.say(f"catalogue: {len(catalogue):,} items{known}")
+    known = f", {_counted(users.frame.height, 'known user')}" if config.users and users is not None else ""
+    progress.say(f"catalogue: {_counted(len(catalogue), 'item')}{known}")
     return catalogue, users
 
 
@@ -278,8 +278,14 @@ def _only_known(catalogue: ItemCatalogue, encoder: Run | None, progress: Progres
         return catalogue
     kept = catalogue.ids.is_in(known.implode())
     if not kept.all():
-        progress.say(f"{int((~kept).sum()):,} items that the training data did not have are left out")
+        left_out = int((~kept).sum())
+        verb = "is" if left_out == 1 else "are"
+        progress.say(f"{_counted(left_out, 'item')} that the training data did not have {verb} left out")
     return ItemCatalogue(catalogue.frame.filter(kept), columns=catalogue.columns)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _check_ranker(
