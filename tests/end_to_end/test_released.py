@@ -114,3 +114,18 @@ def test_a_fetched_data_set_is_still_complete(tmp_path: Path) -> None:
 
 def _fingerprint(folder: Path) -> str:
     return json.loads((folder / "prepared" / "prepared.json").read_text())["payload"]["fingerprint"]
+
+
+def test_a_run_on_events_is_judged_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its label did not say that it is always 1: full ranking alone judges it all the same."""
+    shutil.copytree(RELEASED / "5a883c5", tmp_path / "events")
+    monkeypatch.chdir(tmp_path / "events")
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    run = ziggurat.load_run("run")
+    before, now = pl.read_csv("next.csv"), run.predict("events.csv")
+    assert before.select("user", "rank", "film").equals(now.select("user", "rank", "film").cast({"rank": pl.Int64}))
+    np.testing.assert_allclose(now["score"], before["score"], atol=1e-5)
+    metrics = json.loads(Path("run/evaluations/test.json").read_text())["metrics"]
+    assert run.evaluate_split("test").metrics == pytest.approx(metrics, abs=1e-6)
+    fingerprint = json.loads(Path("prepared/prepared.json").read_text())["fingerprint"]
+    assert open_prepared(Path("prepared"), fingerprint=fingerprint, reused=True).inputs == run.preprocessing.inputs

@@ -11,7 +11,9 @@ import torch
 
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, RequestError
+from ziggurat.runs import load
+from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
 from ziggurat.serving.recommender import Recommender
 
@@ -47,7 +49,8 @@ def events(*, users: int, seed: int) -> pl.DataFrame:
     for user in range(users):
         first = rng.randrange(20)
         rows += [
-            (f"u{user}", f"f{(first + step) % 20}", "seen", 1_000 + 60 * step) for step in range(rng.randint(5, 10))
+            (f"u{user}", f"f{(first + step) % 20}", "seen", 978_300_000 + 60 * step)
+            for step in range(rng.randint(5, 10))
         ]
     return pl.DataFrame(rows, schema=["user", "film", "verb", "time"], orient="row")
 
@@ -57,7 +60,10 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def test_from_events_to_what_comes_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     cache_with_kernels(tmp_path / "cache", monkeypatch)
     (tmp_path / "events.toml").write_text(SCHEMA)
@@ -73,7 +79,10 @@ def test_from_events_to_what_comes_next(
     mine, others = weights(whole, 30), weights(parts, 30)
     assert all(torch.equal(mine[name], others[name]) for name in mine)
 
+    prepared: list[str] = []
+    monkeypatch.setattr(load, "prepare_run", lambda config, **more: prepared.append("") or prepare_run(config, **more))
     evaluation = load_run(whole).evaluate_split("test").metrics
+    assert len(prepared) == 1  # what preparing warns of is said once
     assert evaluation["full_recall@10"] > 0.9  # chance: about a half of the twenty films
     assert all(name.startswith("full_") for name in evaluation)  # the label is always 1: nothing else says anything
     assert main(["importance", str(whole)]) == 2
@@ -100,7 +109,18 @@ def test_from_events_to_what_comes_next(
         run.predict(fresh, keep=("user",))
     with pytest.raises(ConfigError, match="k of 1 or more"):
         run.next_items(fresh, k=0)
+    check_times(run, fresh, caplog)
     check_export(run, fresh, out=tmp_path / "export")
+
+
+def check_times(run: Run, fresh: pl.DataFrame, caplog: pytest.LogCaptureFixture) -> None:
+    """Times of another unit than those of training are refused, and those far from them are said."""
+    with pytest.raises(DataError, match=r"expected: .*seconds, from 978300000 to (?s:.*)milliseconds"):
+        run.predict(fresh.with_columns(time=pl.col("time") * 1_000))
+    assert not caplog.messages
+    later = fresh.with_columns(time=pl.col("time") + 86_400)
+    assert run.next_items(later, k=3)["film"].equals(run.next_items(fresh, k=3)["film"])  # durations are the same
+    assert "far from those of training, 978300000 to " in caplog.messages[0]
 
 
 def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
@@ -122,4 +142,6 @@ def check_export(run: Run, fresh: pl.DataFrame, *, out: Path) -> None:
         assert [item.id for item in rec.recommend(request, k=5, exclude=had).items] == expected
     with pytest.raises(DataError, match="history_verb"):
         rec.recommend({"history": ["f1"], "history_times": [5]}, k=3)
+    with pytest.raises(RequestError, match="times in seconds"):
+        rec.recommend({"history": ["f1"], "history_verb": ["seen"], "history_times": [978_300_000_000]}, k=3)
     assert "only here" not in {item.id for item in rec.recommend({}, k=100).items}

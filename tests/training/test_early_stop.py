@@ -6,19 +6,28 @@ from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Categorical, Label, Schema, Task
+from ziggurat.features.schema import Categorical, Label, Outcomes, Schema, Task
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.training.config import Better, EarlyStopConfig, TrainingConfig
 from ziggurat.training.early_stop import decision_lines, stop_metric
+from ziggurat.training.metrics.accumulator import metric_names
 from ziggurat.training.metrics.suspicion import suspicious
 
 CLICK, BUY = Label(name="click"), Label(name="buy")
+CHOSEN = Label(name="chosen", outcomes=Outcomes.POSITIVE_ONLY)
 PRICE = Label(name="price", task=Task.REGRESSION)
 
 
 @pytest.mark.parametrize(
     ("labels", "expected"),
-    [((CLICK,), "auc"), ((PRICE,), "rmse"), ((CLICK, PRICE), "auc/click"), ((PRICE, CLICK), "rmse/price")],
+    [
+        ((CLICK,), "auc"),
+        ((PRICE,), "rmse"),
+        ((CLICK, PRICE), "auc/click"),
+        ((PRICE, CLICK), "rmse/price"),
+        ((Label(name="next_item"),), "auc"),
+        ((CHOSEN, PRICE), "rmse/price"),
+    ],
 )
 def test_auto_follows_the_first_label(labels: tuple[Label, ...], expected: str):
     assert TrainingConfig().early_stop.metric == "auto"
@@ -40,6 +49,14 @@ def test_a_metric_that_the_evaluation_has_not_is_refused(metric, labels, has_gro
     with pytest.raises(ConfigError, match=way_out):
         stop_metric(EarlyStopConfig(metric=metric), labels=labels, has_groups=has_groups)
     assert stop_metric(EarlyStopConfig(metric="gauc"), labels=(CLICK,), has_groups=True) == "gauc"
+
+
+def test_a_label_that_is_always_positive_alone_has_no_metric_and_one_of_any_name_has():
+    assert "auc" in metric_names([Label(name="next_item")], has_groups=False)
+    assert metric_names([CHOSEN], has_groups=True) == []
+    with pytest.raises(ConfigError, match="positive_only"):
+        stop_metric(EarlyStopConfig(), labels=(CHOSEN,), has_groups=False)
+    assert stop_metric(EarlyStopConfig(), labels=(CHOSEN,), has_groups=False, more=["full_mrr"]) == "full_mrr"
 
 
 def test_a_run_is_refused_before_the_first_file_is_read():

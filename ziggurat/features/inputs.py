@@ -7,11 +7,14 @@ and embeddings are built from it, and from nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ziggurat.features.growing import Growing
 from ziggurat.features.items import Items
+from ziggurat.features.labels import Outcomes, with_outcomes
 from ziggurat.features.schema import Pooling, Task
 from ziggurat.typed import Dim, DimOrDefault, Length, Rows, checked
 
@@ -73,12 +76,13 @@ class MomentsSpec:
 @dataclass(frozen=True, kw_only=True)
 @checked
 class LabelSpec:
-    """A label column as a model sees it; `positive_weight` and `negative_rate` as in `schema.Label`."""
+    """A label column as a model sees it; its numbers and its outcomes as in `schema.Label`."""
 
     name: str
     task: Task = Task.BINARY
     positive_weight: float = 1.0
     negative_rate: float = 1.0
+    outcomes: Outcomes = Outcomes.ANY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +132,9 @@ class InputSpec:
     def sequences(self) -> tuple[JaggedSpec, ...]:
         """Every list whose embeddings are not pooled."""
         return tuple(spec for spec in self.jagged if spec.pooling is Pooling.NONE)
+
+
+def labels_with_outcomes(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data of an InputSpec as it is written now, from files whose labels did not say their outcomes."""
+    moments = [spec["name"] for spec in inputs.get("moments", ())]
+    return {**inputs, "labels": with_outcomes(inputs.get("labels", ()), moments=moments)}

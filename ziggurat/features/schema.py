@@ -18,7 +18,6 @@ of every table are reserved, whatever the encoding:
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
@@ -28,6 +27,10 @@ from ziggurat.errors import SchemaError
 from ziggurat.features.events import Events
 from ziggurat.features.growing import Evict
 from ziggurat.features.items import Items
+from ziggurat.features.labels import Label as Label
+from ziggurat.features.labels import Outcomes as Outcomes
+from ziggurat.features.labels import Task as Task
+from ziggurat.features.labels import is_what_came_next
 from ziggurat.features.schema_checks import (
     refuse_doubles,
     refuse_impossible_table,
@@ -89,13 +92,6 @@ class Pooling(StrEnum):
     SUM = "sum"
     MEAN = "mean"
     NONE = "none"  # not at all: a model that reads sequences gets one vector for each row
-
-
-class Task(StrEnum):
-    """What a label is."""
-
-    BINARY = "binary"
-    REGRESSION = "regression"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,72 +196,27 @@ class Vector:
 class Moments:
     """A list of times a row, latest last: whole numbers of 64 bits, kept exactly, with no table and no embedding.
 
-    Lists longer than `max_length` keep their last times.
+    Lists longer than `max_length` keep their last times. `seen` is the earliest and the latest time of training, where
+    that is known: a time of another unit, by its size, is then a bad row.
     """
 
     kind: Literal["moments"] = "moments"
     name: str
     column: str = ""
     max_length: Length = 1000
+    seen: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.seen and (len(self.seen) != 2 or self.seen[0] > self.seen[1]):
+            raise SchemaError(
+                expected="the earliest and the latest time that training has seen, or nothing",
+                found=f"seen = {list(self.seen)}",
+                where=f"moments {self.name!r}",
+                ways_out=("seen = [978300760, 1046454590]", "leave it out"),
+            )
 
 
 Feature = Dense | Categorical | MultiHot | Sequence | Vector | Moments
-
-
-@dataclass(frozen=True, kw_only=True)
-@_checked
-class Label:
-    """A column that the model learns to predict.
-
-    Args:
-        name: unique among labels.
-        column: the column; defaults to the name.
-        task: binary (0/1 or false/true after `positive_from` or `positive`) or regression.
-        positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
-        positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another.
-        negative: if set, only this text is 0 ("no"), and every third one is a bad row. Needs `positive`.
-        positive_weight: what a positive counts in the loss, beside its sample weight; a negative counts 1. Metrics and
-            scores know nothing of it, so scores above those observed are its due (calibration above 1).
-        negative_rate: share of the negatives that training keeps; scores are corrected for it (`data.negative_rate`).
-    """
-
-    name: str
-    column: str = ""
-    task: Task = Task.BINARY
-    positive_from: float | None = None
-    positive: str = ""
-    negative: str = ""
-    positive_weight: float = 1.0
-    negative_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        where = f"label {self.name!r}"
-        impossible = not 0 < self.positive_weight < math.inf or not 0 < self.negative_rate <= 1
-        is_plain = self.positive_weight == self.negative_rate == 1
-        if impossible or (self.task is not Task.BINARY and not is_plain):
-            raise SchemaError(
-                expected="a positive positive_weight and a negative_rate above 0 and up to 1, of a binary label",
-                found=f"positive_weight = {self.positive_weight}, negative_rate = {self.negative_rate}, "
-                f"task = {self.task.value!r}",
-                where=where,
-                ways_out=("positive_weight = 10.0", "negative_rate = 0.1", "leave both out"),
-            )
-        numbers_and_texts = self.positive_from is not None and self.positive
-        if self.positive and self.task is not Task.BINARY:
-            raise SchemaError(
-                expected='positive with task = "binary" only',
-                found=f"task = {self.task.value!r}",
-                where=where,
-                ways_out=('take task = "regression" out', "take positive out"),
-            )
-        if numbers_and_texts or (self.negative and not self.positive) or (self.positive == self.negative != ""):
-            raise SchemaError(
-                expected="positive_from alone, or positive alone, or positive and another text as negative",
-                found=f"positive_from = {self.positive_from}, positive = {self.positive!r}, "
-                f"negative = {self.negative!r}",
-                where=where,
-                ways_out=('texts: positive = "yes", negative = "no"', "numbers: positive_from = 4.0"),
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +319,14 @@ class Schema:
         for table in state["tables"]:
             if table["encoding"] != Encoding.GROWING:
                 del table["evict"]
+        moments = [feature for feature in state["features"] if feature["kind"] == "moments"]
+        for feature in moments:
+            del feature["seen"]  # of the data, whose files count anyway
         for label in state["labels"]:
+            if label["outcomes"] == Outcomes.ANY or is_what_came_next(
+                label["name"], moments=[feature["name"] for feature in moments]
+            ):
+                del label["outcomes"]
             for name in ("positive", "negative"):
                 if not label[name]:
                     del label[name]

@@ -21,7 +21,7 @@ import polars as pl
 import torch
 
 from ziggurat.data.encoded.records import table_to_batch
-from ziggurat.data.events.log import read_events
+from ziggurat.data.events.log import compared_with_training, read_events
 from ziggurat.data.events.questions import open_questions
 from ziggurat.data.events.sequences import Purpose, sample_tables
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
@@ -35,6 +35,7 @@ from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.embeddings import ids_of_table
 from ziggurat.runs.scoring import as_polars, check_output, chunks_of_frame, is_frame, refuse_own_input, write_frames
 from ziggurat.training.metrics.full_ranking import Questions, rank_all
+from ziggurat.training.report.progress import Progress
 
 if TYPE_CHECKING:
     from ziggurat.runs.load import Run
@@ -50,7 +51,9 @@ def next_items_schema(run: Run) -> pl.Schema:
     return pl.Schema({schema.group: pl.String(), RANK: pl.Int32(), schema.items.id: pl.String(), SCORE: pl.Float32()})
 
 
-def next_items(run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy) -> Iterator[pl.DataFrame]:
+def next_items(
+    run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy, progress: Progress | None = None
+) -> Iterator[pl.DataFrame]:
     """The first `k` items of each user, user after user; collective on many ranks, each has all of them.
 
     Args:
@@ -58,10 +61,11 @@ def next_items(run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy) -> Iterat
         data: files or globs, or a frame of events.
         k: items for each user; users who had nearly all items get fewer.
         bad_rows: stop at one, or put it aside.
+        progress: shows warnings; without it they go to the log.
 
     Raises:
         ConfigError: the run's data is no event log, or k is below 1.
-        SchemaError, DataError: as reading events.
+        SchemaError, DataError: as reading events; times of another unit than those of the run's training.
     """
     schema, model = run.config.table_schema, run.model
     if schema.events is None or not isinstance(model, NextItem) or k < 1:
@@ -75,6 +79,8 @@ def next_items(run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy) -> Iterat
         elsewhere = "" if run.team.is_first else stack.enter_context(tempfile.TemporaryDirectory())
         collector = stack.enter_context(BadRows(bad_rows, folder=Path(elsewhere) if elsewhere else run.folder))
         log = read_events(_chunks(run, data, collector), schema, bad_rows=collector)
+    if far := compared_with_training(log, run.preprocessing.schema):
+        run.warn(far, progress)
     questions = open_questions(log, max_length=schema.events.max_length)
     assert schema.items is not None
     with torch.no_grad():
@@ -134,12 +140,23 @@ def _answers(
     return pl.DataFrame(columns, schema=schema)
 
 
-def next_items_frame(run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy) -> pl.DataFrame:
+def next_items_frame(
+    run: Run, data: Any, *, k: int, bad_rows: BadRowPolicy, progress: Progress | None = None
+) -> pl.DataFrame:
     """The answers of `next_items` in one frame."""
-    return pl.concat([pl.DataFrame(schema=next_items_schema(run)), *next_items(run, data, k=k, bad_rows=bad_rows)])
+    found = next_items(run, data, k=k, bad_rows=bad_rows, progress=progress)
+    return pl.concat([pl.DataFrame(schema=next_items_schema(run)), *found])
 
 
-def predict_next(run: Run, data: Any, *, out: str | Path | None, keep: Sequence[str], bad_rows: BadRowPolicy) -> Any:
+def predict_next(
+    run: Run,
+    data: Any,
+    *,
+    out: str | Path | None,
+    keep: Sequence[str],
+    bad_rows: BadRowPolicy,
+    progress: Progress | None,
+) -> Any:
     """What `Run.predict` does for a run on events: ten items a user, as a frame or in a file.
 
     Raises:
@@ -153,10 +170,10 @@ def predict_next(run: Run, data: Any, *, out: str | Path | None, keep: Sequence[
             ways_out="leave them out, and join the answer with what you know of users",
         )
     if out is None:
-        return next_items_frame(run, data, k=10, bad_rows=bad_rows)
+        return next_items_frame(run, data, k=10, bad_rows=bad_rows, progress=progress)
     check_output(out, next_items_schema(run))
     refuse_own_input(out, data, trained=[Path(path) for path in run.config.data.train])
-    frames = next_items(run, data, k=10, bad_rows=bad_rows)
+    frames = next_items(run, data, k=10, bad_rows=bad_rows, progress=progress)
     if run.team.is_first:
         return write_frames(frames, out, schema=next_items_schema(run))
     return sum(len(frame) for frame in frames)

@@ -15,9 +15,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 from polars.exceptions import PolarsError
 
+from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.errors import RequestError
 from ziggurat.features.schema import Categorical, Dense, Feature, Moments, Schema, Vector, column_of
 from ziggurat.typed import nearest
@@ -147,8 +149,17 @@ def _value(value: Any, feature: Feature, column: str) -> Any:
     if isinstance(feature, Vector):
         return [number_of(each, column=column) for each in value]
     if isinstance(feature, Moments):
-        return [_cell(each, pl.Int64(), column) for each in value]
+        return _times(value, feature, column)
     return [_id(each, column) for each in value]
+
+
+def _times(value: Sequence[Any], feature: Moments, column: str) -> list[int | None]:
+    times = [_cell(each, pl.Int64(), column) for each in value]
+    known = np.array([each for each in times if each is not None and abs(each) < 1 << 63], dtype=np.int64)
+    if len(other := of_another_unit(known, seen=feature.seen)):
+        expected = f"times in {unit_of(feature.seen)}, as those of training ({feature.seen[0]} to {feature.seen[1]})"
+        raise _wrong(expected, int(known[other[0]]), column)
+    return times
 
 
 def number_of(value: Any, *, column: str) -> float | None:

@@ -31,6 +31,7 @@ from ziggurat.recipes.catalogue import table_model
 from ziggurat.recipes.model_settings import nearest_model
 from ziggurat.recipes.next_item import next_item_variants
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.training.metrics.accumulator import has_metrics
 
 _METRIC_SETTING = "training.early_stop.metric"
 
@@ -132,7 +133,7 @@ def main_loss(schema: Schema) -> str:
 
 
 def _of_first_label(schema: Schema, *, binary: str, number: str) -> str:
-    first = schema.labels[0]
+    first = next(filter(has_metrics, schema.labels), schema.labels[0])
     name = binary if first.task is Task.BINARY else number
     return name if len(schema.labels) == 1 else f"{name}/{first.name}"
 

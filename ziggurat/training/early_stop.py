@@ -20,7 +20,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec
 from ziggurat.features.schema import Label, Task
 from ziggurat.training.config import AUTO_METRIC, Better, EarlyStopConfig, TrainingConfig
-from ziggurat.training.metrics.accumulator import metric_names
+from ziggurat.training.metrics.accumulator import has_metrics, metric_names
 from ziggurat.training.metrics.directions import higher_is_better
 
 
@@ -52,8 +52,7 @@ def stop_metric(
     if config.metric == AUTO_METRIC and more:
         return more[0]
     if config.metric == AUTO_METRIC:
-        metric = "auc" if labels[0].task is Task.BINARY else "rmse"
-        return f"{metric}/{labels[0].name}" if len(labels) > 1 else metric
+        return _metric_of(_first_judged(labels), several=len(labels) > 1)
     known = [name for name in metric_names(labels, has_groups=has_groups) if not name.startswith("calibration")]
     known += [name for name in more if not name.startswith("full_coverage")]
     mine = metric_names(labels, has_groups=has_groups, own=own)[len(metric_names(labels, has_groups=has_groups)) :]
@@ -102,12 +101,13 @@ def decision_lines(
         return {"best checkpoint": "the last one: there are no validation rows", "early stop": "never, likewise"}
     direction = "higher is better" if improves_upwards(config) else "lower is better"
     known = "as is known of it" if config.better is Better.AUTO else "as early-stop.better says"
-    first, several = inputs.labels[0], len(inputs.labels) > 1
-    why = "as the settings say"
-    if asked.metric == AUTO_METRIC:
+    several, why = len(inputs.labels) > 1, "as the settings say"
+    if asked.metric == AUTO_METRIC and not config.metric.startswith("full_"):
+        first = _first_judged(inputs.labels)
         kind = "is binary" if first.task is Task.BINARY else "is a number"
         why = f"chosen because the {'first ' if several else ''}label {first.name!r} {kind}"
-        why = "chosen because the model finds items among all" if config.metric.startswith("full_") else why
+    elif asked.metric == AUTO_METRIC:
+        why = "chosen because the model finds items among all"
     stop = "never before the last epoch (patience 0)"
     if config.patience:
         stop = f"after {config.patience} evaluations in a row that do not improve it by {config.min_delta:g}"
@@ -115,6 +115,28 @@ def decision_lines(
         "best checkpoint": f"by {config.metric} of {num_rows:,} validation rows, {direction} ({known}); {why}",
         "early stop": stop,
     }
+
+
+def _metric_of(label: Label | LabelSpec, *, several: bool) -> str:
+    metric = "auc" if label.task is Task.BINARY else "rmse"
+    return f"{metric}/{label.name}" if several else metric
+
+
+def _first_judged(labels: Sequence[Label | LabelSpec]) -> Label | LabelSpec:
+    """The first label that has metrics without full ranking."""
+    for label in labels:
+        if has_metrics(label):
+            return label
+    raise ConfigError(
+        expected="a label that is not always positive, or a model that finds items and is judged by full ranking",
+        found=", ".join(f'label {label.name!r}, outcomes = "positive_only"' for label in labels),
+        where="training settings, early-stop.metric auto",
+        ways_out=(
+            "train a model that finds items: ziggurat train table_two_tower",
+            "add rows with label 0, and take outcomes out of the label",
+            "a metric function of your own decides: --training.early-stop.metric NAME",
+        ),
+    )
 
 
 def _no_direction(metric: str) -> ConfigError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import time
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,18 @@ import pytest
 
 from ziggurat.data.encoded.records import halves_of, table_to_batch
 from ziggurat.data.encoded.stored_once import plain_lists, shared_lists, store_once
-from ziggurat.data.events.sequences import sequence_schema
+from ziggurat.data.events import sequences
+from ziggurat.data.events.sequences import find_sequences, sequence_schema, sequences_of
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.preprocess.prepare import prepare
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.features.events import EARLIER, HISTORY, EqualTimes, Events, TrainingWindows, of_history
 from ziggurat.features.items import Items
-from ziggurat.features.schema import Categorical, Label, Schema
+from ziggurat.features.schema import Categorical, Label, Moments, Schema
 from ziggurat.features.schema_io import schema_from_toml, schema_to_toml
+
+LIKE = Label(name="like", column="action", positive="liked")
 
 
 def schema_of(**settings: Any) -> Schema:
@@ -166,6 +171,24 @@ def test_samples_are_those_of_plain_python(seed: int, max_length: int, windows: 
     again = prepare(config, schema=schema, folder=tmp_path / "cache")
     assert again.reused
     assert again.summary == data.summary
+
+
+def test_samples_change_with_the_number_of_their_rules_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes the samples of a log, or what is refused, raises the number; older samples are then left."""
+    random_log(0).write_parquet(tmp_path / "events.parquet")
+    config = DataConfig(train=(str(tmp_path / "events.parquet"),), split=SplitConfig(by=SplitBy.LEAVE_ONE_OUT))
+    found = {"rules": sequences._FORMAT}
+    for name, schema in (("next", schema_of()), ("candidates", replace(schema_of(), labels=(LIKE,)))):
+        made = sequences_of(config, schema, folder=tmp_path)
+        files = (made.config.train, made.config.valid, made.config.test)
+        found[name] = zlib.crc32("".join(str(pl.read_parquet(path).rows()) for (path,) in files).encode())
+    assert found == {"rules": 2, "next": 693826509, "candidates": 866011674}
+    assert [each.seen for each in made.schema.features if isinstance(each, Moments)] == [
+        (1_600_000_000, 1_600_000_008)
+    ] * 2
+    assert find_sequences(config, schema_of(), folder=tmp_path) is not None
+    monkeypatch.setattr(sequences, "_FORMAT", sequences._FORMAT + 1)
+    assert find_sequences(config, schema_of(), folder=tmp_path) is None
 
 
 def test_events_are_written_and_read_as_toml() -> None:

@@ -15,7 +15,7 @@ from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec
 from ziggurat.features.items import Items
 from ziggurat.features.jagged import moments_group, offsets_of
-from ziggurat.features.schema import Pooling
+from ziggurat.features.schema import Outcomes, Pooling
 from ziggurat.models import NextItem, NextItemConfig, build_model
 from ziggurat.models.retrieval.encoders import VectorLength
 from ziggurat.models.sequence.layers.places import AskedAt
@@ -47,7 +47,7 @@ INPUTS = InputSpec(
         TableSpec(name="kind", num_rows=6),
         TableSpec(name="action", num_rows=5),
     ),
-    labels=(LabelSpec(name="next_item"),),
+    labels=(LabelSpec(name="next_item", outcomes=Outcomes.POSITIVE_ONLY),),
     has_weights=True,
     has_groups=True,
     items=Items(id="item", features=("item", "kind")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, digest_of
 
 REDO = "delete the folder and prepare the data again"
@@ -23,11 +24,16 @@ def _before_lists_stored_once(manifest: Any) -> Any:
     return manifest
 
 
+def _labels_say_their_outcomes(manifest: Any) -> Any:
+    """Version 2: that the label of what came next is always 1 followed from its name."""
+    return {**manifest, "inputs": labels_with_outcomes(manifest["inputs"])}
+
+
 MANIFEST = Format(
     name="ziggurat.encoded",
     what="a data set's manifest",
-    version=2,
-    migrations={0: _first_version, 1: _before_lists_stored_once},
+    version=3,
+    migrations={0: _first_version, 1: _before_lists_stored_once, 2: _labels_say_their_outcomes},
     ways_out=(REDO, "restore the file from a copy", "use the version of ziggurat that wrote it"),
     max_bytes=1 << 30,
 )

@@ -29,15 +29,14 @@ from jaxtyping import Bool, Int64
 
 from ziggurat.data.preprocess.values.cells import Faults, canonical_text, with_nulls, wrong_type
 from ziggurat.data.preprocess.values.parsing import needed_column, parse_label
+from ziggurat.data.preprocess.values.time_units import far_from_seen, is_modern, of_another_unit, per_second, unit_of
 from ziggurat.data.raw.bad_rows import BadReason, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import DataError
-from ziggurat.features.events import EqualTimes, FutureTimes
-from ziggurat.features.schema import Schema, column_of
+from ziggurat.features.events import HISTORY_TIMES, EqualTimes, FutureTimes
+from ziggurat.features.schema import Moments, Schema, column_of
 
 _DAY_S = 86_400
-_MODERN = (630_000_000, 4_200_000_000)  # 1990 … 2103 in seconds
-_UNITS = ((10**11, 1), (10**14, 10**3), (10**17, 10**6))  # below this it is so many a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +128,38 @@ def read_events(
     _refuse_two_units(log)
     _refuse_equal_times(log, schema)
     return log
+
+
+def compared_with_training(log: EventLog, samples: Schema) -> str:
+    """Refuse a log whose times are of another unit than those that a run was trained on.
+
+    Args:
+        log: what the run is asked about.
+        samples: schema of the run's samples, which says what times training has seen.
+
+    Returns:
+        What to say of times that lie far from those; "" where none does.
+
+    Raises:
+        DataError: another unit.
+    """
+    seen = next(
+        (each.seen for each in samples.features if isinstance(each, Moments) and each.name == HISTORY_TIMES), ()
+    )
+    other = of_another_unit(log.times, seen=seen)
+    if not len(other):
+        return far_from_seen(log.times, seen=seen)
+    at = int(other[0])
+    raise DataError(
+        expected=f"times in the unit of the training data: {unit_of(seen)}, from {seen[0]} to {seen[1]}",
+        found=f"time {int(log.times[at])} of user {log.user_ids[int(log.users[at])]!r}, by its size "
+        f"{unit_of([int(log.times[at])])}; {len(other):,} of {len(log.times):,} events are of another unit",
+        where="the event log, column of the time (dates count microseconds)",
+        ways_out=(
+            f"write the times of the log in {unit_of(seen)}",
+            "train on a log in this unit: ziggurat train … --data.train FILE",
+        ),
+    )
 
 
 def _read_chunk(
@@ -272,28 +303,19 @@ def _unreadable(faults: Faults, index: int, *, series: pl.Series) -> None:
 def _in_future(times: Int64[np.ndarray, " N"], *, is_date: bool) -> np.ndarray:
     """Which times lie more than a day (time zones) after now, each by the unit that its size suggests."""
     now = int(time.time()) + _DAY_S
-    return times > now * 10**6 if is_date else times // _per_second(times) > now
-
-
-def _per_second(times: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
-    """How many of its unit a second has, by the size of each time."""
-    per_second = np.full(len(times), 10**9, dtype=np.int64)
-    for bound, factor in reversed(_UNITS):
-        per_second[times < bound] = factor
-    return per_second
+    return times > now * 10**6 if is_date else times // per_second(times) > now
 
 
 def _refuse_two_units(log: EventLog) -> None:
     """Refuse seconds beside milliseconds, or numbers beside dates; times counted from a moment of their own pass."""
-    per_second = _per_second(log.times)
-    seconds = log.times // per_second
-    if (per_second == per_second[0]).all() or not ((_MODERN[0] <= seconds) & (seconds < _MODERN[1])).all():
+    units = per_second(log.times)
+    if (units == units[0]).all() or not is_modern(log.times).all():
         return
-    other = int(np.argmax(per_second != per_second[0]))
+    other = int(np.argmax(units != units[0]))
     first, second = (f"time {int(log.times[at])} of user {log.user_ids[int(log.users[at])]!r}" for at in (0, other))
     raise DataError(
         expected="all times of the log in one unit",
-        found=f"{first} and {second}: {int(per_second[0]):,} and {int(per_second[other]):,} a second, by their sizes",
+        found=f"{first} and {second}: {int(units[0]):,} and {int(units[other]):,} a second, by their sizes",
         where="the event log, column of the time (dates count microseconds)",
         ways_out=("write the times of all files in one unit", "or as dates, in all files"),
     )

@@ -48,13 +48,23 @@ from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.source import RawSource
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.events import ASKED_AT, EARLIER, HISTORY, HISTORY_TIMES, NEXT_ITEM, TrainingWindows, of_history
-from ziggurat.features.schema import Categorical, Label, Moments, MultiHot, Pooling, Schema, Sequence, table_of
+from ziggurat.features.schema import (
+    Categorical,
+    Label,
+    Moments,
+    MultiHot,
+    Outcomes,
+    Pooling,
+    Schema,
+    Sequence,
+    table_of,
+)
 from ziggurat.files import Format, replacing_folder
 from ziggurat.files.stores import facts_of
 
 _FACTS = Format(name="ziggurat.events", what="what was made of events")
 _FACTS_FILE = "facts.json"
-_FORMAT = 1  # raise it when the same events become other samples
+_FORMAT = 2  # raise it when the same events become other samples, when other ones are refused, or other facts are kept
 _EVENTS_AT_ONCE = 1 << 21
 _MOST_EARLIER = 1 << 20
 
@@ -105,7 +115,7 @@ def sequence_schema(schema: Schema) -> Schema:
             Moments(name=HISTORY_TIMES, max_length=length),
             Moments(name=ASKED_AT, max_length=1),
         ),
-        labels=(Label(name=NEXT_ITEM),),
+        labels=(Label(name=NEXT_ITEM, outcomes=Outcomes.POSITIVE_ONLY),),
         tables=schema.tables,
         group=schema.group,
         items=items,
@@ -174,10 +184,16 @@ def _opened(target: Path, config: DataConfig, schema: Schema) -> Sequences:
     made = replace(config, split=SplitConfig(by=SplitBy.FILES), **files)
     return Sequences(
         config=replace(made, format=DataConfig().format, separator=""),
-        schema=sequence_schema(schema),
+        schema=_with_seen(sequence_schema(schema), tuple(facts["seen"])),
         split=facts["split"],
         warnings=tuple(facts["warnings"]),
     )
+
+
+def _with_seen(schema: Schema, seen: tuple[int, ...]) -> Schema:
+    """The schema whose times say what training has seen."""
+    features = (replace(each, seen=seen) if isinstance(each, Moments) else each for each in schema.features)
+    return replace(schema, features=tuple(features))
 
 
 def _fingerprint(config: DataConfig, schema: Schema, source: RawSource) -> str:
@@ -197,6 +213,7 @@ def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, b
     facts = {
         "split": made.split,
         "rows": {name.value: rows for name, rows in zip(SPLITS, made.rows, strict=True)},
+        "seen": made.seen,
         "warnings": [*_warnings_of_log(log), *made.warnings, *_put_aside(bad_rows)],
     }
     _FACTS.write(folder / _FACTS_FILE, facts)
@@ -204,10 +221,11 @@ def _write(log: EventLog, config: DataConfig, schema: Schema, *, folder: Path, b
 
 @dataclass(frozen=True, kw_only=True)
 class _Made:
-    """What is written of a log: the samples of the three splits, and what is said of them."""
+    """What is written of a log: the samples of the three splits, the times of training, and what is said of them."""
 
     files: list[tuple[pa.Schema, Iterator[pa.Table]]]
     rows: list[int]
+    seen: list[int]
     split: str
     warnings: list[str]
 
@@ -232,7 +250,8 @@ def _next_items(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
         for part, purpose in zip(parts, purposes, strict=True)
     ]
     rows = [len(part.targets) for part in parts]
-    return _Made(files=files, rows=rows, split=text, warnings=list(_warnings(log, parts, schema)))
+    seen = _seen(log, parts[0].begins, parts[0].targets)
+    return _Made(files=files, rows=rows, seen=seen, split=text, warnings=list(_warnings(log, parts, schema)))
 
 
 def _candidates(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
@@ -244,9 +263,15 @@ def _candidates(log: EventLog, config: DataConfig, schema: Schema) -> _Made:
     return _Made(
         files=[(arrow, candidate_tables(log, part, schema, labels=labels)) for part in parts],
         rows=[len(part.candidates) for part in parts],
+        seen=_seen(log, parts[0].firsts, parts[0].candidates),
         split=text,
         warnings=list(candidate_warnings(log, parts, schema, by=config.split.by)),
     )
+
+
+def _seen(log: EventLog, firsts: np.ndarray, lasts: np.ndarray) -> list[int]:
+    """The earliest and the latest time of training, from where its histories begin and what they lead to."""
+    return [int(log.times[firsts].min()), int(log.times[lasts].max())]
 
 
 def _nothing_to_train(log: EventLog, config: DataConfig, expected: str) -> DataError:

@@ -361,6 +361,7 @@ def inputs_of_schema(schema: Schema, vocabularies: Mapping[str, Sized]) -> Input
                 task=label.task,
                 positive_weight=label.positive_weight,
                 negative_rate=label.negative_rate,
+                outcomes=label.outcomes,
             )
             for label in schema.labels
         ),

@@ -26,6 +26,7 @@ from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.preprocess.values.numeric import NumericState
 from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.errors import CheckpointError, SchemaError
+from ziggurat.features.labels import with_outcomes
 from ziggurat.features.schema import Schema
 from ziggurat.files import Format, read_bytes, replacing_folder, sha256_of
 from ziggurat.typed import CountOrNone, Reader
@@ -42,10 +43,18 @@ def _unwrapped(content: Any) -> Any:
     return payload
 
 
+def _labels_say_their_outcomes(content: Any) -> Any:
+    """Version 1: that the label of what came next is always 1 followed from its name."""
+    schema = content["schema"]
+    moments = [feature["name"] for feature in schema["features"] if feature["kind"] == "moments"]
+    return {**content, "schema": {**schema, "labels": with_outcomes(schema["labels"], moments=moments)}}
+
+
 MAIN = Format(
     name="ziggurat.preprocessing",
     what="a fitted preprocessing",
-    migrations={0: _unwrapped},
+    version=2,
+    migrations={0: _unwrapped, 1: _labels_say_their_outcomes},
     error=CheckpointError,
     missing=CheckpointError,
     ways_out=_WAYS_OUT,

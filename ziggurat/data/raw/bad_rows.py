@@ -55,6 +55,7 @@ class BadReason(StrEnum):
     WRONG_LENGTH = "wrong_length"  # a vector of another dimension
     MISSING = "missing"  # no user, item or time of an event
     IN_FUTURE = "in_future"  # an event that has not happened yet
+    OTHER_UNIT = "other_unit"  # a time of another unit than those of training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ import numpy as np
 import polars as pl
 
 from ziggurat.data.events.candidates import Asked, asked_together, candidate_tables, label_columns
-from ziggurat.data.events.log import EventLog, read_events
+from ziggurat.data.events.log import EventLog, compared_with_training, read_events
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
@@ -71,15 +71,17 @@ def predict_of_events(
 
     Raises:
         ConfigError: a suffix that is not known, or columns that cannot be kept.
-        SchemaError, DataError: as reading events.
+        SchemaError, DataError: as reading events; times of another unit than those of the run's training.
     """
     if not run.config.table_schema.labels:
-        return predict_next(run, data, out=out, keep=keep, bad_rows=bad_rows)
+        return predict_next(run, data, out=out, keep=keep, bad_rows=bad_rows, progress=progress)
     schema = output_schema(run, data, keep=keep)
     if out is not None:
         check_output(out, schema)
         refuse_own_input(out, data, trained=[Path(path) for path in run.config.data.train])
     log = _log_of(run, data, keep=keep, bad_rows=bad_rows)
+    if far := compared_with_training(log, run.preprocessing.schema):
+        run.warn(far, progress)
     scores = _scores(run, log, progress=progress)
     found = _frame(log, scores, schema=schema, keep=keep) if run.team.is_first else pl.DataFrame(schema=schema)
     if out is None:

@@ -34,9 +34,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.features.events import NEXT_ITEM
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Label, Task
+from ziggurat.features.labels import Label, Outcomes, Task
 from ziggurat.training.metrics import functions
 from ziggurat.training.metrics.calibration import curve_of, error_of
 from ziggurat.training.metrics.functions import accuracy as accuracy
@@ -63,8 +62,8 @@ MetricFunction = Callable[[NDArray[np.float64], NDArray[np.float64], NDArray[np.
 
 
 def has_metrics(label: Label | LabelSpec) -> bool:
-    """Whether a label has metrics beside those of full ranking: what came next is always 1, so it has none."""
-    return label.name != NEXT_ITEM
+    """Whether a label has metrics beside those of full ranking: one that is always 1 has none."""
+    return label.outcomes is not Outcomes.POSITIVE_ONLY
 
 
 def metric_names(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.errors import ConfigError, FileError
+from ziggurat.features.inputs import labels_with_outcomes
 from ziggurat.files import Format, Seal
 from ziggurat.training.checkpoint.retention import complete_steps
 
@@ -46,7 +47,13 @@ def _words_of_version_2(traffic: dict[str, Any]) -> dict[str, Any]:
 
 
 CONFIG = Format(name="ziggurat.run_config", what="the configuration of a run", seal=Seal.EDITABLE, ways_out=_WAYS_OUT)
-INPUTS = Format(name="ziggurat.inputs", what="the inputs of a model", ways_out=_WAYS_OUT)
+INPUTS = Format(
+    name="ziggurat.inputs",
+    what="the inputs of a model",
+    version=2,
+    migrations={1: labels_with_outcomes},  # version 1: what came next was known by its name
+    ways_out=_WAYS_OUT,
+)
 STARTUP = Format(name="ziggurat.startup", what="a start-up report", ways_out=_WAYS_OUT)
 TRAFFIC = Format(
     name="ziggurat.traffic",

@@ -30,7 +30,7 @@ from ziggurat.data.encoded.records import label_column
 from ziggurat.data.synthetic.best_metrics import pair_share
 from ziggurat.errors import SchemaError
 from ziggurat.features.inputs import InputSpec, LabelSpec
-from ziggurat.features.schema import Schema, Task, column_of
+from ziggurat.features.schema import Outcomes, Schema, Task, column_of
 
 LEAK = 0.99
 _NUM_BINS = 256
@@ -77,8 +77,9 @@ def find_leaks(train: EncodedDataset, valid: EncodedDataset | None) -> list[str]
     else:
         is_out = np.arange(len(seen)) % 5 == 0
         seen, held_out, name = seen.filter(pa.array(~is_out)), seen.filter(pa.array(is_out)), "held-out training"
-    warnings = [line for label in inputs.labels for line in _equal_labels(label, train=seen, valid=held_out, name=name)]
-    for label in inputs.labels:
+    labels = [label for label in inputs.labels if label.outcomes is not Outcomes.POSITIVE_ONLY]
+    warnings = [line for label in labels for line in _equal_labels(label, train=seen, valid=held_out, name=name)]
+    for label in labels:
         y, y_out = (_labels(table, label) for table in (seen, held_out))
         if _too_few(label, y) or _too_few(label, y_out):
             continue

@@ -6,16 +6,19 @@ So times in floats are refused, and not converted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 from jaxtyping import Int64
 
 from ziggurat.data.preprocess.values.cells import Faults, wrong_type
+from ziggurat.data.preprocess.values.time_units import of_another_unit, unit_of
 from ziggurat.data.raw.bad_rows import BadReason
 
 
 def read_moments(
-    series: pl.Series, *, faults: Faults, role: str
+    series: pl.Series, *, faults: Faults, role: str, seen: Sequence[int] = ()
 ) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " N"]]:
     """The times of lists, one after the other, and the length of each list; null is an empty list.
 
@@ -23,6 +26,7 @@ def read_moments(
         series: the raw column.
         faults: takes lists with a missing time.
         role: what the column is for, in errors.
+        seen: earliest and latest time of training, where known: times of another unit are faults.
 
     Raises:
         SchemaError: no column of lists of whole numbers.
@@ -53,4 +57,14 @@ def read_moments(
             expected="a list of times",
             found=series[index].to_list()[:20],
         )
-    return times.fill_null(0).to_numpy(), lengths
+    found = times.fill_null(0).to_numpy()
+    for index in np.unique(owner[of_another_unit(found, seen=seen)]).tolist():
+        faults.add(
+            index,
+            column=series.name,
+            reason=BadReason.OTHER_UNIT,
+            expected=f"times in {unit_of(seen)}, as those of training: {seen[0]} to {seen[1]}",
+            found=series[index].to_list()[:20],
+            ways_out=(f"write them in {unit_of(seen)}",),
+        )
+    return found, lengths

@@ -43,6 +43,7 @@ from ziggurat.features.schema import (
     Label,
     Moments,
     MultiHot,
+    Outcomes,
     OutOfRange,
     Schema,
     Sequence,
@@ -155,7 +156,7 @@ def _parse(schema: Schema, chunk: RawChunk, faults: Faults, *, with_labels: bool
         elif isinstance(feature, Vector):
             parsed.vectors[feature.name] = read_vectors(series, dim=feature.dim, faults=faults, role=role)
         elif isinstance(feature, Moments):
-            times, lengths = read_moments(series, faults=faults, role=role)
+            times, lengths = read_moments(series, faults=faults, role=role, seen=feature.seen)
             if len(lengths) and int(lengths.max()) > feature.max_length:
                 parsed.truncated[feature.name] = int((lengths > feature.max_length).sum())
                 times = times[_kept_positions(lengths, max_length=feature.max_length, keep_last=True)]
@@ -320,6 +321,9 @@ def parse_label(label: Label, series: pl.Series, faults: Faults) -> np.ndarray:
         expected = "0 or 1"
     else:
         labels, right, expected = values, known, "a finite number"
+    if label.outcomes is Outcomes.POSITIVE_ONLY:
+        right &= labels == 1
+        expected += ", and a positive: outcomes = positive_only"
     for index in np.flatnonzero(~right).tolist():
         faults.add(
             index,
@@ -340,6 +344,8 @@ def _parse_label_of_texts(label: Label, series: pl.Series, faults: Faults) -> np
     texts = texts.str.strip_chars()
     positive = (texts == label.positive).fill_null(False).to_numpy()
     wrong = texts.is_null().to_numpy()
+    if label.outcomes is Outcomes.POSITIVE_ONLY:
+        wrong = wrong | ~positive
     if label.negative:
         wrong = wrong | ~(positive | (texts == label.negative).fill_null(False).to_numpy())
     for index in np.flatnonzero(wrong).tolist():

@@ -1,0 +1,117 @@
+"""Labels: which columns a model learns to predict, and what their values mean."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ziggurat.errors import SchemaError
+from ziggurat.features.events import ASKED_AT, NEXT_ITEM
+from ziggurat.typed import checked
+
+_checked = functools.partial(checked, error=SchemaError)
+
+
+class Task(StrEnum):
+    """What a label is."""
+
+    BINARY = "binary"
+    REGRESSION = "regression"
+
+
+class Outcomes(StrEnum):
+    """Which values the rows of a label have."""
+
+    ANY = "any"  # those of its task
+    POSITIVE_ONLY = "positive_only"  # 1 in every row: what was chosen is there, and what was not is drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+@_checked
+class Label:
+    """A column that the model learns to predict.
+
+    Args:
+        name: unique among labels.
+        column: the column; defaults to the name.
+        task: binary (0/1 or false/true after `positive_from` or `positive`) or regression.
+        positive_from: if set, a binary label is 1 where the column is at least this (rating >= 4 is a like).
+        positive: if set, a binary label is 1 where the column holds this text ("yes"), and 0 where it holds another.
+        negative: if set, only this text is 0 ("no"), and every third one is a bad row. Needs `positive`.
+        positive_weight: what a positive counts in the loss, beside its sample weight; a negative counts 1. Metrics and
+            scores know nothing of it, so scores above those observed are its due (calibration above 1).
+        negative_rate: share of the negatives that training keeps; scores are corrected for it (`data.negative_rate`).
+        outcomes: positive_only where every row is a positive (what was chosen; models draw what was not): another value
+            is a bad row, and full ranking alone judges it.
+    """
+
+    name: str
+    column: str = ""
+    task: Task = Task.BINARY
+    positive_from: float | None = None
+    positive: str = ""
+    negative: str = ""
+    positive_weight: float = 1.0
+    negative_rate: float = 1.0
+    outcomes: Outcomes = Outcomes.ANY
+
+    def __post_init__(self) -> None:
+        where = f"label {self.name!r}"
+        impossible = not 0 < self.positive_weight < math.inf or not 0 < self.negative_rate <= 1
+        is_plain = self.positive_weight == self.negative_rate == 1
+        if impossible or (self.task is not Task.BINARY and not is_plain):
+            raise SchemaError(
+                expected="a positive positive_weight and a negative_rate above 0 and up to 1, of a binary label",
+                found=f"positive_weight = {self.positive_weight}, negative_rate = {self.negative_rate}, "
+                f"task = {self.task.value!r}",
+                where=where,
+                ways_out=("positive_weight = 10.0", "negative_rate = 0.1", "leave both out"),
+            )
+        if self.outcomes is Outcomes.POSITIVE_ONLY and self.task is not Task.BINARY:
+            raise SchemaError(
+                expected='outcomes = "positive_only" of a binary label',
+                found=f"task = {self.task.value!r}",
+                where=where,
+                ways_out=('take task = "regression" out', "take outcomes out"),
+            )
+        numbers_and_texts = self.positive_from is not None and self.positive
+        if self.positive and self.task is not Task.BINARY:
+            raise SchemaError(
+                expected='positive with task = "binary" only',
+                found=f"task = {self.task.value!r}",
+                where=where,
+                ways_out=('take task = "regression" out', "take positive out"),
+            )
+        if numbers_and_texts or (self.negative and not self.positive) or (self.positive == self.negative != ""):
+            raise SchemaError(
+                expected="positive_from alone, or positive alone, or positive and another text as negative",
+                found=f"positive_from = {self.positive_from}, positive = {self.positive!r}, "
+                f"negative = {self.negative!r}",
+                where=where,
+                ways_out=('texts: positive = "yes", negative = "no"', "numbers: positive_from = 4.0"),
+            )
+
+
+def is_what_came_next(name: str, *, moments: Collection[str]) -> bool:
+    """Whether a label is the one of samples that are made of events without labels.
+
+    Args:
+        name: of the label.
+        moments: names of the samples' features that are times.
+    """
+    return name == NEXT_ITEM and ASKED_AT in moments
+
+
+def with_outcomes(labels: Iterable[Mapping[str, Any]], *, moments: Collection[str]) -> list[dict[str, Any]]:
+    """Labels as they are written now, from files that did not say their outcomes.
+
+    Args:
+        labels: plain data of each.
+        moments: as in `is_what_came_next`.
+    """
+    told = {"outcomes": Outcomes.POSITIVE_ONLY.value}
+    return [{**label, **(told if is_what_came_next(label["name"], moments=moments) else {})} for label in labels]
