@@ -46,7 +46,8 @@ def run(*, quick: bool = False) -> Report:
     _rule(report, quick=quick)
     memory = {int(case.name.split("_")[1]): case.ours for case in report.cases if case.name.startswith("memory_")}
     alone = next(case.peer for case in report.cases if case.name.startswith("memory_"))
-    if cells := report.extra.get("cells"):
+    cells = report.extra.get("cells")
+    if isinstance(cells, list):
         report.plots.append(("context_ranks.png", partial(plot, {1: alone, **memory}, cells)))
     for case in report.cases:
         if case.goal:
