@@ -55,6 +55,7 @@ class KernelChoice(StrEnum):
     TORCH = "torch"  # the reference, on every device
     FBGEMM = "fbgemm"  # fbgemm-gpu's operators, CPU
     CPP = "cpp"  # our C++, compiled on first use, CPU
+    TRITON = "triton"  # our Triton kernels, CUDA devices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,6 +62,7 @@ class RowNoise:
         first_rows: of the storage, where each origin begins.
         shifts: row of the table less row of the storage, of each origin.
         columns: what the first column of each origin adds to the word of a row.
+        base_keys: the key of each origin before any step.
     """
 
     def __init__(self, origins: Sequence[RowOrigin], *, seed: int) -> None:
@@ -69,11 +70,11 @@ class RowNoise:
         self.first_rows = np.array([origin.first_row for origin in self.origins], dtype=np.int64)
         self.shifts = np.array([origin.table_row - origin.first_row for origin in self.origins], dtype=np.int64)
         self.columns = np.array([origin.table_column * _STRIDE & _WORD for origin in self.origins], dtype=np.uint32)
-        self._keys = np.array([_key(seed, origin.table) for origin in self.origins], dtype=np.uint64)
+        self.base_keys = np.array([_key(seed, origin.table) for origin in self.origins], dtype=np.uint64)
 
     def keys(self, step: int) -> UInt64[np.ndarray, "origins"]:
         """The key of each origin at a step, from which the words of its rows follow."""
-        return mix(self._keys + np.array([step], dtype=np.uint64) * GOLDEN)
+        return mix(self.base_keys + np.array([step], dtype=np.uint64) * GOLDEN)
 
     def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"]:
         """The word of each row of the storage at a step; columns are counted from the storage's own first one."""

@@ -1,0 +1,163 @@
+"""The launch of `apply_kernel`: what happens to the summed gradient of each row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from ziggurat.ops.kernel_choice import kernels_of, power_of_two
+from ziggurat.ops.lookup.kernel import Step, TableOptimizerKind
+from ziggurat.ops.lookup.reference import adam_step_size
+from ziggurat.ops.lookup.triton.device_layout import tile_rows
+from ziggurat.ops.lookup.triton.runs import LONG_RUN, UPDATE_KERNELS, Runs, chunk_sums
+
+_UNROLL = 4  # gradients of each run that are read at a time
+_RULES = {
+    TableOptimizerKind.SGD: "sgd",
+    TableOptimizerKind.ROWWISE_ADAGRAD: "adagrad",
+    TableOptimizerKind.SPARSE_ADAM: "adam",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleTarget:
+    """Rows that a rule is applied to.
+
+    Args:
+        weight: FP32, or upper halves in int16.
+        state: of the rule.
+        step: the rule, and the numbers of this step, which may be tensors.
+        origins: of the noise that rounds upper halves (`origins_of`); None rounds them to the nearest.
+    """
+
+    weight: Shaped[Tensor, "R D"]
+    state: dict[str, Tensor]
+    step: Step
+    origins: Int64[Tensor, "origins 4"] | None
+
+    def arguments(self) -> dict[str, Any]:
+        """What the kernel wants."""
+        step, rule, any_tensor = self.step, self.step.rule, self.weight
+        first, second, *_ = [*self.state.values(), any_tensor, any_tensor]
+        is_adam = rule.kind is TableOptimizerKind.SPARSE_ADAM
+        rounding = "none"
+        if self.weight.dtype == torch.int16:
+            rounding = "nearest" if self.origins is None else "stochastic"
+        applies = getattr(step, "applies", None)
+        numbers = _numbers(
+            learning_rate=adam_step_size(step) if is_adam else step.learning_rate,
+            scale=step.scale,
+            applies=1.0 if applies is None else applies,
+            step_number=step.number,
+        )
+        return numbers | {
+            "weight": self.weight,
+            "first_state": first,
+            "second_state": second,
+            "sums": any_tensor,
+            "summed_rows": any_tensor,
+            "eps": rule.eps,
+            "weight_decay": rule.weight_decay,
+            "rest1": 1.0 - rule.beta1,
+            "rest2": 1.0 - rule.beta2,
+            "origins": any_tensor if self.origins is None else self.origins,
+            "num_origins": 0 if self.origins is None else len(self.origins),
+            "rule": _RULES[rule.kind],
+            "has_decay": bool(rule.weight_decay),
+            "rounding": rounding,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumTarget:
+    """Where sums are written, and the rows that they are of."""
+
+    sums: Float[Tensor, "N D"]
+    rows: Int64[Tensor, "N"]
+
+    def arguments(self) -> dict[str, Any]:
+        """What the kernel wants; it reads no number of a rule."""
+        unused: dict[str, Any] = dict.fromkeys(("weight", "first_state", "second_state", "origins"), self.sums)
+        unused |= dict.fromkeys(("eps", "weight_decay", "rest1", "rest2"), 0.0)
+        unused |= _numbers(learning_rate=1.0, scale=1.0, applies=1.0, step_number=0)
+        unused |= {"num_origins": 0, "has_decay": False, "rounding": "none"}
+        return unused | {"sums": self.sums, "summed_rows": self.rows, "rule": "sum"}
+
+
+def _numbers(
+    *, learning_rate: float | Tensor, scale: float | Tensor, applies: float | Tensor, step_number: int | Tensor
+) -> dict[str, Any]:
+    """Numbers of a step, and which of them are on the device."""
+    return {
+        "learning_rate": learning_rate,
+        "scale": scale,
+        "applies": applies,
+        "step_number": step_number,
+        "size_there": isinstance(learning_rate, Tensor),
+        "scale_there": isinstance(scale, Tensor),
+        "applies_there": isinstance(applies, Tensor),
+        "number_there": isinstance(step_number, Tensor),
+    }
+
+
+def apply_runs(target: RuleTarget | SumTarget, vectors: Float[Tensor, "M"], *, runs: Runs, dim: int) -> None:
+    """Sum the gradients of equal rows, and do with each sum what the target says.
+
+    Args:
+        target: what to do.
+        vectors: gradients, flat.
+        runs: sorted lookups of them.
+        dim: D.
+    """
+    partials = chunk_sums(runs, vectors, dim=dim)
+    lookups = {
+        "vectors": vectors,
+        "rows": runs.rows,
+        "sources": runs.sources,
+        "starts": runs.starts,
+        "num_runs": runs.count,
+        "chunk_ends": runs.starts if runs.chunk_ends is None else runs.chunk_ends,
+        "partials": vectors if partials is None else partials,
+        "is_summed": False,
+        "has_long": partials is not None,
+        "align": runs.align,
+    }
+    _launch(target, lookups, most_runs=runs.num_lookups, dim=dim)
+
+
+def apply_sums(target: RuleTarget, sums: Float[Tensor, "U D"], *, rows: Int64[Tensor, "U"]) -> None:
+    """Do with gradients that are summed already what the target says.
+
+    Args:
+        target: what to do.
+        sums: gradients.
+        rows: of the storage.
+    """
+    lookups = {
+        "vectors": sums,
+        "rows": rows,
+        **dict.fromkeys(("sources", "starts", "chunk_ends", "partials"), sums),
+        "num_runs": len(rows),
+        "is_summed": True,
+        "has_long": False,
+        "align": 1,
+    }
+    _launch(target, lookups, most_runs=len(rows), dim=sums.shape[1])
+
+
+def _launch(target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_runs: int, dim: int) -> None:
+    tile = tile_rows(dim)
+    kernels_of(UPDATE_KERNELS).apply_kernel[(-(-most_runs // tile),)](
+        **target.arguments(),
+        **lookups,
+        long_run=LONG_RUN,
+        dim=dim,
+        padded_dim=power_of_two(dim, least=1),
+        tile=tile,
+        unroll=_UNROLL,
+        enable_fp_fusion=False,
+    )

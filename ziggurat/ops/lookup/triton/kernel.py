@@ -1,0 +1,247 @@
+"""The Triton kernel: embedding tables on CUDA devices, behind the interface that all kernels share.
+
+    lookup    one launch for all fields of a storage; a row outside its table sets a flag on the device
+    update    lookups sorted by row (`runs.py`), runs summed in FP32 and applied, a tile of runs a program: each row
+              of weights and state is read once and written once, and nothing of the size of a table is touched
+
+**Deterministic**: no atomic additions. A run of at most 256 lookups is summed in the order of the batch; a longer one
+in chunks of 256 whose sums are added in order. The bits of a row's update depend on its own gradients alone, so they
+are the same on every repeat, with other tables beside it, and on the rank where a plan puts its table.
+
+Nothing in an update waits for the device: counts of rows stay there, and learning rate, scale, step number and whether
+the step applies at all may be tensors there (`Step`). A lookup of rows that nobody checked before waits for its flag.
+
+Gradients in BF16 are read as they come (`prepare`). Rows may be FP32, or the upper halves that BF16 storages keep
+(int16); those are rounded by the noise of `ops/row_formats/noise.py`, to the bits of its reference.
+
+Bytes of an update at D columns, for N lookups of U rows: N·D gradients, 2·U·D weights, N·~40 of sorting.
+Small tables need no kernel of their own: a table of 3 rows is 3 long runs, in N / 256 programs. (Products with a matrix
+of counts would save the sort of 4-byte rows and write partial sums of rows × D for each block: more bytes from D = 32.)
+
+Its times on a GPU have not been measured; `docs/guides/gpus.md` lists what is to be measured. Triton's interpreter
+holds it to the reference, and compilation for sm_90 shows neither spills nor narrow loads (`make test-triton`).
+
+Sources: sorted runs and partial segments: Zhu et al. (FBGEMM's table-batched embeddings), arXiv 2101.05615, and
+torch's EmbeddingBackwardKernel; Triton: Tillet, Kung and Cox, MAPL 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int32, Shaped
+from torch import Tensor
+
+from ziggurat.errors import DataError, MissingDependencyError
+from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, kernels_or_reason, power_of_two
+from ziggurat.ops.lookup.gradient import prepare_gradient
+from ziggurat.ops.lookup.kernel import (
+    GradientPart,
+    KernelChoice,
+    KernelSetting,
+    Step,
+    SummedGradient,
+)
+from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows
+from ziggurat.ops.lookup.triton.apply import RuleTarget, SumTarget, apply_runs, apply_sums
+from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of, tile_rows
+from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, sort_runs
+from ziggurat.ops.row_formats.noise import RowNoise
+
+LOOKUP_KERNELS = "ziggurat.ops.lookup.triton.lookup_kernels"
+_UNROLL = 4  # rows of each list that are read at a time
+_MOST_FIELDS = 65_535  # of a grid of CUDA
+
+
+class TritonKernel:
+    """Lookup and exact update by Triton.
+
+    Raises:
+        MissingDependencyError: the package triton is not there.
+    """
+
+    choice = KernelChoice.TRITON
+
+    def __init__(self) -> None:
+        reason = kernels_or_reason(UPDATE_KERNELS)[1]
+        if reason:
+            raise MissingDependencyError(
+                expected="the package triton",
+                found=reason,
+                where="EmbeddingConfig.kernel",
+                ways_out=('choose kernel = "auto" or "torch"', "ACCELERATOR=cuda make setup installs it"),
+            )
+        self._kept = Kept()
+
+    def why_not(self, setting: KernelSetting) -> str:
+        """See `LookupKernel.why_not`."""
+        if setting.device.type != "cuda" and not is_interpreted():
+            return f"the tables are on {setting.device.type!r}, and it runs on CUDA devices"
+        if setting.device.type == "cuda" and not torch.cuda.is_available():
+            return "no CUDA device"
+        if setting.dtype != torch.float32:
+            return f"the tables are {setting.dtype}, and it works in float32"
+        most = max((len(layout.slots) for layout in setting.layouts), default=0)
+        return f"a storage has {most} fields, and a launch has {_MOST_FIELDS}" if most > _MOST_FIELDS else ""
+
+    def lookup(
+        self, weight: Shaped[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+    ) -> None:
+        """See `LookupKernel.lookup`; the weights may be upper halves in int16."""
+        size, dim = lookups.batch_size, layout.dim
+        if size == 0 or not layout.slots:
+            return
+        _check_shapes(layout, lookups)
+        placed, flag = self._placed(layout, weight.device), _no_flag(weight.device)
+        tile = tile_rows(dim)
+        kernels_of(LOOKUP_KERNELS).lookup_kernel[(-(-size // tile), len(layout.slots))](
+            weight,
+            placed.slots,
+            lookups.single,
+            lookups.values,
+            lookups.offsets,
+            out,
+            flag,
+            size,
+            lookups.offsets.numel(),
+            lookups.values.numel(),
+            layout.width,
+            dim=dim,
+            padded_dim=power_of_two(dim, least=1),
+            align=placed.align,
+            samples=tile,
+            has_lists=bool(layout.jagged),
+            unroll=_UNROLL,
+        )
+        _refuse_flagged(flag, [(layout, lookups)])
+
+    def prepare(
+        self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
+    ) -> Float[Tensor, "B T"]:
+        """See `LookupKernel.prepare`; BF16 stays BF16 where nothing has to be divided."""
+        if dtype != torch.float32:
+            return prepare_gradient(grad, layouts=layouts, lookups=lookups, dtype=dtype)
+        means = [layout for layout in layouts if layout.has_mean]
+        if not means or not lookups.batch_size:
+            return (grad if grad.dtype == torch.bfloat16 else grad.to(dtype)).contiguous()
+        prepared = grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
+        for layout in means:
+            placed, tile = self._placed(layout, grad.device), tile_rows(layout.dim)
+            kernels_of(LOOKUP_KERNELS).divide_means_kernel[(-(-lookups.batch_size // tile), len(layout.slots))](
+                placed.slots,
+                lookups.offsets,
+                prepared,
+                lookups.batch_size,
+                layout.width,
+                dim=layout.dim,
+                padded_dim=power_of_two(layout.dim, least=1),
+                align=placed.align,
+                samples=tile,
+            )
+        return prepared
+
+    def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
+        """See `LookupKernel.sum_gradients`; waits for the device to know how many rows there are."""
+        dim, device = parts[0].layout.dim, parts[0].grad.device
+        flag = _no_flag(device)
+        runs, vectors = self._runs(parts, flag)
+        num = runs.num_lookups if runs else 0
+        rows = torch.empty(num, dtype=torch.int64, device=device)
+        sums = torch.empty(num, dim, device=device)
+        if runs:
+            apply_runs(SumTarget(sums=sums, rows=rows), vectors, runs=runs, dim=dim)
+            _refuse_flagged(flag, [(part.layout, part.lookups) for part in parts])
+            num = int(runs.count)
+        return SummedGradient(rows=rows[:num], sums=sums[:num])
+
+    def apply(
+        self,
+        weight: Shaped[Tensor, "R D"],
+        *,
+        state: dict[str, Tensor],
+        gradient: SummedGradient,
+        step: Step,
+        noise: RowNoise | None = None,
+    ) -> None:
+        """See `LookupKernel.apply`; weights that are upper halves are rounded by `noise`, or to the nearest."""
+        if len(gradient.rows):
+            target = self._target(weight, state, step, noise)
+            apply_sums(target, gradient.sums.contiguous(), rows=gradient.rows)
+
+    def update(
+        self,
+        weight: Shaped[Tensor, "R D"],
+        *,
+        state: dict[str, Tensor],
+        parts: Sequence[GradientPart],
+        step: Step,
+        noise: RowNoise | None = None,
+    ) -> None:
+        """See `LookupKernel.update`; weights that are upper halves are rounded by `noise`, or to the nearest.
+
+        Rows outside their tables are left out: the lookup that comes before an update refuses them.
+        """
+        runs, vectors = self._runs(parts, _no_flag(weight.device))
+        if runs:
+            apply_runs(self._target(weight, state, step, noise), vectors, runs=runs, dim=weight.shape[1])
+
+    def _runs(self, parts: Sequence[GradientPart], flag: Int32[Tensor, "1"]) -> tuple[Runs | None, Tensor]:
+        """The sorted lookups of some parts, and the gradients of all of them, flat; no runs where nothing was read."""
+        used = [part for part in parts if part.layout.single or (part.layout.jagged and part.lookups.values.numel())]
+        used = [part for part in used if part.lookups.batch_size]
+        if not used:
+            return None, parts[0].grad
+        distinct = {part.grad.data_ptr(): part.grad for part in used}
+        places, first = {}, 0
+        for pointer, grad in distinct.items():
+            places[pointer] = first
+            first += grad.numel()
+        flat = [grad.reshape(-1) for grad in distinct.values()]
+        for part in used:
+            _check_shapes(part.layout, part.lookups)
+        placed = [self._placed(part.layout, flag.device) for part in used]
+        firsts = [places[part.grad.data_ptr()] for part in used]
+        runs = sort_runs(used, placed, firsts=firsts, flag=flag)
+        return runs, flat[0] if len(flat) == 1 else torch.cat(flat)
+
+    def _placed(self, layout: LookupLayout, device: torch.device) -> DeviceLayout:
+        return self._kept.get(layout, device, DeviceLayout.of)
+
+    def _target(self, weight: Tensor, state: dict[str, Tensor], step: Step, noise: RowNoise | None) -> RuleTarget:
+        origins = None if noise is None else self._kept.get(noise, weight.device, origins_of)
+        return RuleTarget(weight=weight, state=state, step=step, origins=origins)
+
+
+def _no_flag(device: torch.device) -> Int32[Tensor, "1"]:
+    return torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def _refuse_flagged(flag: Int32[Tensor, "1"], lookups: Sequence[tuple[LookupLayout, Lookups]]) -> None:
+    """Wait for the flag of a kernel, and raise what the reference says of rows that it refused."""
+    if all(getattr(each, "are_checked", False) for _, each in lookups) or not int(flag):
+        return
+    for layout, each in lookups:
+        check_rows(layout, each)
+    raise AssertionError("the kernel refused rows that the reference accepts")
+
+
+def _check_shapes(layout: LookupLayout, lookups: Lookups) -> None:
+    """Raise if tensors are smaller than the kernels read."""
+    size, single, values, offsets = lookups.batch_size, lookups.single, lookups.values, lookups.offsets
+    dtypes = {single.dtype, values.dtype}
+    if (
+        single.shape[0] < layout.num_single
+        or single.shape[1] != size
+        or offsets.numel() <= layout.num_jagged * size
+        or len(dtypes) != 1
+        or not {*dtypes, offsets.dtype} <= {torch.int32, torch.int64}
+    ):
+        raise DataError(
+            expected=f"int32 or int64 rows of shape ({layout.num_single}, {size}) and values of the same type, "
+            f"{layout.num_jagged * size + 1} offsets",
+            found=f"{single.dtype} rows of shape {tuple(single.shape)}, {values.dtype} values, {offsets.numel()} "
+            f"offsets",
+            where="batch.single, batch.jagged",
+            ways_out="check batches made by hand with ziggurat.features.batch.validate_batch",
+        )

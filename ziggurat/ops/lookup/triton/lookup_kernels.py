@@ -1,0 +1,97 @@
+"""The Triton kernels of the forward pass, and of what it needs of offsets. Importing this needs the package triton.
+
+A program serves a block of samples of one field: all fields of a storage are one launch. Numbers are read 16 bytes at a
+time where D and the columns allow it, so the caller says by how much all columns can be divided (`align`).
+"""
+
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def numbers_of(stored):
+    """FP32 numbers of what rows are kept as: FP32, BF16, or the upper halves of FP32 numbers as integers."""
+    if stored.dtype == tl.int16:
+        return (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return stored.to(tl.float32)
+
+
+@triton.jit
+def lookup_kernel(
+    weight, slots, single, values, offsets, out, flag, batch_size, num_offsets, num_values, width,
+    dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr,
+    has_lists: tl.constexpr, unroll: tl.constexpr,
+):  # fmt: skip
+    """Pool the rows of `samples` samples of one field; a row that is not in its table counts as none and is reported.
+
+    Each list is summed in its own order, one row after the other, `unroll` reads at a time: the bits of a sum depend
+    on the list alone.
+    """
+    sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
+    slot = slots + tl.program_id(1) * 5
+    kind, index = tl.load(slot), tl.load(slot + 1)
+    first_row, num_rows = tl.load(slot + 2), tl.load(slot + 3)
+    column = tl.multiple_of(tl.load(slot + 4), align)
+    inside = sample < batch_size
+    d = tl.arange(0, padded_dim)[None, :]
+    own = d < dim
+    if has_lists:
+        begin, end = sample, sample + 1
+        ids = single + index * batch_size
+        wrong = sample < 0
+        if kind != 0:
+            ids = values
+            at = index * batch_size + sample
+            begin = tl.load(offsets + at, mask=inside, other=0).to(tl.int64)
+            end = tl.load(offsets + at + 1, mask=inside, other=0).to(tl.int64)
+            whole = (tl.load(offsets) == 0) & (tl.load(offsets + num_offsets - 1) == num_values)
+            wrong = (begin < 0) | (begin > end) | (end > num_values) | (whole == 0)
+            begin, end = tl.where(wrong, 0, begin), tl.where(wrong, 0, end)
+        end = tl.where(inside, end, begin)
+        total = tl.zeros([samples, padded_dim], dtype=tl.float32)
+        for first in range(0, tl.max(end - begin, axis=0), unroll):
+            for number in tl.static_range(unroll):
+                at = begin + first + number
+                there = at < end
+                row = tl.load(ids + at, mask=there, other=0).to(tl.int64)
+                good = there & (row >= 0) & (row < num_rows)
+                wrong = wrong | (there & (good == 0))
+                where = (first_row + row)[:, None] * dim + d
+                total += numbers_of(tl.load(weight + where, mask=good[:, None] & own, other=0))
+        if kind == 2:
+            length = tl.maximum(end - begin, 1).to(tl.float32)
+            total = total * tl.div_rn(1.0 + 0.0 * length, length)[:, None]
+    else:
+        row = tl.load(single + index * batch_size + sample, mask=inside, other=0).to(tl.int64)
+        good = inside & (row >= 0) & (row < num_rows)
+        wrong = inside & (good == 0)
+        where = (first_row + row)[:, None] * dim + d
+        total = numbers_of(tl.load(weight + where, mask=good[:, None] & own, other=0))
+    if tl.max(wrong.to(tl.int32), axis=0) > 0:
+        tl.store(flag, 1)
+    place = sample[:, None] * width + column + d
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside[:, None] & own)
+
+
+@triton.jit
+def divide_means_kernel(
+    slots, offsets, grad, batch_size, width,
+    dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr,
+):  # fmt: skip
+    """Divide the gradient of mean-pooled fields by the lengths of the lists, in place."""
+    slot = slots + tl.program_id(1) * 5
+    if tl.load(slot) == 2:
+        sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
+        inside = sample < batch_size
+        d = tl.arange(0, padded_dim)[None, :]
+        at = tl.load(slot + 1) * batch_size + sample
+        begin = tl.load(offsets + at, mask=inside, other=0)
+        length = tl.maximum(tl.load(offsets + at + 1, mask=inside, other=0) - begin, 1).to(tl.float32)
+        column = tl.multiple_of(tl.load(slot + 4), align)
+        place = grad + sample[:, None] * width + column + d
+        mask = inside[:, None] & (d < dim)
+        scale = tl.div_rn(1.0 + 0.0 * length, length)[:, None]
+        tl.store(place, tl.load(place, mask=mask, other=0.0) * scale, mask=mask)

@@ -1,0 +1,283 @@
+"""The Triton kernels of the update. Importing this needs the package triton; `update.py` says what runs when.
+
+    flatten_…        every lookup as (row of the storage, where its gradient is); `none` for padding and no row
+    starts_kernel    after the sort: where each run of equal rows begins
+    chunks_kernel    how many chunks each long run has
+    partials_kernel  the sum of each chunk of a long run            one program a chunk
+    combine_kernel   the sum of a long run, from its chunks in order   one program a long run
+    apply_kernel     sums of short runs, then the rule: a tile of runs a program, each row read and written once
+
+How many runs and chunks there are is known to the device alone: launches are as large as they could be, and programs
+that have nothing to do end at once.
+"""
+
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+from ziggurat.ops.lookup.triton.lookup_kernels import numbers_of
+
+
+@triton.jit
+def flatten_single_kernel(
+    slots, single, rows, sources, flag, batch_size, width, first_source, none,
+    align: tl.constexpr, samples: tl.constexpr,
+):  # fmt: skip
+    """Lookups of one field with one row a sample; sources are counted in units of `align` numbers."""
+    sample = tl.program_id(0).to(tl.int64) * samples + tl.arange(0, samples)
+    field = tl.program_id(1)
+    slot = slots + field * 5
+    inside = sample < batch_size
+    row = tl.load(single + tl.load(slot + 1) * batch_size + sample, mask=inside, other=0).to(tl.int64)
+    good = (row >= 0) & (row < tl.load(slot + 3))
+    if tl.max((good == 0).to(tl.int32), axis=0) > 0:
+        tl.store(flag, 1)
+    found = tl.where(good & (row > 0), tl.load(slot + 2) + row, none)
+    source = (first_source + sample * width + tl.load(slot + 4)) // align
+    at = field.to(tl.int64) * batch_size + sample
+    tl.store(rows + at, found.to(rows.dtype.element_ty), mask=inside)
+    tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def flatten_lists_kernel(
+    slots, slot_of_list, values, offsets, rows, sources, flag, batch_size, num_offsets, num_values, width,
+    first_source, none, num_features, steps: tl.constexpr, align: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Lookups of all lists: which list a value is in is found by binary search, so long lists cost no more."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < num_values
+    place = at * 0
+    for step in tl.static_range(steps):  # the last list that begins at or before it
+        further = place + (1 << (steps - 1 - step))
+        there = further < num_offsets
+        begin = tl.load(offsets + further, mask=there, other=0)
+        place = tl.where(there & (begin <= at), further, place)
+    listed = inside & (place < num_offsets - 1)
+    feature, sample = place // batch_size, place % batch_size
+    position = tl.load(slot_of_list + feature, mask=listed & (feature < num_features), other=-1)
+    mine = position >= 0
+    slot = slots + position * 5
+    row = tl.load(values + at, mask=mine, other=0).to(tl.int64)
+    good = (row >= 0) & (row < tl.load(slot + 3, mask=mine, other=1))
+    if tl.max((good == 0).to(tl.int32), axis=0) > 0:
+        tl.store(flag, 1)
+    first_row = tl.load(slot + 2, mask=mine, other=0)
+    found = tl.where(mine & good & (row > 0), first_row + row, none)
+    source = (first_source + sample * width + tl.load(slot + 4, mask=mine, other=0)) // align
+    tl.store(rows + at, found.to(rows.dtype.element_ty), mask=inside)
+    tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def starts_kernel(rows, order, sources, runs, starts, sorted_sources, num_lookups, none, block: tl.constexpr):
+    """Where runs begin, one more entry for where the last one ends, and the sources in the order of the rows.
+
+    `runs` counts the runs that begin at or before each position.
+    """
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = at < num_lookups
+    row = tl.load(rows + at, mask=inside, other=0).to(tl.int64)
+    before = tl.load(rows + at - 1, mask=inside & (at > 0), other=-1).to(tl.int64)
+    run = tl.load(runs + at, mask=inside, other=0)
+    begins = inside & (row != before)
+    tl.store(starts + run - 1, at.to(starts.dtype.element_ty), mask=begins & (row != none))
+    tl.store(starts + run, at.to(starts.dtype.element_ty), mask=begins & (row == none))
+    ends = inside & (at == num_lookups - 1) & (row != none)
+    tl.store(starts + run, (at + 1).to(starts.dtype.element_ty), mask=ends)
+    source = tl.load(sources + tl.load(order + at, mask=inside, other=0), mask=inside, other=0)
+    tl.store(sorted_sources + at, source, mask=inside)
+
+
+@triton.jit
+def chunks_kernel(
+    starts, num_runs, chunks, num_lookups, long_run: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr
+):
+    """How many chunks each run has: none where it is short, or is no run."""
+    run = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    there = run < tl.load(num_runs)
+    begin = tl.load(starts + run, mask=there, other=0)
+    length = tl.load(starts + run + 1, mask=there, other=0) - begin
+    tl.store(chunks + run, tl.where(length > long_run, (length + chunk - 1) // chunk, 0), mask=run < num_lookups)
+
+
+@triton.jit
+def _run_of_chunk(chunk_ends, number, num_lookups, steps: tl.constexpr):
+    """The run that a chunk belongs to: the first whose chunks end behind it."""
+    place = number * 0
+    for step in tl.static_range(steps):
+        further = place + (1 << (steps - 1 - step))
+        there = further <= num_lookups
+        end = tl.load(chunk_ends + further - 1, mask=there, other=0)
+        place = tl.where(there & (end <= number), further, place)
+    return place
+
+
+@triton.jit
+def partials_kernel(
+    vectors, sources, starts, chunk_ends, partials, num_lookups,
+    dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, tile: tl.constexpr, chunk: tl.constexpr,
+    steps: tl.constexpr,
+):  # fmt: skip
+    """The sum of one chunk of a long run: lane t of a tile sums members t, t + tile, …; then the lanes."""
+    number = tl.program_id(0)
+    if number < tl.load(chunk_ends + num_lookups - 1):
+        run = _run_of_chunk(chunk_ends, number, num_lookups, steps)
+        before = tl.load(chunk_ends + run - 1, mask=run > 0, other=0)
+        begin = tl.load(starts + run) + (number - before) * chunk
+        end = tl.minimum(begin + chunk, tl.load(starts + run + 1))
+        lane = tl.arange(0, tile)
+        d = tl.arange(0, padded_dim)[None, :]
+        total = tl.zeros([tile, padded_dim], dtype=tl.float32)
+        for first in range(begin, end, tile):
+            there = first + lane < end
+            source = tl.load(sources + first + lane, mask=there, other=0).to(tl.int64) * align
+            mask = there[:, None] & (d < dim)
+            total += tl.load(vectors + source[:, None] + d, mask=mask, other=0.0).to(tl.float32)
+        whole = tl.sum(total, axis=0)[None, :]
+        tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
+
+
+@triton.jit
+def combine_kernel(
+    chunk_ends, partials, num_lookups,
+    dim: tl.constexpr, padded_dim: tl.constexpr, tile: tl.constexpr, steps: tl.constexpr,
+):  # fmt: skip
+    """The sum of a long run, in the place of its first chunk."""
+    number = tl.program_id(0)
+    if number < tl.load(chunk_ends + num_lookups - 1):
+        run = _run_of_chunk(chunk_ends, number, num_lookups, steps)
+        if number == tl.load(chunk_ends + run - 1, mask=run > 0, other=0):
+            end = tl.load(chunk_ends + run)
+            lane = tl.arange(0, tile)
+            d = tl.arange(0, padded_dim)[None, :]
+            total = tl.zeros([tile, padded_dim], dtype=tl.float32)
+            for first in range(number, end, tile):
+                there = first + lane < end
+                at = (first + lane).to(tl.int64)[:, None] * dim + d
+                total += tl.load(partials + at, mask=there[:, None] & (d < dim), other=0.0)
+            whole = tl.sum(total, axis=0)[None, :]
+            tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
+
+
+@triton.jit
+def _mix(z):
+    """The finaliser of splitmix64."""
+    z = z ^ (z >> 30)
+    z = z * 0xBF58476D1CE4E5B9
+    z = z ^ (z >> 27)
+    z = z * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _rounding_bits(origins, num_origins, row, there, step_number, d):
+    """16 random bits for each row and column; `ops/row_formats/noise.py` defines them."""
+    origin = row * 0
+    for number in range(1, num_origins):
+        origin = tl.where(tl.load(origins + number * 4) <= row, number, origin)
+    own = origins + origin * 4
+    shift, key = tl.load(own + 1, mask=there, other=0), tl.load(own + 2, mask=there, other=0)
+    column = tl.load(own + 3, mask=there, other=0)
+    golden = 0x9E3779B97F4A7C15
+    key = _mix(key.to(tl.uint64, bitcast=True) + step_number.to(tl.uint64, bitcast=True) * golden)
+    word = _mix(key + (row + shift).to(tl.uint64, bitcast=True) * golden).to(tl.uint32) + column.to(tl.uint32)
+    z = word[:, None] + (d + 1).to(tl.uint32) * 0x9E3779B9
+    z = z ^ (z >> 16)
+    z = z * 0x7FEB352D
+    z = z ^ (z >> 15)
+    z = z * 0x846CA68B
+    return (z ^ (z >> 16)) >> 16
+
+
+@triton.jit
+def _upper_halves(number, added):
+    """BF16 as integers, `added` random bits below the last one; what is not finite as torch rounds it."""
+    bits = number.to(tl.uint32, bitcast=True)
+    finite = (bits & 0x7F800000) != 0x7F800000
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    upper = tl.where(finite, bits + added, bits) >> 16
+    return tl.where(is_nan, upper * 0 + 0x7FC0, upper).to(tl.uint16).to(tl.int16, bitcast=True)
+
+
+@triton.jit
+def apply_kernel(
+    weight, first_state, second_state, vectors, rows, sources, starts, num_runs, chunk_ends, partials,
+    sums, summed_rows, learning_rate, scale, applies, eps, weight_decay, rest1, rest2,
+    origins, num_origins, step_number,
+    size_there: tl.constexpr, scale_there: tl.constexpr, applies_there: tl.constexpr, number_there: tl.constexpr,
+    rule: tl.constexpr, is_summed: tl.constexpr, has_decay: tl.constexpr, has_long: tl.constexpr,
+    long_run: tl.constexpr, rounding: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
+    align: tl.constexpr, tile: tl.constexpr, unroll: tl.constexpr,
+):  # fmt: skip
+    """Sum the gradients of `tile` runs, each in the order of the batch, and apply the rule to their rows.
+
+    `rule` is "sum" (write the sums), "sgd", "adagrad" or "adam". With `is_summed` a run is one vector at its own place.
+    Long runs were summed before. Numbers of which `…_there` is true are on the device. `rounding` is "none" (FP32), or how a row in BF16 is rounded: "nearest", "stochastic".
+    """
+    run = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    count = num_runs if is_summed else tl.load(num_runs)
+    goes = tl.program_id(0).to(tl.int64) * tile < count
+    if applies_there:
+        goes = goes & (tl.load(applies) != 0)
+    if goes:
+        there = run < count
+        d = tl.arange(0, padded_dim)[None, :]
+        mask = there[:, None] & (d < dim)
+        if is_summed:
+            row = tl.load(rows + run, mask=there, other=0).to(tl.int64)
+            g = tl.load(vectors + run[:, None] * dim + d, mask=mask, other=0.0).to(tl.float32)
+        else:
+            begin = tl.load(starts + run, mask=there, other=0)
+            end = tl.load(starts + run + 1, mask=there, other=0)
+            row = tl.load(rows + begin, mask=there, other=0).to(tl.int64)
+            is_long = there & (end - begin > long_run)
+            stop = tl.where(is_long, begin, end)
+            g = tl.zeros([tile, padded_dim], dtype=tl.float32)
+            for first in range(0, tl.max(stop - begin, axis=0), unroll):
+                for number in tl.static_range(unroll):
+                    at = begin + first + number
+                    source = tl.load(sources + at, mask=at < stop, other=0).to(tl.int64) * align
+                    use = (at < stop)[:, None] & mask
+                    g += tl.load(vectors + source[:, None] + d, mask=use, other=0.0).to(tl.float32)
+            if has_long:
+                part = tl.load(chunk_ends + run - 1, mask=is_long & (run > 0), other=0).to(tl.int64)
+                whole = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
+                g = tl.where(is_long[:, None], whole, g)
+        if rule == "sum":
+            tl.store(sums + run[:, None] * dim + d, g, mask=mask)
+            tl.store(summed_rows + run, row, mask=there)
+        else:
+            place = row[:, None] * dim + d
+            w = numbers_of(tl.load(weight + place, mask=mask, other=0))
+            size = tl.load(learning_rate).to(tl.float32) if size_there else learning_rate
+            g = g * (tl.load(scale).to(tl.float32) if scale_there else scale)
+            if has_decay:
+                g = g + w * weight_decay
+            if rule == "adagrad":
+                square = tl.sum(tl.where(mask, g * g, 0.0), axis=1) / dim
+                total = tl.load(first_state + row, mask=there, other=0.0) + square
+                tl.store(first_state + row, total, mask=there)
+                factor = tl.div_rn(0.0 * total - size, tl.sqrt_rn(total) + eps)
+                w = w + g * factor[:, None]
+            elif rule == "adam":
+                a = tl.load(first_state + place, mask=mask, other=0.0)
+                v = tl.load(second_state + place, mask=mask, other=0.0)
+                a = a + rest1 * (g - a)
+                v = v + rest2 * (g * g - v)
+                tl.store(first_state + place, a, mask=mask)
+                tl.store(second_state + place, v, mask=mask)
+                w = w - size * tl.div_rn(a, tl.sqrt_rn(v) + eps)
+            else:
+                w = w - size * g
+            if rounding == "none":
+                tl.store(weight + place, w, mask=mask)
+            elif rounding == "stochastic":
+                number = row * 0 + (tl.load(step_number) if number_there else step_number)
+                added = _rounding_bits(origins, num_origins, row, there, number, d)
+                tl.store(weight + place, _upper_halves(w, added), mask=mask)
+            else:
+                bits = w.to(tl.uint32, bitcast=True)
+                added = 0x7FFF + ((bits >> 16) & 1)
+                tl.store(weight + place, _upper_halves(w, added), mask=mask)
