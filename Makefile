@@ -78,7 +78,7 @@ $(VENV)-triton/.ready: requirements/triton.txt
 	@touch $@
 
 test-triton: setup $(VENV)-triton/.ready
-	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py
+	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -90,9 +90,8 @@ def usable_kernel(wanted: KernelChoice, *, device: torch.device) -> KernelChoice
     """The kernel that a run names if it works here, else `auto`: kernels belong to machines, runs move between them."""
     if wanted in (KernelChoice.AUTO, KernelChoice.TORCH):
         return wanted
-    if device.type != "cpu":
-        return KernelChoice.AUTO
-    return wanted if is_available(wanted) else KernelChoice.AUTO
+    is_for_device = (wanted is KernelChoice.TRITON) == (device.type != "cpu")
+    return wanted if is_for_device and is_available(wanted) else KernelChoice.AUTO
 
 
 def _missing(num_ranks: int) -> str:

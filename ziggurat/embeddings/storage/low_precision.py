@@ -4,10 +4,11 @@
     update    rows of the gradient ──► FP32 ──► the exact rule ──► rounded, and kept
 
 With the C++ kernel neither is written anywhere: rows are decoded where they are added, and one at a time where they are
-updated (`ops/row_formats/cpp.py`). There is no FP32 copy of a table at any time: the rows of a batch alone are ever
-numbers. The optimizer's state stays FP32. An update is rounded at random by default, with noise that is a function of
-(seed, table, step, row, column) (`ops/row_formats/noise.py`): a run repeats bit for bit, goes on bit for bit from a
-checkpoint, and rows are rounded alike wherever a plan puts them.
+updated (`ops/row_formats/cpp.py`); BF16 rows with Triton's on CUDA devices too (`ops/lookup/triton`). There is no FP32
+copy of a table at any time: the rows of a batch alone are ever numbers. The optimizer's state stays FP32. An update is
+rounded at random by default, with noise that is a function of (seed, table, step, row, column)
+(`ops/row_formats/noise.py`): a run repeats bit for bit, goes on bit for bit from a checkpoint, and rows are rounded
+alike wherever a plan puts them.
 
 What is read and written in chunks (initial weights, checkpoints) is FP32, rounded to the nearest when it is written.
 Rows that were read from the same format come back as the same numbers, so a checkpoint holds no codes, and fits tables
@@ -41,6 +42,7 @@ from ziggurat.ops.lookup import (
     state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel, is_too_large
+from ziggurat.ops.lookup.triton import TritonKernel
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.cpp import PackedRows, apply_rows, lookup_rows, update_rows, why_not_rows
 from ziggurat.ops.row_formats.reference import decode, encode, join, row_dtype, row_width, split
@@ -165,15 +167,19 @@ class LowPrecisionStorage(TableStorage):
     def lookup(
         self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
     ) -> None:
-        """Pool rows where they lie with the C++ kernel; otherwise the rows of the batch are decoded first."""
-        if not self._has_fast_rows(kernel):
+        """Pool rows where they lie with the C++ kernel, or halves with Triton's; otherwise decode them first."""
+        if isinstance(kernel, TritonKernel) and not self.row_format.has_codes:
+            kernel.lookup(self._kept()[0], layout=layout, lookups=lookups, out=out)
+        elif not self._has_fast_rows(kernel):
             super().lookup(kernel, layout=layout, lookups=lookups, out=out)
         elif lookups.batch_size and layout.slots:
             lookup_rows(self._kept()[0], self.row_format, layout=layout, lookups=lookups, out=out)
 
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
-        """Sum and apply in one walk with the C++ kernel, in place; otherwise sum, then apply."""
-        if isinstance(kernel, CppKernel) and self._has_fast_rows(kernel) and not is_too_large(parts):
+        """Sum and apply in one walk with the C++ kernel, or in BF16 with Triton's, in place; otherwise one by one."""
+        if isinstance(kernel, TritonKernel) and self.row_format is RowFormat.BF16:
+            kernel.update(self._kept()[0], state=self._state_of(step), parts=parts, step=step, noise=self.noise)
+        elif isinstance(kernel, CppKernel) and self._has_fast_rows(kernel) and not is_too_large(parts):
             update_rows(self._packed(step), kernel=kernel, parts=parts, step=step)
         else:
             super().update(kernel, parts=parts, step=step)
@@ -182,6 +188,10 @@ class LowPrecisionStorage(TableStorage):
         """Apply the rule to the rows of a summed gradient in FP32, and round each once."""
         rows = gradient.rows
         if len(rows) == 0:
+            return
+        if isinstance(kernel, TritonKernel) and self.row_format is RowFormat.BF16:
+            halves, state = self._kept()[0], self._state_of(step)
+            kernel.apply(halves, state=state, gradient=gradient, step=step, noise=self.noise)
             return
         if self._has_fast_rows(kernel):
             apply_rows(self._packed(step), gradient=gradient, step=step)
@@ -250,8 +260,10 @@ class LowPrecisionStorage(TableStorage):
 
     def _packed(self, step: Step) -> PackedRows:
         """The rows and what an update of them needs, for compiled code."""
-        state = {key: self._state[key] for key in state_keys(step.rule.kind)}
-        return dataclasses.replace(self.packed, state=state, noise=self.noise)
+        return dataclasses.replace(self.packed, state=self._state_of(step), noise=self.noise)
+
+    def _state_of(self, step: Step) -> dict[str, Tensor]:
+        return {key: self._state[key] for key in state_keys(step.rule.kind)}
 
     def _kept(self) -> tuple[Tensor, Tensor | None]:
         """The rows, and the lower halves where there are any; takes their memory at the first use."""

@@ -1,4 +1,4 @@
-"""Embedding lookup and exact update: one interface (`kernel.py`), a torch reference, FBGEMM and C++."""
+"""Embedding lookup and exact update: one interface (`kernel.py`), a torch reference, FBGEMM, C++ and Triton."""
 
 from ziggurat.ops.lookup.kernel import (
     GradientPart,

@@ -10,6 +10,7 @@ Measurements differ from run to run, and kernels agree only up to rounding, so a
 folder and given again for the same machine, versions, threads and shape: the same run repeats bit for bit. Delete the
 file to measure anew. Batches too small to matter are not measured: C++ if it can be built, else torch. Nor are tables
 in few bits: C++ alone reads and writes their rows where they lie; for every other kernel torch decodes them first.
+On CUDA devices nothing is measured: Triton's kernel where it can be imported, else torch.
 
     lookups · dim < 2^15   no measurement
     otherwise              1 + 5 rounds, a few milliseconds a kernel each; importing FBGEMM takes most of a second
@@ -46,16 +47,20 @@ from ziggurat.ops.lookup.kernel import (
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups
 from ziggurat.ops.lookup.reference import TorchKernel
+from ziggurat.ops.lookup.triton import TritonKernel
 
 CHOICE = Format(name="ziggurat.kernel_choice", what="a kept choice of kernel")
 _SMALL = 2**15
 _SCRATCH_NUMBERS = 2**22
 _REPEATS = 5
-_MAKERS: tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...] = (
+_Makers = tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...]
+_ON_CPU: _Makers = (
     (KernelChoice.CPP, CppKernel),
     (KernelChoice.TORCH, TorchKernel),
     (KernelChoice.FBGEMM, FbgemmKernel),
 )
+_ON_CUDA: _Makers = ((KernelChoice.TRITON, TritonKernel), (KernelChoice.TORCH, TorchKernel))
+_MAKERS = dict((*_ON_CPU, *_ON_CUDA))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +111,15 @@ def choose_kernel(
     if choice is not KernelChoice.AUTO:
         return ChosenKernel(kernel=_asked_for(choice, setting), reason="as configured")
     if setting.device.type != "cpu":
-        return ChosenKernel(kernel=TorchKernel(), reason=f"the one for {setting.device.type!r} devices")
+        eligible, reasons = _eligible(setting, _ON_CUDA)
+        why = f"the first that serves these tables on {setting.device.type!r} devices; none was measured there yet"
+        return ChosenKernel(kernel=eligible[0], reason=why, not_eligible=reasons)
     lookups = sum(
         shape.batch_size * (len(layout.single) + shape.list_length * len(layout.jagged)) * layout.dim
         for layout in setting.layouts
     )
     if lookups < _SMALL or setting.has_few_bits:
-        eligible, reasons = _eligible(setting, _MAKERS[:2])
+        eligible, reasons = _eligible(setting, _ON_CPU[:2])
         why = "batches too small to measure"
         if setting.has_few_bits:
             why = "rows in few bits: C++ reads them where they lie; torch decodes them where there is no C++"
@@ -124,7 +131,7 @@ def choose_kernel(
 def kernel_diagnosis() -> dict[str, str]:
     """Each kernel and whether it can be used here, for `ziggurat doctor`; builds the C++ one if need be."""
     lines = {}
-    for choice, make in _MAKERS:
+    for choice, make in _MAKERS.items():
         start = time.perf_counter()
         try:
             make()
@@ -138,14 +145,14 @@ def kernel_diagnosis() -> dict[str, str]:
 def is_available(choice: KernelChoice) -> bool:
     """Whether a kernel can be used here at all; builds the C++ one if need be."""
     try:
-        dict(_MAKERS)[choice]()
+        _MAKERS[choice]()
     except MissingDependencyError:
         return False
     return True
 
 
 def _asked_for(choice: KernelChoice, setting: KernelSetting) -> LookupKernel:
-    kernel = dict(_MAKERS)[choice]()
+    kernel = _MAKERS[choice]()
     reason = kernel.why_not(setting)
     if reason:
         raise ConfigError(
@@ -157,9 +164,7 @@ def _asked_for(choice: KernelChoice, setting: KernelSetting) -> LookupKernel:
     return kernel
 
 
-def _eligible(
-    setting: KernelSetting, makers: tuple[tuple[KernelChoice, Callable[[], LookupKernel]], ...]
-) -> tuple[list[LookupKernel], dict[str, str]]:
+def _eligible(setting: KernelSetting, makers: _Makers) -> tuple[list[LookupKernel], dict[str, str]]:
     kernels, reasons = [], {}
     for choice, make in makers:
         try:
@@ -183,7 +188,7 @@ def _kept(path: Path, setting: KernelSetting) -> ChosenKernel | None:
         times, reasons = dict(kept["times_s"]), dict(kept["not_eligible"])
     except (OSError, ValueError, KeyError, TypeError):
         return None  # measured again
-    eligible, _ = _eligible(setting, tuple(maker for maker in _MAKERS if maker[0] is choice))
+    eligible, _ = _eligible(setting, tuple(maker for maker in _ON_CPU if maker[0] is choice))
     if not eligible:
         return None
     reason = f"fastest when measured before ({path})"
@@ -191,7 +196,7 @@ def _kept(path: Path, setting: KernelSetting) -> ChosenKernel | None:
 
 
 def _measured(path: Path, setting: KernelSetting, shape: BatchShape) -> ChosenKernel:
-    kernels, reasons = _eligible(setting, _MAKERS)
+    kernels, reasons = _eligible(setting, _ON_CPU)
     times = measure(kernels, setting=setting, shape=shape)
     fastest = min(kernels, key=lambda kernel: times[kernel.choice.value])
     answer = {"kernel": fastest.choice.value, "times_s": times, "not_eligible": reasons}

@@ -106,8 +106,8 @@ class GradientPart:
     Args:
         layout: the fields that were looked up.
         lookups: the rows that they read.
-        grad: (B, T) gradient of the output, contiguous, in the dtype of the weights, already divided by the list
-            lengths for mean-pooled fields (`LookupKernel.prepare`).
+        grad: (B, T) gradient of the output, contiguous, in the dtype of the weights (or bfloat16 as it came, where the
+            kernel reads that), already divided by the list lengths for mean-pooled fields (`LookupKernel.prepare`).
     """
 
     layout: LookupLayout
@@ -177,7 +177,8 @@ class LookupKernel(Protocol):
         self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
     ) -> Float[Tensor, "B T"]:
         """The gradient of an output, float32 or bfloat16, as `GradientPart` wants it: contiguous, in `dtype`, divided
-        by the list lengths for mean-pooled fields. A copy only where something has to change.
+        by the list lengths for mean-pooled fields. A copy only where something has to change; a kernel that reads
+        bfloat16 may leave it.
         """
         ...
 

@@ -260,6 +260,8 @@ def _flatten(part: GradientPart) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "N"]
     else:
         vectors = torch.cat([part.grad[:, slot.column : slot.column + layout.dim] for slot in layout.slots], dim=1)
         vectors = vectors.view(-1, layout.dim)
+    if vectors.dtype == torch.bfloat16:  # of a kernel that reads it as it comes: sums are FP32
+        vectors = vectors.float()
     nothing = samples.new_empty(0)
     return _cat(rows or [nothing]), _cat(sources or [nothing]), vectors
 

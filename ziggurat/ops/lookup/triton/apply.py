@@ -47,11 +47,10 @@ class RuleTarget:
         rounding = "none"
         if self.weight.dtype == torch.int16:
             rounding = "nearest" if self.origins is None else "stochastic"
-        applies = getattr(step, "applies", None)
         numbers = _numbers(
             learning_rate=adam_step_size(step) if is_adam else step.learning_rate,
             scale=step.scale,
-            applies=1.0 if applies is None else applies,
+            applies=1.0 if step.applies is None else step.applies,
             step_number=step.number,
         )
         return numbers | {
@@ -154,6 +153,7 @@ def _launch(target: RuleTarget | SumTarget, lookups: dict[str, Any], *, most_run
     kernels_of(UPDATE_KERNELS).apply_kernel[(-(-most_runs // tile),)](
         **target.arguments(),
         **lookups,
+        most_runs=most_runs,
         long_run=LONG_RUN,
         dim=dim,
         padded_dim=power_of_two(dim, least=1),

@@ -20,7 +20,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ziggurat.ops.kernel_choice import power_of_two
-from ziggurat.ops.lookup.layout import LookupLayout
+from ziggurat.ops.lookup.layout import FieldKind, LookupLayout
 from ziggurat.ops.row_formats.noise import RowNoise
 
 _MOST_KEPT = 256
@@ -50,7 +50,7 @@ class DeviceLayout:
         """Copy a layout to a device."""
         slot_of_list = torch.full((max(layout.num_jagged, 1),), -1, dtype=torch.int64)
         for position, slot in enumerate(layout.slots):
-            if slot in layout.jagged:
+            if slot.kind is not FieldKind.SINGLE:
                 slot_of_list[slot.index] = position
         divisor = math.gcd(layout.dim, layout.width, *(slot.column for slot in layout.slots))
         align = math.gcd(divisor, _MOST_ALIGN)

@@ -143,17 +143,17 @@ class TritonKernel:
 
     def sum_gradients(self, parts: Sequence[GradientPart]) -> SummedGradient:
         """See `LookupKernel.sum_gradients`; waits for the device to know how many rows there are."""
-        dim, device = parts[0].layout.dim, parts[0].grad.device
-        flag = _no_flag(device)
-        runs, vectors = self._runs(parts, flag)
-        num = runs.num_lookups if runs else 0
-        rows = torch.empty(num, dtype=torch.int64, device=device)
-        sums = torch.empty(num, dim, device=device)
-        if runs:
-            apply_runs(SumTarget(sums=sums, rows=rows), vectors, runs=runs, dim=dim)
-            _refuse_flagged(flag, [(part.layout, part.lookups) for part in parts])
-            num = int(runs.count)
-        return SummedGradient(rows=rows[:num], sums=sums[:num])
+        flag = _no_flag(parts[0].grad.device)
+        runs, summed = self._summed(parts, flag)
+        if not runs:
+            return summed
+        _refuse_flagged(flag, [(part.layout, part.lookups) for part in parts])
+        count = int(runs.count)
+        return SummedGradient(rows=summed.rows[:count], sums=summed.sums[:count])
+
+    def sums_of_fixed_size(self, parts: Sequence[GradientPart]) -> SummedGradient:
+        """`sum_gradients` without waiting: as many rows as lookups, those behind the distinct ones row 0 with zeros."""
+        return self._summed(parts, _no_flag(parts[0].grad.device))[1]
 
     def apply(
         self,
@@ -185,6 +185,15 @@ class TritonKernel:
         runs, vectors = self._runs(parts, _no_flag(weight.device))
         if runs:
             apply_runs(self._target(weight, state, step, noise), vectors, runs=runs, dim=weight.shape[1])
+
+    def _summed(self, parts: Sequence[GradientPart], flag: Int32[Tensor, "1"]) -> tuple[Runs | None, SummedGradient]:
+        runs, vectors = self._runs(parts, flag)
+        num, dim = runs.num_lookups if runs else 0, parts[0].layout.dim
+        rows = torch.empty(num, dtype=torch.int64, device=flag.device)
+        sums = torch.empty(num, dim, device=flag.device)
+        if runs:
+            apply_runs(SumTarget(sums=sums, rows=rows), vectors, runs=runs, dim=dim)
+        return runs, SummedGradient(rows=rows, sums=sums)
 
     def _runs(self, parts: Sequence[GradientPart], flag: Int32[Tensor, "1"]) -> tuple[Runs | None, Tensor]:
         """The sorted lookups of some parts, and the gradients of all of them, flat; no runs where nothing was read."""
@@ -219,7 +228,7 @@ def _no_flag(device: torch.device) -> Int32[Tensor, "1"]:
 
 def _refuse_flagged(flag: Int32[Tensor, "1"], lookups: Sequence[tuple[LookupLayout, Lookups]]) -> None:
     """Wait for the flag of a kernel, and raise what the reference says of rows that it refused."""
-    if all(getattr(each, "are_checked", False) for _, each in lookups) or not int(flag):
+    if all(each.are_checked for _, each in lookups) or not int(flag):
         return
     for layout, each in lookups:
         check_rows(layout, each)

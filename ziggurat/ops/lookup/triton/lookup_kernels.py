@@ -19,7 +19,7 @@ def numbers_of(stored):
         return stored.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values"])
 def lookup_kernel(
     weight, slots, single, values, offsets, out, flag, batch_size, num_offsets, num_values, width,
     dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr,
@@ -63,7 +63,7 @@ def lookup_kernel(
                 total += numbers_of(tl.load(weight + where, mask=good[:, None] & own, other=0))
         if kind == 2:
             length = tl.maximum(end - begin, 1).to(tl.float32)
-            total = total * tl.div_rn(1.0 + 0.0 * length, length)[:, None]
+            total = total * tl.div_rn(length * 0.0 + 1.0, length)[:, None]
     else:
         row = tl.load(single + index * batch_size + sample, mask=inside, other=0).to(tl.int64)
         good = inside & (row >= 0) & (row < num_rows)
@@ -76,7 +76,7 @@ def lookup_kernel(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=inside[:, None] & own)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size"])
 def divide_means_kernel(
     slots, offsets, grad, batch_size, width,
     dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr,

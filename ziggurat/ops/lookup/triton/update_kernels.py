@@ -19,7 +19,7 @@ import triton.language as tl
 from ziggurat.ops.lookup.triton.lookup_kernels import numbers_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size", "first_source"])
 def flatten_single_kernel(
     slots, single, rows, sources, flag, batch_size, width, first_source, none,
     align: tl.constexpr, samples: tl.constexpr,
@@ -40,7 +40,7 @@ def flatten_single_kernel(
     tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values", "first_source", "num_features"])
 def flatten_lists_kernel(
     slots, slot_of_list, values, offsets, rows, sources, flag, batch_size, num_offsets, num_values, width,
     first_source, none, num_features, steps: tl.constexpr, align: tl.constexpr, block: tl.constexpr,
@@ -70,7 +70,7 @@ def flatten_lists_kernel(
     tl.store(sources + at, source.to(sources.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])
 def starts_kernel(rows, order, sources, runs, starts, sorted_sources, num_lookups, none, block: tl.constexpr):
     """Where runs begin, one more entry for where the last one ends, and the sources in the order of the rows.
 
@@ -90,7 +90,7 @@ def starts_kernel(rows, order, sources, runs, starts, sorted_sources, num_lookup
     tl.store(sorted_sources + at, source, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])
 def chunks_kernel(
     starts, num_runs, chunks, num_lookups, long_run: tl.constexpr, chunk: tl.constexpr, block: tl.constexpr
 ):
@@ -114,7 +114,7 @@ def _run_of_chunk(chunk_ends, number, num_lookups, steps: tl.constexpr):
     return place
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])
 def partials_kernel(
     vectors, sources, starts, chunk_ends, partials, num_lookups,
     dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, tile: tl.constexpr, chunk: tl.constexpr,
@@ -139,7 +139,7 @@ def partials_kernel(
         tl.store(partials + number.to(tl.int64) * dim + d, whole, mask=d < dim)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lookups"])
 def combine_kernel(
     chunk_ends, partials, num_lookups,
     dim: tl.constexpr, padded_dim: tl.constexpr, tile: tl.constexpr, steps: tl.constexpr,
@@ -193,7 +193,7 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
 
 @triton.jit
 def _upper_halves(number, added):
-    """BF16 as integers, `added` random bits below the last one; what is not finite as torch rounds it."""
+    """BF16 as integers, `added` random bits below the last one; infinity and NaN stay."""
     bits = number.to(tl.uint32, bitcast=True)
     finite = (bits & 0x7F800000) != 0x7F800000
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -202,23 +202,78 @@ def _upper_halves(number, added):
 
 
 @triton.jit
+def _sums_of_runs(
+    vectors, rows, sources, starts, chunk_ends, partials, run, there, mask, d,
+    has_long: tl.constexpr, long_run: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
+    align: tl.constexpr, tile: tl.constexpr, unroll: tl.constexpr,
+):  # fmt: skip
+    """Rows and sums of `tile` runs, each summed in the order of the batch; sums of long runs are there already."""
+    begin = tl.load(starts + run, mask=there, other=0)
+    end = tl.load(starts + run + 1, mask=there, other=0)
+    row = tl.load(rows + begin, mask=there, other=0).to(tl.int64)
+    is_long = there & (end - begin > long_run)
+    stop = tl.where(is_long, begin, end)
+    g = tl.zeros([tile, padded_dim], dtype=tl.float32)
+    for first in range(0, tl.max(stop - begin, axis=0), unroll):
+        for number in tl.static_range(unroll):
+            at = begin + first + number
+            source = tl.load(sources + at, mask=at < stop, other=0).to(tl.int64) * align
+            use = (at < stop)[:, None] & mask
+            g += tl.load(vectors + source[:, None] + d, mask=use, other=0.0).to(tl.float32)
+    if has_long:
+        part = tl.load(chunk_ends + run - 1, mask=is_long & (run > 0), other=0).to(tl.int64)
+        whole = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
+        g = tl.where(is_long[:, None], whole, g)
+    return row, g
+
+
+@triton.jit
+def _updated(
+    w, g, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2,
+    rule: tl.constexpr, dim: tl.constexpr,
+):  # fmt: skip
+    """The weights after the rule; its state is written. The formulas are in `ops/lookup/kernel.py`."""
+    if rule == "adagrad":
+        square = tl.sum(tl.where(mask, g * g, 0.0), axis=1) / dim
+        total = tl.load(first_state + row, mask=there, other=0.0) + square
+        tl.store(first_state + row, total, mask=there)
+        factor = tl.div_rn(0.0 * total - size, tl.sqrt_rn(total) + eps)
+        w = w + g * factor[:, None]
+    elif rule == "adam":
+        a = tl.load(first_state + place, mask=mask, other=0.0)
+        v = tl.load(second_state + place, mask=mask, other=0.0)
+        a = a + rest1 * (g - a)
+        v = v + rest2 * (g * g - v)
+        tl.store(first_state + place, a, mask=mask)
+        tl.store(second_state + place, v, mask=mask)
+        w = w - size * tl.div_rn(a, tl.sqrt_rn(v) + eps)
+    else:
+        w = w - size * g
+    return w
+
+
+@triton.jit(do_not_specialize=["num_runs", "most_runs", "num_origins", "step_number"])
 def apply_kernel(
     weight, first_state, second_state, vectors, rows, sources, starts, num_runs, chunk_ends, partials,
     sums, summed_rows, learning_rate, scale, applies, eps, weight_decay, rest1, rest2,
-    origins, num_origins, step_number,
+    origins, num_origins, step_number, most_runs,
     size_there: tl.constexpr, scale_there: tl.constexpr, applies_there: tl.constexpr, number_there: tl.constexpr,
     rule: tl.constexpr, is_summed: tl.constexpr, has_decay: tl.constexpr, has_long: tl.constexpr,
     long_run: tl.constexpr, rounding: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
     align: tl.constexpr, tile: tl.constexpr, unroll: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of `tile` runs, each in the order of the batch, and apply the rule to their rows.
+    """Sum the gradients of `tile` runs, and apply the rule to their rows.
 
-    `rule` is "sum" (write the sums), "sgd", "adagrad" or "adam". With `is_summed` a run is one vector at its own place.
-    Long runs were summed before. Numbers of which `…_there` is true are on the device. `rounding` is "none" (FP32), or how a row in BF16 is rounded: "nearest", "stochastic".
+    `rule` is "sum" (write the sums, and behind them zeros of row 0, `most_runs` in all), "sgd", "adagrad" or "adam".
+    With `is_summed` a run is one vector at its own place.
+    Numbers of which `…_there` is true are on the device. `rounding` is "none" (FP32), or how a row in BF16 is rounded:
+    "nearest", "stochastic".
     """
     run = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     count = num_runs if is_summed else tl.load(num_runs)
     goes = tl.program_id(0).to(tl.int64) * tile < count
+    if rule == "sum":
+        goes = tl.program_id(0) >= 0
     if applies_there:
         goes = goes & (tl.load(applies) != 0)
     if goes:
@@ -227,27 +282,18 @@ def apply_kernel(
         mask = there[:, None] & (d < dim)
         if is_summed:
             row = tl.load(rows + run, mask=there, other=0).to(tl.int64)
+            there = there & ((row != 0) | (run == 0))  # behind the distinct rows padding fills up
+            mask = there[:, None] & (d < dim)
             g = tl.load(vectors + run[:, None] * dim + d, mask=mask, other=0.0).to(tl.float32)
         else:
-            begin = tl.load(starts + run, mask=there, other=0)
-            end = tl.load(starts + run + 1, mask=there, other=0)
-            row = tl.load(rows + begin, mask=there, other=0).to(tl.int64)
-            is_long = there & (end - begin > long_run)
-            stop = tl.where(is_long, begin, end)
-            g = tl.zeros([tile, padded_dim], dtype=tl.float32)
-            for first in range(0, tl.max(stop - begin, axis=0), unroll):
-                for number in tl.static_range(unroll):
-                    at = begin + first + number
-                    source = tl.load(sources + at, mask=at < stop, other=0).to(tl.int64) * align
-                    use = (at < stop)[:, None] & mask
-                    g += tl.load(vectors + source[:, None] + d, mask=use, other=0.0).to(tl.float32)
-            if has_long:
-                part = tl.load(chunk_ends + run - 1, mask=is_long & (run > 0), other=0).to(tl.int64)
-                whole = tl.load(partials + part[:, None] * dim + d, mask=is_long[:, None] & mask, other=0.0)
-                g = tl.where(is_long[:, None], whole, g)
+            row, g = _sums_of_runs(
+                vectors, rows, sources, starts, chunk_ends, partials, run, there, mask, d,
+                has_long, long_run, dim, padded_dim, align, tile, unroll,
+            )  # fmt: skip
         if rule == "sum":
-            tl.store(sums + run[:, None] * dim + d, g, mask=mask)
-            tl.store(summed_rows + run, row, mask=there)
+            fits = run < most_runs
+            tl.store(sums + run[:, None] * dim + d, g, mask=fits[:, None] & (d < dim))
+            tl.store(summed_rows + run, row, mask=fits)
         else:
             place = row[:, None] * dim + d
             w = numbers_of(tl.load(weight + place, mask=mask, other=0))
@@ -255,22 +301,9 @@ def apply_kernel(
             g = g * (tl.load(scale).to(tl.float32) if scale_there else scale)
             if has_decay:
                 g = g + w * weight_decay
-            if rule == "adagrad":
-                square = tl.sum(tl.where(mask, g * g, 0.0), axis=1) / dim
-                total = tl.load(first_state + row, mask=there, other=0.0) + square
-                tl.store(first_state + row, total, mask=there)
-                factor = tl.div_rn(0.0 * total - size, tl.sqrt_rn(total) + eps)
-                w = w + g * factor[:, None]
-            elif rule == "adam":
-                a = tl.load(first_state + place, mask=mask, other=0.0)
-                v = tl.load(second_state + place, mask=mask, other=0.0)
-                a = a + rest1 * (g - a)
-                v = v + rest2 * (g * g - v)
-                tl.store(first_state + place, a, mask=mask)
-                tl.store(second_state + place, v, mask=mask)
-                w = w - size * tl.div_rn(a, tl.sqrt_rn(v) + eps)
-            else:
-                w = w - size * g
+            w = _updated(
+                w, g, first_state, second_state, row, there, place, mask, size, eps, rest1, rest2, rule, dim
+            )  # fmt: skip
             if rounding == "none":
                 tl.store(weight + place, w, mask=mask)
             elif rounding == "stochastic":
@@ -278,6 +311,5 @@ def apply_kernel(
                 added = _rounding_bits(origins, num_origins, row, there, number, d)
                 tl.store(weight + place, _upper_halves(w, added), mask=mask)
             else:
-                bits = w.to(tl.uint32, bitcast=True)
-                added = 0x7FFF + ((bits >> 16) & 1)
+                added = 0x7FFF + ((w.to(tl.uint32, bitcast=True) >> 16) & 1)
                 tl.store(weight + place, _upper_halves(w, added), mask=mask)

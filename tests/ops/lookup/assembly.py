@@ -1,0 +1,67 @@
+"""Compile a Triton kernel for an H100 or H200 (sm_90) without one, and read its assembly: registers, spills, widths."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ARCHITECTURE = 90
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What `ptxas` made of a kernel.
+
+    Args:
+        registers: of a thread.
+        spilled_bytes: stored to and loaded from local memory because registers ran out.
+        accesses: instructions of global memory, and how many there are: "LDG.E.128".
+    """
+
+    registers: int
+    spilled_bytes: int
+    accesses: Counter[str]
+
+    def wide(self, kind: str) -> int:
+        """Accesses of 16 bytes: loads "LDG" or stores "STG"."""
+        return sum(count for name, count in self.accesses.items() if name.startswith(kind) and name.endswith(".128"))
+
+
+def assemble(
+    kernel: Any, folder: Path, *, types: dict[str, str], constants: dict[str, Any], **options: Any
+) -> Assembly:
+    """Compile a kernel.
+
+    Args:
+        kernel: a function under `triton.jit`.
+        folder: for files.
+        types: of its arguments, "*fp32" for a pointer; pointers are aligned to 16 bytes, as torch's are, and integers
+            whose type ends in ":16" are multiples of 16.
+        constants: its `tl.constexpr` arguments.
+        options: of the compiler.
+    """
+    import triton
+    import triton.backends.nvidia
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name].removesuffix(":16") for name in names}
+    aligned = [name for name in names if name not in constants and (types[name][0] == "*" or types[name][-3:] == ":16")]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", ARCHITECTURE, 32), options=options)
+    tools = Path(triton.backends.nvidia.__file__).parent / "bin"
+    text, binary = folder / "kernel.ptx", folder / "kernel.cubin"
+    text.write_text(compiled.asm["ptx"])
+    command = [tools / "ptxas", "-v", f"--gpu-name=sm_{ARCHITECTURE}a", text, "-o", binary]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    code = subprocess.run([tools / "cuobjdump", "-sass", binary], capture_output=True, text=True, check=True).stdout
+    registers = re.search(r"Used (\d+) registers", said)
+    assert registers, said
+    spilled = sum(int(count) for count in re.findall(r"(\d+) bytes spill", said))
+    return Assembly(int(registers[1]), spilled, Counter(re.findall(r"\b((?:LDG|STG|LDL|STL)\.[A-Z0-9.]+)", code)))

@@ -1,0 +1,94 @@
+"""Embedding tables by Triton: parity by its interpreter (`make test-triton`) or on a GPU, and who chooses it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.ops.lookup_problems import make_layout
+from ziggurat.errors import ConfigError, MissingDependencyError
+from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, choose, triton
+from ziggurat.ops.lookup.choose import BatchShape, choose_kernel
+from ziggurat.ops.lookup.triton import TritonKernel
+from ziggurat.parallel.device import usable_kernel
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+CASES = [sys.executable, "-m", "tests.ops.lookup.triton_cases"]
+LAYOUT = make_layout(dim=4, table_rows=[9], fields=[(FieldKind.SINGLE, 0)])
+ON_CUDA = KernelSetting(
+    layouts=(LAYOUT,),
+    rule=UpdateRule(kind=TableOptimizerKind.SGD),
+    dtype=torch.float32,
+    device=torch.device("cuda", 0),
+)
+ON_CPU = dataclasses.replace(ON_CUDA, device=torch.device("cpu"))
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernels cannot be interpreted")
+@pytest.mark.slow
+def test_kernels_equal_the_reference_under_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([*CASES, "cpu"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available() or not HAS_TRITON, reason="no CUDA device, or no package triton")
+def test_kernels_equal_the_reference_on_a_gpu() -> None:
+    done = subprocess.run([*CASES, "cuda"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def pretend_triton(monkeypatch: pytest.MonkeyPatch, *, found: str) -> None:
+    """Let importing the kernels give a reason against it, or none, whatever is installed here."""
+    monkeypatch.setattr(triton.kernel, "kernels_or_reason", lambda module: (None, found))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton.kernel, "is_interpreted", lambda: False)
+
+
+def test_auto_takes_triton_on_cuda_where_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_triton(monkeypatch, found="")
+    chosen = choose_kernel(KernelChoice.AUTO, setting=ON_CUDA, shape=BatchShape())
+    assert chosen.kernel.choice is KernelChoice.TRITON
+    assert "cuda" in chosen.reason
+    double = dataclasses.replace(ON_CUDA, dtype=torch.float64)
+    chosen = choose_kernel(KernelChoice.AUTO, setting=double, shape=BatchShape())
+    assert chosen.kernel.choice is KernelChoice.TORCH
+    assert "float64" in chosen.not_eligible["triton"]
+
+
+def test_auto_takes_torch_on_cuda_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_triton(monkeypatch, found="no package triton")
+    chosen = choose_kernel(KernelChoice.AUTO, setting=ON_CUDA, shape=BatchShape())
+    assert chosen.kernel.choice is KernelChoice.TORCH
+    assert chosen.not_eligible == {"triton": "no package triton"}
+    with pytest.raises(MissingDependencyError, match="no package triton"):
+        TritonKernel()
+
+
+def test_triton_never_serves_tables_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_triton(monkeypatch, found="")
+    with pytest.raises(ConfigError, match="runs on CUDA devices"):
+        choose_kernel(KernelChoice.TRITON, setting=ON_CPU, shape=BatchShape())
+    assert choose_kernel(KernelChoice.AUTO, setting=ON_CPU, shape=BatchShape(batch_size=4)).kernel.choice in (
+        KernelChoice.CPP,
+        KernelChoice.TORCH,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "usable"),
+    [("triton", "cpu", "auto"), ("triton", "cuda", "triton"), ("cpp", "cuda", "auto"), ("torch", "cuda", "torch")],
+)
+def test_a_run_that_moves_keeps_a_kernel_that_works_there(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, device: str, usable: str
+) -> None:
+    pretend_triton(monkeypatch, found="")
+    assert usable_kernel(KernelChoice(wanted), device=torch.device(device)).value == usable
+    assert choose.is_available(KernelChoice.TRITON)
