@@ -1,9 +1,10 @@
-"""Tables in few bits behind a cache of hot rows: bytes against FP32 with everything counted, and test AUC over seeds.
+"""Tables in few bits behind a cache of hot rows, and on a disk: bytes, a step's speed, and test AUC over seeds.
 
     dlrm_d64_int8_cache5_memory, …           bytes of rows, optimizer state, cache and its index; ratio to FP32
-    RECIPE_d64_int8_cache5_auc, …            paired with FP32 of the same seed; the curve over cache sizes and both
+    dlrm_d128_bf16_speed, …                  a whole step of DLRM, against the one with FP32 tables in memory
+    disk_8x_zipf, disk_8x_uniform            a table of eight times the memory for it (enforced), against all in memory
+    d64_int8_cache5_auc, …                   paired with FP32 of the same seed; the curve over cache sizes and both
                                              roundings are cases of their own (`--cases all`)
-    dlrm_d128_…_speed, disk_8x_zipf          not here yet: left out with a line that says so
 
 Finished runs are kept in the folder of `--runs` and read, not trained again: the benchmark can be stopped and taken up,
 and `--minutes` stops it. What is missing is named.
@@ -15,27 +16,24 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.harness import ROOT, chosen
 from benchmarks.report import Report
-from benchmarks.table_tiers import memory, quality
+from benchmarks.table_tiers import disk, memory, plots, quality, speed
 from ziggurat.training.report.progress import show_progress
 
 AUC = tuple(f"{name}_auc" for name in quality.VARIANTS)
 PROMISED = tuple(f"{name}_auc" for name, each in quality.VARIANTS.items() if each.promised)
-CASES = (*memory.CASES, *AUC)
-LEFT_OUT = (
-    "dlrm_d128_bf16_speed, dlrm_d128_split_bf16_speed, dlrm_d64_int8_cache5_speed: no case yet; "
-    "docs/experiments.md has what was measured of lookups and updates",
-    "disk_8x_zipf: no case yet",
-)
+MEASURED = (*memory.CASES, *speed.CASES, *disk.CASES)
+CASES = (*MEASURED, *AUC)
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """`--cases`, `--recipes`, `--seeds`, `--minutes`, `--runs`."""
     parser = argparse.ArgumentParser(prog="ziggurat bench tables")
-    default = ",".join((*memory.CASES, *PROMISED))
+    default = ",".join((*MEASURED, *PROMISED))
     parser.add_argument("--cases", default=default, help=f"all, or out of {', '.join(CASES)} (default: %(default)s)")
     parser.add_argument(
         "--recipes", default=quality.RECIPES[0], help=f"of cases of AUC, out of {', '.join(quality.RECIPES)}"
@@ -47,22 +45,50 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def run(*, quick: bool = False, options: argparse.Namespace) -> Report:
-    """Bytes first, then AUC (one seed of one epoch each if quick)."""
+    """Bytes first, then speed, then AUC (small tables, few rounds, and one seed of one epoch each if quick)."""
     asked = ",".join(CASES) if options.cases == "all" else options.cases
     names = chosen(asked, known=CASES, option="ziggurat bench tables --cases")
     recipes = chosen(options.recipes, known=quality.RECIPES, option="ziggurat bench tables --recipes")
     report = Report(
         benchmark="tables",
-        claim="Tables in few bits behind a cache of hot rows: bytes against FP32, and test AUC over seeds.",
+        claim="Tables in few bits behind a cache, and on a disk: bytes and speed against FP32 in memory, and test AUC.",
         command="ziggurat bench tables",
-        skipped=list(LEFT_OUT),
     )
     sizes = {name: memory.CASES[name].measure() for name in names if name in memory.CASES}
     if sizes:
         report.tables.append(memory.table(sizes))
     report.figures += [{"name": name} | each for name, each in sizes.items()]
+    _add_speeds(report, [name for name in names if name in speed.CASES], quick=quick)
+    _add_disk(report, [name for name in names if name in disk.CASES], quick=quick)
+    jobs = [(recipe, name.removesuffix("_auc")) for recipe in recipes for name in names if name in AUC]
+    _add_quality(report, jobs, quick=quick, options=options)
+    return report
+
+
+def _add_speeds(report: Report, names: list[str], *, quick: bool) -> None:
+    if not names:
+        return
+    for group in speed.measure(names, quick=quick, progress=show_progress()):
+        cases = [group.case(name) for name in group.seconds if name in speed.CASES]
+        report.cases += cases
+        share = group.table_share
+        told = ", ".join(case.name for case in cases)
+        report.notes.append(f"{told}: lookups and updates take {share:.0%} of the step with FP32 tables")
+        report.extra |= {f"table_share {case.name}": round(share, 4) for case in cases}
+    report.plots.append(("tables_speed.png", partial(plots.plot_speed, list(report.cases))))
+
+
+def _add_disk(report: Report, names: list[str], *, quick: bool) -> None:
+    if not names:
+        return
+    found = disk.measure(names, size=disk.QUICK if quick else disk.Size(), progress=show_progress())
+    report.tables.append(disk.table(found))
+    report.figures += found
+
+
+def _add_quality(report: Report, jobs: list[tuple[str, str]], *, quick: bool, options: argparse.Namespace) -> None:
     found, left = quality.collect(
-        [(recipe, name.removesuffix("_auc")) for recipe in recipes for name in names if name in AUC],
+        jobs,
         seeds=1 if quick else options.seeds,
         out=options.runs or ROOT / "runs" / ("tables_quick" if quick else "tables"),
         until=time.time() + 60 * options.minutes,
@@ -71,6 +97,6 @@ def run(*, quick: bool = False, options: argparse.Namespace) -> Report:
     )
     if found:
         report.tables.append(quality.table(found))
+        report.plots.append(("tables_quality.png", partial(plots.plot_quality, found)))
     report.figures += [{"name": name} | each.summary() for name, each in found.items()]
     report.skipped += [f"not finished: {each}" for each in left]
-    return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -90,3 +91,30 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(file._LIBRARY, "or_none", Full)
     with pytest.raises(FileError, match=r"(?s)No space left.*--resume"):
         kept.write(np.arange(3), np.zeros((3, 8), dtype=np.uint8))
+
+
+def test_rows_are_read_where_no_thread_can_be_started(tmp_path: Path) -> None:
+    rows, payload = np.arange(0, 4_000, 8), np.random.default_rng(0).integers(0, 256, (500, 256), dtype=np.uint8)
+    rows_of_all = RowFile(tmp_path, num_rows=4_000, payload_bytes=256, num_threads=8)
+    rows_of_all.write(rows[:1], payload[1:2])  # loads the library, which another user may not read
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:  # a limit on threads cannot be taken back
+        answer = b"failed"
+        try:
+            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+            _become_a_user()
+            rows_of_all.write(rows, payload)
+            answer = b"equal" if np.array_equal(rows_of_all.read(rows)[0], payload) else b"others"
+        finally:
+            os.write(write, answer)
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"equal"
+    os.close(read)
+    os.close(write)
+
+
+def _become_a_user() -> None:
+    """Leave root, whose threads no limit counts."""
+    if os.getuid() == 0:
+        os.setuid(65_534)

@@ -5,6 +5,7 @@
 // them whole, so two writes at once must not share a unit: the caller writes from one thread at a time.
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -14,7 +15,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 namespace {
@@ -80,27 +80,47 @@ int64_t transfer(int fd, uint8_t* data, int64_t bytes, int64_t offset, bool writ
   return 0;
 }
 
+// Threads with small stacks, which a limit on memory counts whole. One that cannot be started, or gets no buffer, leaves
+// its tasks to the others; the caller's own is always there.
+template <typename Loop>
+void beside(const Loop& loop, int64_t num_threads, std::vector<pthread_t>& started) {
+  constexpr size_t kStackBytes = 256 << 10;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, kStackBytes);
+  const auto run = [](void* given) -> void* {
+    (*static_cast<const Loop*>(given))();
+    return nullptr;
+  };
+  for (int64_t i = 0; i < num_threads; ++i) {
+    pthread_t thread;
+    if (pthread_create(&thread, &attributes, run, const_cast<Loop*>(&loop)) != 0) break;
+    started.push_back(thread);
+  }
+  pthread_attr_destroy(&attributes);
+}
+
 template <typename Work>
 int64_t on_threads(const std::vector<Task>& tasks, int64_t buffer_bytes, int64_t num_threads, Work work) {
   std::atomic<size_t> next{0};
   std::atomic<int64_t> error{0};
-  auto loop = [&] {
+  auto loop = [&]() -> bool {
     uint8_t* buffer = static_cast<uint8_t*>(std::aligned_alloc(kPage, static_cast<size_t>(buffer_bytes)));
-    if (!buffer) {
-      error = ENOMEM;
-      return;
-    }
+    if (!buffer) return false;
     for (size_t i = next++; i < tasks.size() && !error; i = next++) {
       int64_t code = work(tasks[i], buffer);
       if (code) error = code;
     }
     std::free(buffer);
+    return true;
   };
-  int64_t wanted = std::min<int64_t>(num_threads, (static_cast<int64_t>(tasks.size()) + 3) / 4);
-  std::vector<std::thread> threads;
-  for (int64_t i = 1; i < wanted; ++i) threads.emplace_back(loop);
-  loop();
-  for (auto& thread : threads) thread.join();
+  const int64_t wanted = std::min<int64_t>(num_threads, (static_cast<int64_t>(tasks.size()) + 3) / 4);
+  std::vector<pthread_t> threads;
+  threads.reserve(static_cast<size_t>(std::max<int64_t>(wanted, 1)));
+  beside(loop, wanted - 1, threads);
+  if (!loop() && threads.empty()) error = ENOMEM;
+  for (pthread_t thread : threads) pthread_join(thread, nullptr);
+  if (next < tasks.size() && !error) error = ENOMEM;  // nobody had a buffer
   return error;
 }
 
