@@ -32,9 +32,11 @@ def plot_quality(found: Mapping[str, Found], path: Path) -> None:
         colour = _COLOURS[tables.weights]
         axes.errorbar(x, y, yerr=sd, marker=marker, color=colour, ecolor="lightgrey", capsize=3)
         label = f"{tables.weights.value}, {tables.cache:.0%}" + (", nearest" if nearest else "")
-        axes.annotate(label, (x, y), textcoords="offset points", xytext=(5, -12 if nearest else 5), fontsize=8)
+        turned = {"rotation": -60, "va": "top"} if nearest else {"rotation": 60, "va": "bottom"}
+        axes.annotate(label, (x, y), textcoords="offset points", xytext=(3, -3 if nearest else 3), fontsize=8, **turned)
+    axes.margins(x=0.1, y=0.2)
     axes.set_xlabel("times smaller than FP32, cache and optimizer state counted")
-    axes.set_ylabel("test AUC − FP32 of the same seed (bar: sd of FP32's seeds)")
+    axes.set_ylabel("test AUC − FP32 of the same seed (bar: sd of FP32)")
     axes.set_title("Tables in few bits behind a cache: memory and AUC")
     figure.savefig(path, dpi=110)
 

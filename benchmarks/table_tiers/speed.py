@@ -135,12 +135,12 @@ def _measure_group(workload: Workload, kinds: Mapping[str, TablesConfig], *, qui
     with torch.no_grad():
         pooled = [steps[_PLAIN].model.embeddings(batch) for batch in batches[:4]]
     steps[_WITHOUT].model.embeddings = FixedPooled(pooled)  # type: ignore[assignment]
-    turns = {name: _turn(step, batches, num_steps=1 if quick else 3) for name, step in steps.items()}
+    turns = {name: _turn(step, batches, num_steps=1 if quick else 2) for name, step in steps.items()}
     group = Group(workload=workload, seconds={name: [] for name in turns})
     for turn in turns.values():
         turn()
     names = list(turns)
-    for number in range(2 if quick else 9):
+    for number in range(2 if quick else 15):
         progress.say(f"speed: {', '.join(kinds)}, round {number + 1}")
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:

@@ -110,6 +110,8 @@ int64_t lookup_field(const Rows& table, const Part& part, const Slot& slot, int6
   const int64_t* rows = single ? part.single + start : part.values;
   const int64_t* offsets = part.offsets + start;
   const int64_t end = single ? part.batch_size : std::min(offsets[last], part.num_values);
+  // rows of the next samples, too: their turn comes when the other fields have had theirs
+  const int64_t known = single ? part.batch_size : std::min(offsets[part.batch_size], part.num_values);
   const uint64_t num_rows = slot.num_rows;
   const auto inside = [&](int64_t p) { return static_cast<uint64_t>(rows[p]) < num_rows; };
   const auto row = [&](int64_t p) { return slot.first_row + rows[p]; };
@@ -119,7 +121,7 @@ int64_t lookup_field(const Rows& table, const Part& part, const Slot& slot, int6
     if (from < 0 || from > to || to > end) return kBadOffsets;
     sum.clear();
     for (int64_t p = from; p < to; p++) {
-      if (p + kAhead < end && inside(p + kAhead)) table.prefetch(row(p + kAhead));
+      if (p + kAhead < known && inside(p + kAhead)) table.prefetch(row(p + kAhead));
       if (!inside(p)) return kRowOutOfBounds;
       p == from ? table.set(sum, row(p)) : table.add(sum, row(p));
     }

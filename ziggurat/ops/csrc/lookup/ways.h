@@ -31,7 +31,12 @@ struct Ways {
 
 // Bit w is set if way w of a set has the tag.
 inline uint32_t matches(const int32_t* tags, int32_t tag) {
-#ifdef __AVX2__
+#if defined(__AVX512F__)
+  const __m512i wanted = _mm512_set1_epi32(tag);
+  const __mmask16 low = _mm512_cmpeq_epi32_mask(wanted, _mm512_loadu_si512(tags));
+  const __mmask16 high = _mm512_cmpeq_epi32_mask(wanted, _mm512_loadu_si512(tags + 16));
+  return static_cast<uint32_t>(high) << 16 | low;
+#elif defined(__AVX2__)
   const __m256i wanted = _mm256_set1_epi32(tag);
   uint32_t found = 0;
   for (int part = 0; part < 4; part++) {
