@@ -48,6 +48,7 @@ class Workload:
         model: network.
         dim: embedding dimension D.
         multi_hot: lists of MLPerf's lengths instead of one id a feature.
+        list_scale: how many times as long the lists of more than one id are.
         num_batches: different batches before they repeat (with other labels, `NUM_LABEL_SETS` times).
         teacher: rows and labels of the synthetic teacher, learnable, instead of random ones (for loss curves).
         learning_rate: of the dense network.
@@ -58,6 +59,7 @@ class Workload:
     model: ModelKind = ModelKind.DLRM
     dim: int = 16
     multi_hot: bool = False
+    list_scale: int = 1
     batch_size: int = 2048
     num_rows: int = 100_000
     num_dense: int = 13
@@ -89,7 +91,9 @@ class Workload:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Ids a sample of each feature."""
-        return MLPERF_LIST_LENGTHS if self.multi_hot else (1,) * 26
+        if not self.multi_hot:
+            return (1,) * 26
+        return tuple(length * self.list_scale if length > 1 else 1 for length in MLPERF_LIST_LENGTHS)
 
     @property
     def bottom_mlp(self) -> tuple[int, ...]:
