@@ -1,11 +1,11 @@
 // Embedding lookup and exact row-wise update on a CPU. Twin of ziggurat/ops/lookup/reference.py, which defines it.
 //
 // A lookup is one read of a row by a (sample, field). The update of a step has to sum the gradients of all lookups of
-// a row before it applies the rule once. Each table (or, if it has many lookups, each residue class of its rows) is a
-// *task*:
+// a row before it applies the rule once. Each table (or, if it has many lookups and threads share them, some residue
+// classes of its rows) is a *task*:
 //
 //     gather    keys = (row << 32 | where the lookup's gradient starts), padding left out
-//     sort      stable radix sort by row; 8 bytes a lookup, stays in the L1 or L2 cache
+//     sort      stable radix sort by residue and row; 8 bytes a lookup
 //     walk      over runs of equal rows: sum the run's gradients in order, apply the rule, next run;
 //               rows, state and gradients of later runs are prefetched, since every one is a cache miss
 //
@@ -148,7 +148,7 @@ int64_t ziggurat_divide_means(const Part* part, int64_t dim, const float* grad, 
 int64_t ziggurat_update(void* workspace, const Part* parts, int64_t num_parts, float* weight, float* state_first,
                         float* state_second, int64_t dim, const Rule* rule, int64_t num_threads) {
   Workspace& work = *static_cast<Workspace*>(workspace);
-  const int64_t status = plan_tasks(work, parts, num_parts);
+  const int64_t status = plan_tasks(work, parts, num_parts, int(num_threads));
   if (status != kOk) return status;
   const State state{state_first, state_second};
 #define UPDATE(D) update<D>(work, FloatRows<D>{weight, state, dim, *rule}, dim, int(num_threads))
@@ -158,7 +158,7 @@ int64_t ziggurat_update(void* workspace, const Part* parts, int64_t num_parts, f
 // First half of summing: sorts, and returns in *num_unique how many distinct rows there are.
 int64_t ziggurat_sort(void* workspace, const Part* parts, int64_t num_parts, int64_t* num_unique, int64_t num_threads) {
   Workspace& work = *static_cast<Workspace*>(workspace);
-  const int64_t planned = plan_tasks(work, parts, num_parts);
+  const int64_t planned = plan_tasks(work, parts, num_parts, int(num_threads));
   if (planned != kOk) return planned;
   std::atomic<int64_t> status{kOk};
 #pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads) if (num_threads > 1)

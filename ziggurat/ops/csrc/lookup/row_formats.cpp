@@ -146,7 +146,7 @@ int64_t ziggurat_lookup_rows(const uint8_t* rows, int64_t format, const Part* pa
 int64_t ziggurat_update_rows(void* workspace, const Part* parts, int64_t num_parts, const Storage* storage,
                              const Rule* rule, int64_t num_threads) {
   Workspace& work = *static_cast<Workspace*>(workspace);
-  const int64_t status = plan_tasks(work, parts, num_parts);
+  const int64_t status = plan_tasks(work, parts, num_parts, int(num_threads));
   if (status != kOk) return status;
   const State state{storage->state_first, storage->state_second};
   const int64_t dim = storage->dim, format = storage->format;

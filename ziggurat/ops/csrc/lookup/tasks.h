@@ -17,7 +17,11 @@ struct Table {
 
 struct Task {
   Table table;
-  uint32_t residue = 0, modulus = 1;  // the table's rows with row mod modulus = residue; a power of two
+  // the table's rows whose residue, row mod modulus, is in group `group` of `modulus >> group_bits`; powers of two
+  uint32_t modulus = 1, group = 0;
+  int group_bits = 0;  // of residues that lie in one group
+  bool has(uint64_t row) const { return (row & (modulus - 1)) >> group_bits == group; }
+  bool is_whole() const { return modulus >> group_bits == 1; }
   std::vector<uint64_t> keys, scratch;
   int64_t count = 0, num_unique = 0, first_unique = 0;
 };
@@ -29,8 +33,9 @@ struct Workspace {
   std::vector<uint64_t> starts;  // of each part's gradient, as in Field::base
 };
 
-// A table with more lookups than a task should have is split, so that its keys fit the L2 cache and a step with few
-// tables still has about kTasks tasks for the threads to share.
+// The rows of a table with many lookups are told apart by their residues, which lie one after the other in the order of
+// distinct rows, so that a step with few tables has about kTasks parts for the threads to share. Each task looks at all
+// lookups of its table, so there are no more tasks than threads need: a thread alone takes all residues at once.
 constexpr int64_t kMinTaskLookups = 4096, kMaxTaskLookups = 32768, kTasks = 16, kMaxModulus = 64;
 
 int64_t count_lookups(const Part& part, const Slot& slot) {
@@ -38,8 +43,8 @@ int64_t count_lookups(const Part& part, const Slot& slot) {
   return part.offsets[(slot.index + 1) * part.batch_size] - part.offsets[slot.index * part.batch_size];
 }
 
-// The split depends on the numbers of lookups alone, never on the number of threads.
-int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
+// The order of rows depends on the numbers of lookups alone, never on the number of threads.
+int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts, int num_threads) {
   work.parts.assign(parts, parts + num_parts);
   work.starts.clear();
   uint64_t start = 0;
@@ -70,12 +75,15 @@ int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
   for (const Table& table : tables) {
     int64_t modulus = 1;
     while (modulus < kMaxModulus && table.num_lookups > modulus * limit && table.num_rows > modulus) modulus *= 2;
-    for (int64_t residue = 0; residue < modulus; residue++) {
+    int group_bits = 0;
+    while (modulus >> group_bits > (num_threads > 1 ? 2 * num_threads : 1)) group_bits++;
+    for (int64_t group = 0; group < modulus >> group_bits; group++) {
       if (work.num_tasks == static_cast<int64_t>(work.tasks.size())) work.tasks.emplace_back();
       Task& task = work.tasks[work.num_tasks++];  // keeps its buffers from the last step
       task.table = table;
       task.modulus = static_cast<uint32_t>(modulus);
-      task.residue = static_cast<uint32_t>(residue);
+      task.group = static_cast<uint32_t>(group);
+      task.group_bits = group_bits;
     }
   }
   return kOk;
@@ -85,7 +93,6 @@ int64_t plan_tasks(Workspace& work, const Part* parts, int64_t num_parts) {
 template <class Visit>
 int64_t for_each_lookup(const Task& task, Visit visit) {
   const uint64_t num_rows = task.table.num_rows;
-  const uint32_t mask = task.modulus - 1;
   for (const Field& field : task.table.fields) {
     const Part& part = *field.part;
     const Slot& slot = *field.slot;
@@ -101,7 +108,7 @@ int64_t for_each_lookup(const Task& task, Visit visit) {
       for (int64_t p = from; p < to; p++) {
         const uint64_t row = rows[p];
         if (row >= num_rows) return kRowOutOfBounds;
-        visit(row, source, row != 0 && (row & mask) == task.residue);
+        visit(row, source, row != 0 && task.has(row));
       }
     }
   }
@@ -134,10 +141,10 @@ uint64_t* radix_sort(uint64_t* keys, uint64_t* scratch, int64_t count, int low, 
   return keys;
 }
 
-// Fills task.keys with the task's lookups, sorted by row. Rows of a task agree in the residue's bits.
+// Fills task.keys with the task's lookups, sorted by residue, and rows of a residue by row.
 int64_t sort_task(Task& task) {
   int64_t count = task.table.num_lookups;
-  if (task.modulus > 1) {
+  if (!task.is_whole()) {
     count = 0;
     const int64_t status = for_each_lookup(task, [&](uint64_t, uint32_t, bool mine) { count += mine; });
     if (status != kOk) return status;
@@ -159,7 +166,9 @@ int64_t sort_task(Task& task) {
   while ((task.table.num_rows - 1) >> (bits + shift)) bits++;
   const int passes = (bits + kMaxDigit - 1) / kMaxDigit, digit = (bits + passes - 1) / passes, low = 32 + shift;
   const auto sort = passes == 1 ? radix_sort<1> : passes == 2 ? radix_sort<2> : radix_sort<kMaxPasses>;
-  if (sort(keys, task.scratch.data(), count, low, digit) != keys) task.keys.swap(task.scratch);
+  uint64_t *scratch = task.scratch.data(), *sorted = sort(keys, scratch, count, low, digit);
+  if (task.group_bits) sorted = radix_sort<1>(sorted, sorted == keys ? scratch : keys, count, 32, shift);
+  if (sorted != keys) task.keys.swap(task.scratch);
   task.num_unique = 0;
   uint64_t last = 0;  // padding, which no key has
   for (int64_t i = 0; i < count; i++, last = task.keys[i - 1] >> 32) task.num_unique += task.keys[i] >> 32 != last;
