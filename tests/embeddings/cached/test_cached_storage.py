@@ -165,15 +165,21 @@ def test_the_gradient_of_a_step_may_come_summed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "kernel"), [(CachePolicy.LRU, KernelChoice.CPP), (CachePolicy.LFU, KernelChoice.TORCH)]
+    ("policy", "kernel", "num_steps"),
+    [
+        (CachePolicy.LRU, KernelChoice.CPP, 0),
+        (CachePolicy.LFU, KernelChoice.TORCH, 0),
+        (CachePolicy.LRU, KernelChoice.CPP, (1 << 24) + 1),  # more steps than FP32 counts
+    ],
 )
 def test_a_checkpoint_goes_on_bit_for_bit_in_whatever_order_it_is_read(
-    policy: CachePolicy, kernel: KernelChoice, tmp_path: Path
+    policy: CachePolicy, kernel: KernelChoice, num_steps: int, tmp_path: Path
 ) -> None:
     def state(tables: EmbeddingTables, optimizer: TableOptimizer) -> dict[str, torch.Tensor]:
         return tables.state_dict() | {f"state.{name}": value for name, value in optimizer.state_dict().items()}
 
     first = make(policy=policy, kernel=kernel)
+    first[1].num_steps = num_steps
     train(*first, steps=range(1, 5))
     with CheckpointStore(tmp_path) as store:
         store.save(1, tensors=state(*first), state={})

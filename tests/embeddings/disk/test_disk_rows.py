@@ -88,6 +88,21 @@ def test_untouched_rows_take_no_disk_where_rows_are_drawn_by_themselves(tmp_path
     assert torch.equal(disk.fetch(rows, keys=["weight"])["weight"], weight + 1)
 
 
+def test_rows_read_ahead_are_let_go_when_the_next_batch_needs_none(tmp_path: Path) -> None:
+    disk, mirror = both(tmp_path, draw=InitialDraw.ROWS, kind=TableOptimizerKind.ROWWISE_ADAGRAD)
+    rows = torch.tensor([5, 4999])
+    disk.flush()
+    disk.announce(rows)
+    assert disk._ahead is not None
+    for value in range(3):  # what is stored meanwhile is right, and takes no memory beside what was read
+        disk.store(rows[:1], {key: mirror[key][rows[:1]] + value for key in mirror})
+        assert disk._ahead.stale.tolist() == [True, False]
+        assert torch.equal(disk.fetch(rows, keys=["weight"])["weight"][0], mirror["weight"][5] + value)
+    disk._ahead.read.result()
+    disk.announce(rows[:0])
+    assert disk._ahead is None
+
+
 def test_the_normal_quantile_is_that_of_the_standard_library() -> None:
     from statistics import NormalDist
 

@@ -33,7 +33,7 @@ from ziggurat.ops.row_cache import cpp
 NUM_WAYS = 32
 HIT, FREE, NO_WAY = -2, -1, -3  # what `Admission.left` says beside rows
 NEVER = 0  # stamp of rows that no step has touched; a row with stamp s that a load may replace has ~s, below zero
-_MOST_COUNT = (1 << 24) - 1  # FP32 of checkpoints holds one more
+_MOST_COUNT = (1 << 24) - 1  # also of stamps: FP32 of checkpoints holds one more
 _LAST = torch.iinfo(torch.int64).max
 
 
@@ -127,6 +127,18 @@ class Ways:
         """The row of each place, -1 where it is free."""
         sets = torch.arange(self.num_sets).unsqueeze(1)
         return torch.where(self.tags_SW < 0, -1, self.tags_SW.to(torch.int64) * self.num_sets + sets).view(-1)
+
+    @property
+    def kept_stamps(self) -> Int32[Tensor, "C"]:
+        """The stamp of each place as FP32 can hold it in a checkpoint: the step, or from step 2^24 on its rank.
+
+        Only the order of stamps matters, and that steps to come are later than all of them.
+        """
+        stamps = stamp_of(self.stamps_SW.view(-1))
+        if int(stamps.max()) <= _MOST_COUNT:
+            return stamps
+        never = stamps.new_full((1,), NEVER)
+        return torch.unique(torch.cat([never, stamps]), return_inverse=True)[1][1:].to(torch.int32)
 
     def find(self, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
         """The place of each row, -1 where it is not held."""

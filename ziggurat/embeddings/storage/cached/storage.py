@@ -53,7 +53,6 @@ from ziggurat.ops.lookup import (
 from ziggurat.ops.lookup.cpp import CppKernel
 from ziggurat.ops.row_cache import HIT, NO_WAY, CacheSize, Ways
 from ziggurat.ops.row_cache.cpp import Moves, exchange_rows, lookup_cached, why_not_cache
-from ziggurat.ops.row_cache.ways import stamp_of
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 CACHE = "cache"  # name of stamps and counts among the arrays of a storage
@@ -330,7 +329,7 @@ class CachedStorage(TableStorage):
         """Stamp + 1 of rows that are held, else 0; or count + 1 of rows that are held, else -count."""
         held, counts = places >= 0, self.ways.counts_R
         if counts is None:
-            stamps = stamp_of(self.ways.stamps_SW.view(-1)[places.clamp(min=0)])
+            stamps = self.ways.kept_stamps[places.clamp(min=0)]
             return torch.where(held, stamps + 1, 0).float()
         return torch.where(held, counts[rows] + 1, -counts[rows]).float()
 

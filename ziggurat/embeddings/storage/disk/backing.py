@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class _Ahead:
 
     rows: Int64[np.ndarray, "N"]
     read: Future[tuple[Float[np.ndarray, "N W"], np.ndarray]]
-    stale: list[Int64[np.ndarray, "N"]] = field(default_factory=list)  # stored since
+    stale: Bool[np.ndarray, "N"]  # stored since they were read
 
 
 class DiskRows(RowBacking):
@@ -190,13 +190,15 @@ class DiskRows(RowBacking):
         """Begin to read the rows of a coming batch that the file has."""
         if self._ahead is not None and not self._ahead.read.done():
             return  # the disk is behind: the batch is read when it is asked for
+        self._ahead = None  # of the batch before this one
         rows = np.unique(rows_N.numpy())
         rows = rows[self._kept.has(rows)]
         on_their_way = self._behind.take(rows, out=np.empty((len(rows), self.width), dtype=np.float32))
         rows = rows[~on_their_way]
         if len(rows):
             self._reader = self._reader or ThreadPoolExecutor(1, thread_name_prefix="rows-ahead")
-            self._ahead = _Ahead(rows, self._reader.submit(self._read_file, rows))
+            read = self._reader.submit(self._read_file, rows)
+            self._ahead = _Ahead(rows, read, stale=np.zeros(len(rows), dtype=bool))
 
     def flush(self) -> None:
         """Wait until the file has all rows."""
@@ -250,7 +252,7 @@ class DiskRows(RowBacking):
     def _put(self, values: RowValues) -> None:
         self._kept.add(values.rows)
         if self._ahead is not None:
-            self._ahead.stale.append(values.rows)
+            self._ahead.stale |= values.find(self._ahead.rows)[0]
         self._behind.put(values)
 
     def take(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
@@ -327,9 +329,7 @@ class DiskRows(RowBacking):
             return np.zeros(len(rows), dtype=bool)
         values, states = ahead.read.result()
         hit, at = RowValues(ahead.rows, values).find(rows)
-        hit &= ~known
-        for stale in ahead.stale:
-            hit &= ~np.isin(rows, stale)
+        hit &= ~known & ~ahead.stale[at]
         self._check(rows[hit], states[at[hit]])
         out[hit] = values[at[hit]]
         return hit
