@@ -6,18 +6,25 @@ comes again. Each contestant learns a table of 16 columns by row-wise Adagrad, a
 learns from it, over the second half of the stream. All bytes count: 68 a row, and 19.9 more where the table grows.
 
 Collisions: look-ups of the hash whose row another user of the same window last trained.
+
+Two more cases are of the map alone. A stream of 10⁸ ids, drawn by Zipf 1.05 from 10⁹ that slide, goes through a table
+of 10⁶ rows: every answer is held to a list of who has which row, kept apart from the map, and the memory of the process
+to what it was in the beginning. And the rates at which one core finds and counts ids of a table that knows all 10⁷.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.harness import say
 from benchmarks.report import Case, Report
-from ziggurat.features.growing import Growing
+from ziggurat.features.growing import Counting, Growing
 from ziggurat.features.hashing import GOLDEN, mix
 from ziggurat.ops.growing.growing_ids import GrowingIds
 from ziggurat.training.metrics.functions import auc
@@ -96,6 +103,83 @@ def judged(seed: int, *, num_batches: int, window: int, num_ids: int) -> dict[st
     return found | {"collisions": collided / (num_batches * BATCH), "users": float(len(everyone))}
 
 
+def zipf_ids(rng: np.random.Generator, number: int, *, size: int) -> np.ndarray:
+    """Ids of a batch: ranks by Zipf 1.05 among 10⁹, of which the places slide, as hashes of 64 bits."""
+    ranks = (1 - rng.random(size) * (1 - 1e9**-0.05)) ** -20.0  # inverse of the distribution, as if it were continuous
+    ranks = np.minimum(ranks, 1e9).astype(np.uint64)
+    slot = mix(ranks * GOLDEN)
+    return mix(slot + (np.uint64(number) + slot % np.uint64(500)) // np.uint64(500) * GOLDEN)
+
+
+def streamed(growing: Growing, *, num_streamed: int, batch: int = 65_536) -> dict[str, float]:
+    """A stream through one table, every answer held to an own list of who has which row.
+
+    Args:
+        growing: of the table.
+        num_streamed: ids.
+        batch: ids of a step.
+    """
+    rng, grown = np.random.default_rng(1), GrowingIds(growing)
+    owner, owned = np.zeros(growing.num_ids, np.uint64), np.zeros(growing.num_ids, bool)
+    wrong, seconds, first_bytes, totals = 0, 0.0, 0, dict.fromkeys(("known", "unknown", "new", "evicted"), 0)
+    for number in range(-(-num_streamed // batch)):
+        ids = zipf_ids(rng, number, size=min(batch, num_streamed - number * batch))
+        begin = time.perf_counter()
+        found = grown.step(ids, step=number + 1)
+        seconds += time.perf_counter() - begin
+        replaced = int(np.count_nonzero(owned[found.new_rows]))
+        owner[found.new_rows], owned[found.new_rows] = found.new_ids, True
+        has = found.rows >= 0
+        wrong += int(np.count_nonzero(owner[found.rows[has]] != ids[has]))  # a row of another id
+        wrong += replaced != found.num_evicted
+        if number % 100 == 99:  # an id that has a row and was not found, or two rows with one id
+            wrong += int(np.count_nonzero(np.isin(ids[~has], owner[owned])))
+            wrong += int(owned.sum()) - len(np.unique(owner[owned]))
+            say(f"{(number + 1) * batch:,} ids, {wrong} wrong, {(number + 1) * batch / seconds / 1e6:.2f} M ids/s")
+        first_bytes = first_bytes or resident_bytes() * (number == 10)
+    for name, count in grown.report().items():
+        totals[name] = count
+    wrong += totals["known"] + totals["unknown"] != num_streamed
+    wrong += totals["new"] - totals["evicted"] != int(owned.sum())
+    wrong += int(np.count_nonzero(grown.find(owner[owned]) != np.flatnonzero(owned)))
+    return totals | {
+        "wrong": wrong,
+        "ids_per_s": num_streamed / seconds,
+        "more_bytes": resident_bytes() - first_bytes,
+        "bytes_per_id": grown.num_bytes / growing.num_ids,
+    }
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def known_rates(num_ids: int, *, rounds: int, batch: int = 65_536) -> dict[str, float]:
+    """Ids that one core finds, and counts, a second, in a table that knows all of them; medians over rounds.
+
+    Args:
+        num_ids: that the table knows.
+        rounds: of 20 batches each.
+        batch: ids of a call.
+    """
+    rng, grown = np.random.default_rng(2), GrowingIds(Growing(num_ids=num_ids, admit_after=2))
+    keys = mix(np.arange(1, num_ids + 1, dtype=np.uint64) * GOLDEN)
+    for first in range(0, num_ids, batch):
+        grown.step(np.repeat(keys[first : first + batch], 2), step=1)
+    assert len(grown) == num_ids
+    rates: dict[str, list[float]] = {"find": [], "step": []}
+    for number in range(rounds):
+        batches = [keys[rng.integers(0, num_ids, batch)] for _ in range(20)]
+        for name in rates:
+            begin = time.perf_counter()
+            for ids in batches:
+                grown.find(ids) if name == "find" else grown.step(ids, step=2 + number)
+            rates[name].append(20 * batch / (time.perf_counter() - begin))
+    medians = {name: statistics.median(each) for name, each in rates.items()}
+    return medians | {"bytes_per_id": grown.num_bytes / num_ids}
+
+
 def run(*, quick: bool = False) -> Report:
     """Judge all contestants over seeds and sizes."""
     report = Report(
@@ -133,4 +217,20 @@ def run(*, quick: bool = False) -> Report:
             f"{statistics.stdev(differences):.4f}; {mean['collisions']:.1%} of the hash's look-ups find a row that "
             "another user trained last"
         )
+    report.figures += figures(quick=quick)
     return report
+
+
+def figures(*, quick: bool) -> list[dict[str, object]]:
+    """The cases of the map alone."""
+    num_streamed, num_ids = (2_000_000, 20_000) if quick else (100_000_000, 1_000_000)
+    found: list[dict[str, object]] = []
+    for counting in Counting:
+        growing = Growing(num_ids=num_ids, admit_after=2, counting=counting)
+        size = num_streamed if counting is Counting.SKETCH else num_streamed // 10  # exact counts take memory
+        found.append({"name": f"stream_{counting.value}", "ids": size, **streamed(growing, num_streamed=size)})
+        say(str(found[-1]))
+    rates = known_rates(200_000 if quick else 10_000_000, rounds=3 if quick else 11)
+    found.append({"name": "ten_million_known_ids", **rates, "goal_ids_per_s": 5e6, "goal_bytes_per_id": 20.0})
+    say(str(found[-1]))
+    return found

@@ -33,6 +33,7 @@ FROZEN = {
     "predict": {"--bad-rows", "--step", "--out", "--model", "--keep"},
     "embeddings": {"--step", "--out", "--model"},
     "tables": {"--samples", "--table", "--model", "--json", "--plot"},
+    "quantise": {"--data", "--split", "--formats", "--by-table", "--step", "--model", "--json", "--plot"},
     "importance": {
         *("--data", "--split", "--metric", "--rounds", "--samples", "--seed", "--features", "--group", "--towers"),
         *("--bad-rows", "--step", "--model", "--json", "--csv", "--plot"),
@@ -42,6 +43,7 @@ FROZEN = {
             "--out",
             "--ranker",
             "--tables",
+            "--by-table",
             "--value",
             "--value-likes",
             "--items",

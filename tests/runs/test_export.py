@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import ziggurat as zg
 from tests.serving.shop import SCHEMA, Shop, events
@@ -23,15 +24,17 @@ from ziggurat.data.preprocess.values.vocabulary import Vocabulary
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.text_blocks import DecimalMark
-from ziggurat.embeddings.storage import TablePrecision
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, ExportError
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.runs.export import make
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.known_ids import KnownShare, known_shares, refuse_blind, refuse_stranger
 from ziggurat.runs.export.parity import Parity, plain_rows, refuse_difference, unseen
 from ziggurat.runs.export.vector_parity import VectorParity, refuse_other_vectors
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers
-from ziggurat.serving.export.export_folder import open_export
+from ziggurat.serving.export.export_folder import open_export, seal_export
+from ziggurat.serving.export.packed_model import MODEL, load_model
 from ziggurat.training.report.progress import NoProgress
 
 STRANGER = KnownShare(what="items", column="item", known=1, of=40, least=0.5)
@@ -61,21 +64,76 @@ def test_a_ranker_scores_as_its_run(shop: Shop, tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("tables", ["bf16", "int8", "int4"])
 def test_tables_in_few_bits_are_smaller_and_nearly_equal(shop: Shop, tmp_path: Path, tables: str) -> None:
-    config = dataclasses.replace(QUICK, tables=TablePrecision(tables), allow=True)
+    config = dataclasses.replace(QUICK, tables=RowFormat(tables), allow=True)
     made = zg.export_run(shop.ranker, out=tmp_path / tables, config=config)
     run, (before, now) = zg.load_run(shop.ranker), made.manifest.facts["parity"]["metrics"]["auc/like"]
     assert abs(before - now) < 0.02
     rec, rows = zg.Recommender.load(tmp_path / tables), events(300, seed=9)
     difference = np.abs(rec.scores(rows) - run.scores(rows)).max()
     assert 0 < difference < {"bf16": 0.01, "int8": 0.02, "int4": 0.2}[tables]
-    weights = {name: entry.bytes for name, entry in made.manifest.files.items() if name.endswith("safetensors")}
-    assert weights["ranker/weights.safetensors"] > 0
+    ranker = rec.chain.ranker
+    assert ranker is not None
+    kept = ranker.packed.model.embeddings.tables
+    assert {kept.storage(place.storage).row_format for place in kept.places.values()} == {RowFormat(tables)}
+    with torch.no_grad():  # rows in the file are rows in memory, and those that the run gives when it rounds them
+        rounded = zg.load_run(shop.ranker, tables=TablesConfig(weights=RowFormat(tables))).model.embeddings
+    assert all(torch.equal(rounded.table(name), kept.view(name)) for name in kept.places)
+
+
+def test_a_table_may_have_a_format_of_its_own(shop: Shop, tmp_path: Path) -> None:
+    out = tmp_path / "mixed"
+    asked = ["--tables", "int8", "--by-table", "item=fp32,user_id=int4", "--parity-rows", "300", "--allow"]
+    assert main(["export", str(shop.ranker), "--out", str(out), *asked]) == 0
+    ranker = zg.Recommender.load(out).chain.ranker
+    assert ranker is not None
+    kept = ranker.packed.model.embeddings.tables
+    formats = {name: kept.storage(place.storage).row_format for name, place in kept.places.items()}
+    assert formats == {"item": RowFormat.FP32, "user_id": RowFormat.INT4, "tags": RowFormat.INT8}
+    run = zg.load_run(shop.ranker).model.embeddings
+    assert torch.equal(kept.view("item"), run.table("item"))
+    with pytest.raises(ConfigError, match="did you mean 'user_id'"):
+        zg.export_run(shop.ranker, out=out, config=dataclasses.replace(QUICK, by_table={"user": RowFormat.INT4}))
+    with pytest.raises(ConfigError, match="split_bf16"):
+        zg.ExportConfig(tables=RowFormat.SPLIT_BF16)
+
+
+@pytest.mark.parametrize("tables", ["fp32", "bf16", "int8", "int4"])
+def test_an_export_of_the_first_version_answers_as_it_did(shop: Shop, tmp_path: Path, tables: str) -> None:
+    first = dataclasses.replace(MODEL, version=1)
+    made = zg.export_run(shop.ranker, out=tmp_path / "old", config=QUICK)
+    folder = made.path / "ranker"
+    numbers = load_file(folder / "weights.safetensors")
+    expected, tensors = dict(numbers), dict[str, torch.Tensor]()
+    for name, rows in numbers.items():
+        if not name.startswith("embeddings.tables.") or tables == "fp32":
+            tensors[name] = rows
+        elif tables == "bf16":
+            tensors[name], expected[name] = rows.bfloat16(), rows.bfloat16().float()
+        else:
+            low, most = rows.amin(1), 255 if tables == "int8" else 15
+            scale = (rows.amax(1) - low) / most
+            codes = ((rows - low[:, None]) / scale.clamp(min=1e-30)[:, None]).round().to(torch.uint8)
+            expected[name] = low[:, None] + scale[:, None] * codes
+            packed = codes if tables == "int8" else codes[:, ::2] | codes[:, 1::2] << 4
+            tensors |= {name: packed, f"{name}:scale": scale, f"{name}:offset": low}
+    save_file(tensors, str(folder / "weights.safetensors"))
+    content = {name: value for name, value in MODEL.read(folder / "model.json").items() if name != "by_table"}
+    first.write(folder / "model.json", content | {"tables": tables})
+    (made.path / "golden.json").unlink()
+    seal_export(made.path, sources=(), facts={}, made_with={})
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        packed_model = load_model(open_export(made.path), "ranker")
+    assert any("make it again" in str(each.message) for each in told) == (tables != "fp32")
+    for name in packed_model.model.embeddings.tables.places:
+        found = packed_model.model.embeddings.table(name)
+        torch.testing.assert_close(found, expected[f"embeddings.tables.{name}.weight"], rtol=0, atol=1e-6)
 
 
 def perturbing(save: Callable[..., None], table: str) -> Callable[..., None]:
     """Writes models one row of whose table is another."""
 
-    def perturbed(packed: Any, folder: Path, *, tables: TablePrecision) -> None:
+    def perturbed(packed: Any, folder: Path, *, tables: TablesConfig) -> None:
         state = {name: tensor.clone() for name, tensor in packed.model.state_dict().items()}
         save(packed, folder, tables=tables)
         name = next(name for name in state if name.startswith(table))
@@ -101,7 +159,7 @@ def test_an_export_that_scores_differently_is_not_published(
 
 @pytest.mark.parametrize("tables", ["fp32", "bf16", "int4"])
 def test_vectors_are_those_of_the_run(shop: Shop, tmp_path: Path, tables: str) -> None:
-    config = dataclasses.replace(QUICK, tables=TablePrecision(tables), allow=True, num_candidates=10)
+    config = dataclasses.replace(QUICK, tables=RowFormat(tables), allow=True, num_candidates=10)
     facts = zg.export_run(shop.two_tower, out=tmp_path / "out", config=config).manifest.facts["vectors"]
     assert facts["num_rows"] == 2000
     assert facts["best"] == 10

@@ -41,6 +41,7 @@ from ziggurat.cli.scoring_verbs import (
 )
 from ziggurat.cli.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
+from ziggurat.cli.tiers.quantise_verb import QUANTISE_EPILOG, QUANTISE_SUMMARY, add_quantise_arguments
 from ziggurat.cli.tiers.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tables_arguments
 from ziggurat.cli.tower_verbs import add_towers_arguments
 from ziggurat.errors import SchemaError, ZigguratError
@@ -149,6 +150,7 @@ def build_parser() -> VerbParser:
     add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
     add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
     add_tables_arguments(verb("tables", TABLES_SUMMARY, TABLES_EPILOG))
+    add_quantise_arguments(verb("quantise", QUANTISE_SUMMARY, QUANTISE_EPILOG))
 
     add_serving_verbs(verb)
 
@@ -362,7 +364,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         tower_verbs,
         verbs,
     )
-    from ziggurat.cli.tiers import tables_verb
+    from ziggurat.cli.tiers import quantise_verb, tables_verb
 
     return {
         "demo": verbs.demo,
@@ -373,6 +375,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "embeddings": scoring_verbs.embeddings,
         "importance": importance_verb.importance,
         "tables": tables_verb.tables,
+        "quantise": quantise_verb.quantise,
         "export": serving_verbs.export,
         "recommend": serving_verbs.recommend,
         "index": serving_verbs.index,

@@ -65,7 +65,14 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--tables",
         choices=("fp32", "bf16", "int8", "int4"),
         default="fp32",
-        help="what the numbers of embedding tables are kept as (default: %(default)s)",
+        help="what the rows of embedding tables are kept as (default: %(default)s); `ziggurat quantise RUN` says"
+        " what each format costs",
+    )
+    parser.add_argument(
+        "--by-table",
+        metavar="NAME=FORMAT,...",
+        default="",
+        help="another format for some tables: user_id=int4,country=fp32",
     )
     parser.add_argument(
         "--value",
@@ -124,12 +131,13 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(options: argparse.Namespace, rest: list[str]) -> int:
     """Make an export of a run, and say where it differs from it."""
-    from ziggurat.embeddings.storage import TablePrecision
+    from ziggurat.config import override
+    from ziggurat.ops.row_formats import RowFormat
     from ziggurat.runs.export import ExportConfig, export_run
     from ziggurat.training.report.progress import show_progress
 
     config = ExportConfig(
-        tables=TablePrecision(options.tables),
+        tables=RowFormat(options.tables),
         value=options.value,
         value_likes=options.value_likes,
         items=tuple(options.items),
@@ -141,6 +149,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         compiled=options.compiled,
         allow=options.allow,
     )
+    config = override(config, {"by-table": options.by_table})
     made = export_run(
         options.run,
         out=options.out,

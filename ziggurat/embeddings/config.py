@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ziggurat.errors import ConfigError
@@ -86,6 +86,12 @@ class EmbeddingConfig:
             beta1=self.beta1,
             beta2=self.beta2,
         )
+
+    @property
+    def only_read(self) -> EmbeddingConfig:
+        """The same for tables that are read and no longer trained: in any format, by whichever kernel reads it best."""
+        rule = TableOptimizerKind.ROWWISE_ADAGRAD  # never used: tables that learn densely would be parameters in FP32
+        return replace(self, kernel=KernelChoice.AUTO, optimizer=rule, weight_decay=0.0)
 
 
 def _expect(fits: bool, expected: str, found: str) -> None:

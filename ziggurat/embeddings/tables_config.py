@@ -104,7 +104,7 @@ class TablesConfig:
             ConfigError: tables would be parameters with dense gradients; or a name in `by_table` is no table;
                 or there is a cache, and no rows that it could help.
         """
-        self._check_names(sorted(set(tables)))
+        self.check_names(sorted(set(tables)))
         self._check_cache()
         if self.disk and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
             raise ConfigError(
@@ -178,7 +178,12 @@ class TablesConfig:
                 ways_out=("--tables.weights fp32", "--tables.by-table NAME=fp32 for those that shall lie on the disk"),
             )
 
-    def _check_names(self, tables: list[str]) -> None:
+    def check_names(self, tables: list[str]) -> None:
+        """Refuse formats for tables that there are not.
+
+        Raises:
+            ConfigError: with the nearest names.
+        """
         for name in self.by_table:
             if name in tables:
                 continue

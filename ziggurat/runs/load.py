@@ -26,7 +26,8 @@ from ziggurat.data.preprocess.preprocessing_io import load_preprocessing
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
-from ziggurat.errors import ConfigError, MissingFileError
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model, build_model
@@ -42,6 +43,7 @@ from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.many_ranks import Ranks
 from ziggurat.runs.next_items import next_items_frame
+from ziggurat.runs.resume import best_step, checkpoints_of
 from ziggurat.runs.scoring import (
     FileReading,
     as_polars,
@@ -57,13 +59,12 @@ from ziggurat.runs.scoring import (
     write_frames,
 )
 from ziggurat.runs.slices import SliceConfig, Slicer
-from ziggurat.training.checkpoint import CheckpointStore, Match
+from ziggurat.training.checkpoint import Match
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass, FullRankings
 from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
-from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import INPUTS, RunFolder
 from ziggurat.training.report.progress import Progress
 from ziggurat.training.team import Team
@@ -336,7 +337,12 @@ def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[ty
 
 @check_arguments
 def load_run(
-    folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = (), ranks: Ranks | None = None
+    folder: str | Path,
+    *,
+    step: int | None = None,
+    models: Sequence[type[Any]] = (),
+    ranks: Ranks | None = None,
+    tables: TablesConfig | None = None,
 ) -> Run:
     """Load a run for evaluation or prediction.
 
@@ -346,6 +352,7 @@ def load_run(
         models: config classes of your own, if the run's model is one: `load_run(folder, models=(MyConfig,))`. A folder
             never makes this function import code.
         ranks: to load it on, together; None: one device. `open_run` finds them.
+        tables: other formats of the rows, into which those of the checkpoint are rounded; None: those of the run.
 
     Raises:
         MissingFileError: there is no run, or it has no checkpoint yet.
@@ -358,20 +365,14 @@ def load_run(
     inputs = from_json(InputSpec, INPUTS.read(run.inputs), where=str(run.inputs))
     preprocessing = load_preprocessing(run.preprocessing)
     device = choose_device(config.device).device
-    kernel = usable_kernel(config.model.embedding.kernel, device=device)
-    settings = replace(config.model, embedding=replace(config.model.embedding, kernel=kernel))
-    made = config.tables.make_storage(seed=config.training.seed, is_trained=False)
+    embedding = config.model.embedding if tables is None else config.model.embedding.only_read
+    kernel = usable_kernel(embedding.kernel, device=device)
+    settings = replace(config.model, embedding=replace(embedding, kernel=kernel))
+    made = (tables or config.tables).make_storage(seed=config.training.seed, is_trained=False)
     how: dict[str, Any] = {"towers": config.towers, "draw_tables": False, "make_storage": made}
     model = build_model(settings, inputs, seed=config.training.seed, **how)
     model.to(device)  # before its tables take memory; the checkpoint fills them
-    store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
-    if not store.steps():
-        raise MissingFileError(
-            expected="a run with a checkpoint",
-            found="none yet",
-            where=str(run.checkpoints),
-            ways_out=f"train it first, or go on: ziggurat train {run.path} --resume",
-        )
+    store = checkpoints_of(run, config)
     chosen = best_step(store) if step is None else step
     team = Team(None if ranks is None else ranks.parallelize(model, run=run, resume=True))
     growing = GrowingTables(model)
@@ -392,9 +393,3 @@ def load_run(
         team=team,
         reading=FileReading.of(config),
     )
-
-
-def best_step(store: CheckpointStore) -> int:
-    """The best step that the newest intact checkpoint knows of, or its own step where nothing was evaluated."""
-    newest = store.load(into={}, match=Match.SUBSET)
-    return Position.from_json(newest.state.get("position")).best_step or newest.step

@@ -15,13 +15,15 @@ from dataclasses import replace
 
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.splits import SplitBy
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.device import Device, choose_device
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located, with_absolute_paths
 from ziggurat.runs.fingerprint import Difference, differences, fingerprint
+from ziggurat.training.checkpoint import CheckpointStore, Match
 from ziggurat.training.config import AUTO_METRIC, Precision
+from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import RunFolder
 
 MAY_CHANGE = (
@@ -155,3 +157,26 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
 
 def _files(config: RunConfig) -> dict[str, tuple[str, ...]]:
     return {name: getattr(config.data, name) for name in ("train", "valid", "test")}
+
+
+def checkpoints_of(run: RunFolder, config: RunConfig) -> CheckpointStore:
+    """The checkpoints of a run that has some.
+
+    Raises:
+        MissingFileError: it has none yet.
+    """
+    store = CheckpointStore(run.checkpoints, config=config.training.checkpoint)
+    if not store.steps():
+        raise MissingFileError(
+            expected="a run with a checkpoint",
+            found="none yet",
+            where=str(run.checkpoints),
+            ways_out=f"train it first, or go on: ziggurat train {run.path} --resume",
+        )
+    return store
+
+
+def best_step(store: CheckpointStore) -> int:
+    """The best step that the newest intact checkpoint knows of, or its own step where nothing was evaluated."""
+    newest = store.load(into={}, match=Match.SUBSET)
+    return Position.from_json(newest.state.get("position")).best_step or newest.step

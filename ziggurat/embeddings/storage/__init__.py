@@ -4,7 +4,6 @@ from ziggurat.embeddings.storage.by_table import StorageByTable, cache_of, forma
 from ziggurat.embeddings.storage.low_precision import LowPrecision, LowPrecisionStorage
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages
 from ziggurat.embeddings.storage.part import StoredRows, TablePart, reader, table_tensor
-from ziggurat.embeddings.storage.quantised import QuantisedStorage, TablePrecision
 from ziggurat.embeddings.storage.table_storage import WEIGHT, MakeStorage, TableStorage
 
 __all__ = [
@@ -13,11 +12,9 @@ __all__ = [
     "LowPrecisionStorage",
     "MakeStorage",
     "MemoryStorage",
-    "QuantisedStorage",
     "StorageByTable",
     "StoredRows",
     "TablePart",
-    "TablePrecision",
     "TableStorage",
     "advise_huge_pages",
     "cache_of",

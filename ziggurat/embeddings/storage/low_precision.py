@@ -164,6 +164,12 @@ class LowPrecisionStorage(TableStorage):
             if kept is not None and new is not None:
                 kept[chosen] = new
 
+    def write_packed(self, first_row: int, rows: Tensor) -> None:
+        """Replace consecutive rows by others that are in the format already: (N, W) of it, BF16 as bfloat16."""
+        kept, lower = self._kept()
+        assert lower is None, "split rows are numbers and lower halves"
+        kept[first_row : first_row + len(rows)] = rows.view(kept.dtype)
+
     def lookup(
         self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
     ) -> None:

@@ -24,9 +24,9 @@ import torch
 
 import ziggurat
 from ziggurat.arguments import check_arguments
+from ziggurat.config import to_json
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
-from ziggurat.embeddings.storage import TablePrecision
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema import Schema
 from ziggurat.files import digest_of
@@ -35,6 +35,7 @@ from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
 from ziggurat.runs.export.data import RunData, make_catalogue, make_users
 from ziggurat.runs.export.event_data import EventsWanted, event_data, known_items
+from ziggurat.runs.export.export_config import ExportConfig
 from ziggurat.runs.export.first_look import check_asked, look_at_runs
 from ziggurat.runs.export.golden_requests import golden_requests
 from ziggurat.runs.export.index_files import Found, write_index
@@ -59,47 +60,6 @@ from ziggurat.serving.golden import GOLDEN_FILE, write_golden
 from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.recommender import Recommender
 from ziggurat.training.report.progress import NoProgress, Progress
-from ziggurat.typed import Count, CountOrNone, Share, checked
-
-
-@dataclass(frozen=True, kw_only=True)
-@checked
-class ExportConfig:
-    """Settings of an export.
-
-    Args:
-        tables: what the numbers of embedding tables are kept as.
-        value: formula over the tasks that orders answers; "" and "auto" choose one on validation likes, where a run
-            retrieves and something scores what it finds; "" without such likes is the inner product, and without a run
-            that retrieves the one task.
-        value_likes: likes that formulas are tried on, at most; of more a sample is drawn.
-        items: files with the catalogue, one row an item; none: what was last seen of each item in the run's data.
-        keep: further columns of the data for the catalogue: for filters, people, and the value model.
-        users: whether columns and items of known users go into the export.
-        num_candidates: items that the ranker scores.
-        num_over_arch: items that the index gives the OverArch, where the retrieving run has one.
-        recall: share of the exact candidates that the index finds, for known users; more takes more time.
-        parity_rows: raw rows that the export is compared with its run on.
-        golden: golden requests of each kind.
-        program: whether the dense network is also written as a program of `torch.export`.
-        compiled: whether that program is compiled ahead for this processor as well, for other runtimes; takes a minute.
-        allow: publish although the scores differ from the run's, or the ranker knows few of the items or users.
-    """
-
-    tables: TablePrecision = TablePrecision.FP32
-    value: str = ""
-    value_likes: Count = 4_000
-    items: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
-    users: bool = True
-    num_candidates: Count = 500
-    num_over_arch: Count = 2000
-    recall: Share = 0.995
-    parity_rows: Count = 100_000
-    golden: CountOrNone = 8
-    program: bool = True
-    compiled: bool = False
-    allow: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +81,11 @@ class _Runs:
         """Those that there are, by part."""
         named = {ENCODER: self.encoder, RANKER: self.ranker}
         return {part: run for part, run in named.items() if run is not None}
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables of all of them."""
+        return sorted({table.name for run in self.parts.values() for table in run.model.inputs.tables})
 
     @property
     def schemas(self) -> list[Schema]:
@@ -159,13 +124,14 @@ def export_run(
         seen = look_at_runs(run, ranker=ranker, models=models, progress=progress)
         check_asked(seen, value=config.value, keep=config.keep, items=config.items)
         runs = _load(run, ranker, models=models)
+        config.kept.check_names(runs.tables)
         asked = ValueAsked(value=config.value, num_likes=config.value_likes, encoder=runs.encoder, ranker=runs.ranker)
         formula = asked.first()
         bad_rows = stack.enter_context(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
         data = {part: _data_of(each, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
-        facts: dict[str, Any] = {"tables": config.tables.value}
+        facts: dict[str, Any] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
         _write_models(folder, runs, config, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
         facts |= _check_ranker(runs, catalogue, users, config, progress)
@@ -240,7 +206,7 @@ def _data_of(run: Run, config: ExportConfig, stack: ExitStack, bad_rows: BadRows
 def _write_models(folder: Path, runs: _Runs, config: ExportConfig, progress: Progress) -> None:
     for part, run in runs.parts.items():
         progress.begin(f"write {part}", total=None)
-        save_model(packed_of(run), folder / part, tables=config.tables)
+        save_model(packed_of(run), folder / part, tables=config.kept)
         progress.end()
 
 
@@ -315,7 +281,7 @@ def _compare(run: Run, loaded: Recommender, data: RunData, config: ExportConfig,
     parity = compare(run, loaded.chain.ranker, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
-    exact = config.tables is TablePrecision.FP32
+    exact = not config.kept.has_few_bits
     refuse_difference(parity, exact=exact, where=str(run.folder), allow=config.allow)
     return {"parity": parity.to_json()}
 
@@ -327,7 +293,7 @@ def _compare_vectors(
     parity = compare_vectors(run, loaded.chain, data=data, num_rows=config.parity_rows)
     progress.end()
     progress.say(parity.line())
-    exact = config.tables is TablePrecision.FP32
+    exact = not config.kept.has_few_bits
     refuse_other_vectors(parity, exact=exact, where=str(run.folder), allow=config.allow)
     return {"vectors": parity.to_json()}
 

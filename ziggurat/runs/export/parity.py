@@ -129,7 +129,11 @@ def refuse_difference(parity: Parity, *, exact: bool, where: str, allow: bool) -
                 expected=f"{name} of the run, to {METRIC_TOLERANCE:.0e}",
                 found=parity.line(),
                 where=where,
-                ways_out=("tables in more bits: --tables int8, bf16 or fp32", "take it all the same: --allow"),
+                ways_out=(
+                    "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
+                    f"see what each costs: ziggurat quantise {where} --by-table",
+                    "take it all the same: --allow",
+                ),
             )
 
 

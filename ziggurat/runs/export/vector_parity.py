@@ -146,7 +146,10 @@ def refuse_other_vectors(parity: VectorParity, *, exact: bool, where: str, allow
             expected=f"at least {LEAST_RECALL:.0%} of the run's best {parity.best} items of a user",
             found=parity.line(),
             where=where,
-            ways_out=("tables in more bits: --tables int8, bf16 or fp32", "take it all the same: --allow"),
+            ways_out=(
+                "tables in more bits: --tables int8, bf16 or fp32, or some of them: --by-table NAME=fp32",
+                "take it all the same: --allow",
+            ),
         )
 
 

@@ -1,23 +1,26 @@
 """A model in an export: its config, its fitted preprocessing and its weights, and back to a model that scores.
 
-    ranker/model.json             {"model": {"kind": "dcn_v2", …}, "towers": null, "tables": "fp32", "dims": {…}}
+    ranker/model.json             {"model": {"kind": "dcn_v2", …}, "towers": null, "tables": "int8", "by_table": {…}}
     ranker/preprocessing/         as a run has it
     ranker/weights.safetensors    embeddings.tables.user_id.weight …, cross.0.weight …
-                                  tables in few bits: …weight (codes), …weight:scale, …weight:offset
+                                  tables in few bits: (rows, bytes of a row), as `ops/row_formats` keeps them
 
 What a model sees of the data (`InputSpec`) follows from the fitted preprocessing and is not written twice. A config of
 the user's own is loaded where its class is given (`models=`); a file never makes this code import anything.
 
-Tables are loaded as they lie: those in few bits stay so in memory and are decoded row by row (`QuantisedStorage`).
+Tables in few bits are written and loaded in pieces and stay so in memory: lookups decode the rows that they add
+(`LowPrecisionStorage`). Exports of version 1 have other codes (`export/version_1.py`); their tables
+are decoded to FP32 once, so that they answer as they did.
+
 Safetensors has neither code nor compression; it is opened only after its checksum was compared.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,21 +32,31 @@ from torch import Tensor
 from ziggurat.config import from_json, to_json
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
-from ziggurat.embeddings import TableOptimizerKind
-from ziggurat.embeddings.storage import MemoryStorage, QuantisedStorage, TablePart, TablePrecision
-from ziggurat.embeddings.storage.quantised import encode, layout
+from ziggurat.embeddings import KernelChoice
+from ziggurat.embeddings.storage import LowPrecisionStorage, reader
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.files import Format
 from ziggurat.models import MODEL_CONFIGS, Model, ModelConfig, build_model
 from ziggurat.models.build import kind_of
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.ops.row_formats.reference import encode, row_dtype, row_width
 from ziggurat.parallel.device import usable_kernel
 from ziggurat.plan import Towers
 from ziggurat.serving.export.export_folder import WAYS_OUT, ExportFolder, damaged
+from ziggurat.serving.export.version_1 import PARTS_OF_CODES, decoded, layout
 from ziggurat.typed import Kinds
 
-MODEL = Format(name="ziggurat.export_model", what="the model of an export", error=ExportError, ways_out=WAYS_OUT)
+MODEL = Format(
+    name="ziggurat.export_model",
+    what="the model of an export",
+    version=2,
+    migrations={1: lambda data: data | {"by_table": {}, "version_1": data.get("tables") != "fp32"}},
+    error=ExportError,
+    ways_out=WAYS_OUT,
+)
 MODEL_FILE, WEIGHTS_FILE, PREPROCESSING = "model.json", "weights.safetensors", "preprocessing"
 _TABLES = "embeddings.tables."
 _CHUNK_ROWS = 1 << 18
@@ -55,8 +68,15 @@ class _Settings:
 
     model: Annotated[ModelConfig, Kinds(MODEL_CONFIGS)]
     towers: Towers | None
-    tables: TablePrecision
+    tables: RowFormat
+    by_table: dict[str, RowFormat]
     origin: str  # class of a config of the user's own, for people
+    version_1: bool = False  # tables in the codes of version 1
+
+    @property
+    def kept(self) -> TablesConfig:
+        """What the tables are kept as in memory."""
+        return TablesConfig() if self.version_1 else TablesConfig(weights=self.tables, by_table=self.by_table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,41 +95,55 @@ class PackedModel:
     towers: Towers | None
     preprocessing: Preprocessing
     model: Model
-    tables: TablePrecision = TablePrecision.FP32
+    tables: TablesConfig = field(default_factory=TablesConfig)
 
 
-def save_model(packed: PackedModel, folder: Path, *, tables: TablePrecision) -> None:
+def save_model(packed: PackedModel, folder: Path, *, tables: TablesConfig) -> None:
     """Write a model into a folder of an export.
 
     Args:
         packed: the model as it was trained.
         folder: is made.
-        tables: what the numbers of its tables are written as.
+        tables: the formats that its tables are written in.
     """
     folder.mkdir(parents=True)
     is_own = type(packed.config) not in MODEL_CONFIGS
+    places = packed.model.embeddings.tables.places
     content = {
         "model": to_json(packed.config),
         "towers": None if packed.towers is None else to_json(packed.towers),
-        "tables": tables.value,
+        "tables": tables.weights.value,
+        "by_table": {name: each.value for name, each in tables.by_table.items() if name in places},
         "origin": f"{type(packed.config).__module__}:{type(packed.config).__qualname__}" if is_own else "",
     }
     MODEL.write(folder / MODEL_FILE, content)
     save_preprocessing(packed.preprocessing, folder / PREPROCESSING)
     tensors: dict[str, Tensor] = {}
-    places: set[int] = set()
+    known: set[int] = set()
     for name, value in packed.model.state_dict().items():
-        # Tables that the run keeps in few bits have no tensor of their own: their rows are decoded here.
-        tensor = value.rows.read(0, len(value)) if isinstance(value, TablePart) else value.detach().cpu()
-        if tensor.data_ptr() in places:
+        table = name.removeprefix(_TABLES).removesuffix(".weight") if name.startswith(_TABLES) else ""
+        row_format = tables.format_of(table, dim=places[table].dim) if table else RowFormat.FP32
+        if row_format is not RowFormat.FP32:
+            tensors[name] = _packed(value, row_format)
+            continue
+        # Tables that the run keeps in few bits or on a disk have no tensor of their own: their rows are read here.
+        tensor = (reader(value)(0, len(value)) if table else value).detach().cpu()
+        if tensor.data_ptr() in known:
             tensor = tensor.clone()  # two names of one weight: the format has no such thing
-        places.add(tensor.data_ptr())
-        if name.startswith(_TABLES) and tables is not TablePrecision.FP32:
-            parts = encode(tensor, tables)
-            tensors |= {name if key == "weight" else f"{name}:{key}": part for key, part in parts.items()}
-        else:
-            tensors[name] = tensor.contiguous()
+        known.add(tensor.data_ptr())
+        tensors[name] = tensor.contiguous()
     save_file(tensors, str(folder / WEIGHTS_FILE))
+
+
+def _packed(table: Tensor, row_format: RowFormat) -> Tensor:
+    """The rows of a table in few bits; one piece of them at a time is FP32."""
+    num_rows, dim = table.shape
+    read = reader(table)
+    packed = torch.empty(num_rows, row_width(row_format, dim), dtype=row_dtype(row_format))
+    for first in range(0, num_rows, _CHUNK_ROWS):
+        count = min(_CHUNK_ROWS, num_rows - first)
+        packed[first : first + count] = encode(read(first, count).detach().cpu(), row_format)
+    return packed.view(torch.bfloat16) if row_format is RowFormat.BF16 else packed
 
 
 def load_model(export: ExportFolder, part: str, *, models: Sequence[type[Any]] = ()) -> PackedModel:
@@ -127,19 +161,20 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[Any]] =
     file = export.file(f"{part}/{MODEL_FILE}")
     settings = _settings(MODEL.read(file), where=str(file), models=models)
     preprocessing = load_preprocessing(export.path / part / PREPROCESSING)
-    kernel = usable_kernel(settings.model.embedding.kernel, device=torch.device("cpu"))
-    rule = TableOptimizerKind.ROWWISE_ADAGRAD  # never used: tables that learn densely would be parameters
-    embedding = dataclasses.replace(settings.model.embedding, kernel=kernel, optimizer=rule, weight_decay=0.0)
-    few_bits = settings.tables is not TablePrecision.FP32
+    tables, chosen = settings.kept, settings.model.embedding.kernel
+    if settings.version_1:
+        warnings.warn(f"{file}: an older export, whose tables take FP32 in memory; make it again", stacklevel=2)
+    kernel = usable_kernel(KernelChoice.AUTO if tables.has_few_bits else chosen, device=torch.device("cpu"))
+    embedding = dataclasses.replace(settings.model.embedding.only_read, kernel=kernel)
     model = build_model(
         dataclasses.replace(settings.model, embedding=embedding),
         preprocessing.inputs,
         seed=0,
         towers=settings.towers,
         draw_tables=False,
-        make_storage=functools.partial(QuantisedStorage, precision=settings.tables) if few_bits else MemoryStorage,
+        make_storage=tables.make_storage(seed=0, is_trained=False),
     )
-    _fill(model, export.file(f"{part}/{WEIGHTS_FILE}"), precision=settings.tables)
+    _fill(model, export.file(f"{part}/{WEIGHTS_FILE}"), settings=settings)
     model.eval()
     model.requires_grad_(False)
     return PackedModel(
@@ -147,7 +182,7 @@ def load_model(export: ExportFolder, part: str, *, models: Sequence[type[Any]] =
         towers=settings.towers,
         preprocessing=preprocessing,
         model=model,
-        tables=settings.tables,
+        tables=tables,
     )
 
 
@@ -168,18 +203,19 @@ def _settings(data: Any, *, where: str, models: Sequence[type[Any]]) -> _Setting
     return from_json(_Settings, data, where=where, error=ExportError, kinds=tuple(models))
 
 
-def _fill(model: Model, path: Path, *, precision: TablePrecision) -> None:
+def _fill(model: Model, path: Path, *, settings: _Settings) -> None:
     """Read all weights; what is missing, too much or of another shape is an error that names it."""
     weights = model.embeddings.tables
+    parts = PARTS_OF_CODES if settings.version_1 and settings.tables.has_codes else ()
+    keys = [f"{_TABLES}{name}.weight{part}" for name in weights.places for part in ("", *parts)]
     try:
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
             dense = {name: file.get_tensor(name) for name in names if not name.startswith(_TABLES)}
-            tables = {f"{_TABLES}{key}" for key in _table_keys(weights, precision)}
-            if wrong := sorted((names ^ tables) - dense.keys()):
+            if wrong := sorted((names ^ set(keys)) - dense.keys()):
                 raise damaged(path, expected="the tables of the model", found=f"other ones: {', '.join(wrong)[:200]}")
-            for name, place in weights.places.items():
-                _fill_table(file, weights, name, precision=precision, where=path, dim=place.dim)
+            for name in weights.places:
+                _fill_table(file, weights, name, settings=settings, where=path)
     except SafetensorError as error:
         raise damaged(path, expected="a file in the format safetensors", found=str(error)[:200]) from error
     try:
@@ -194,35 +230,36 @@ def _fill(model: Model, path: Path, *, precision: TablePrecision) -> None:
     weights.mark_filled()
 
 
-def _table_keys(weights: TableWeights, precision: TablePrecision) -> list[str]:
-    keys = [f"{name}.weight" for name in weights.places]
-    if precision in (TablePrecision.INT8, TablePrecision.INT4):
-        keys += [f"{name}.weight:{part}" for name in weights.places for part in ("scale", "offset")]
-    return keys
-
-
-def _fill_table(
-    file: Any, weights: TableWeights, name: str, *, precision: TablePrecision, where: Path, dim: int
-) -> None:
-    rows = weights.rows(name)
-    key = f"{_TABLES}{name}.weight"
-    parts = layout(precision, dim)
-    slices = {part: file.get_slice(key if part == "weight" else f"{key}:{part}") for part in parts}
-    for part, (shape, _) in parts.items():
+def _fill_table(file: Any, weights: TableWeights, name: str, *, settings: _Settings, where: Path) -> None:
+    rows, key, dim = weights.rows(name), f"{_TABLES}{name}.weight", weights.places[name].dim
+    if settings.version_1:
+        expected = layout(settings.tables, dim)
+    else:
+        expected = {"": _row_of(settings.kept.format_of(name, dim=dim), dim)}
+    slices = {part: file.get_slice(key + part) for part in expected}
+    for part, (shape, _) in expected.items():
         found = tuple(slices[part].get_shape())
         if found != (rows.num_rows, *shape):
-            raise damaged(
-                where, expected=f"{part} of table {name!r} of shape {(rows.num_rows, *shape)}", found=f"{found}"
-            )
+            shown = (rows.num_rows, *shape)
+            raise damaged(where, expected=f"{key}{part} of shape {shown}", found=f"{found}")
     for first in range(0, rows.num_rows, _CHUNK_ROWS):
         last = min(first + _CHUNK_ROWS, rows.num_rows)
-        chunk = {part: slices[part][first:last] for part in parts}
-        for part, (_, dtype) in parts.items():
+        chunk = {part: slices[part][first:last] for part in expected}
+        for part, (_, dtype) in expected.items():
             if chunk[part].dtype != dtype:
-                raise damaged(where, expected=f"{part} of table {name!r} in {dtype}", found=str(chunk[part].dtype))
-        if isinstance(rows.storage, QuantisedStorage):
-            rows.storage.write_parts(rows.first_row + first, chunk)
+                raise damaged(where, expected=f"{key}{part} in {dtype}", found=str(chunk[part].dtype))
+        if settings.version_1:
+            rows.write(first, decoded(chunk, dim=dim))
+        elif isinstance(rows.storage, LowPrecisionStorage):
+            rows.storage.write_packed(rows.first_row + first, chunk[""])
         else:
-            rows.write(first, chunk["weight"])
+            rows.write(first, chunk[""])
     if bool(rows.read(PADDING_ROW, 1).any()):
         raise damaged(where, expected=f"zeros in the padding row of table {name!r}", found="other numbers")
+
+
+def _row_of(row_format: RowFormat, dim: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """Shape and dtype of a row in the file."""
+    if row_format.has_codes:
+        return (row_width(row_format, dim),), row_dtype(row_format)
+    return (dim,), torch.float32 if row_format is RowFormat.FP32 else torch.bfloat16

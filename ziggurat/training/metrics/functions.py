@@ -110,8 +110,13 @@ def grouped_auc_of(samples: ScoredSamples, *, groups: NDArray[np.integer]) -> fl
 
 def log_loss_of(samples: ScoredSamples) -> float:
     """Log loss of checked samples."""
-    clipped = np.clip(samples.scores, samples.epsilon, 1.0 - samples.epsilon)
-    return _mean(samples, -np.log(np.where(samples.labels == 1.0, clipped, 1.0 - clipped)))
+    return _mean(samples, sample_losses(samples.scores, samples.labels, epsilon=samples.epsilon))
+
+
+def sample_losses(scores: FloatArray, labels: FloatArray, *, epsilon: float) -> FloatArray:
+    """Log loss of each sample in nats; scores are at least `epsilon` away from 0 and 1."""
+    clipped = np.clip(scores, epsilon, 1.0 - epsilon)
+    return -np.log(np.where(labels == 1.0, clipped, 1.0 - clipped))
 
 
 def normalised_entropy_of(samples: ScoredSamples) -> float:

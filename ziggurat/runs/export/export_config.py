@@ -1,0 +1,66 @@
+"""ExportConfig: the settings of an export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.errors import ConfigError
+from ziggurat.ops.row_formats import RowFormat
+from ziggurat.typed import Count, CountOrNone, Share, checked
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
+class ExportConfig:
+    """Settings of an export.
+
+    Args:
+        tables: the format that rows of embedding tables are kept in; fp32: the numbers of the run, whatever it keeps.
+        by_table: another format for some tables.
+        value: formula over the tasks that orders answers; "" and "auto" choose one on validation likes, where a run
+            retrieves and something scores what it finds; "" without such likes is the inner product, and without a run
+            that retrieves the one task.
+        value_likes: likes that formulas are tried on, at most; of more a sample is drawn.
+        items: files with the catalogue, one row an item; none: what was last seen of each item in the run's data.
+        keep: further columns of the data for the catalogue: for filters, people, and the value model.
+        users: whether columns and items of known users go into the export.
+        num_candidates: items that the ranker scores.
+        num_over_arch: items that the index gives the OverArch, where the retrieving run has one.
+        recall: share of the exact candidates that the index finds, for known users; more takes more time.
+        parity_rows: raw rows that the export is compared with its run on.
+        golden: golden requests of each kind.
+        program: whether the dense network is also written as a program of `torch.export`.
+        compiled: whether that program is compiled ahead for this processor as well, for other runtimes; takes a minute.
+        allow: publish although the scores differ from the run's, or the ranker knows few of the items or users.
+    """
+
+    tables: RowFormat = RowFormat.FP32
+    by_table: dict[str, RowFormat] = field(default_factory=dict)
+    value: str = ""
+    value_likes: Count = 4_000
+    items: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    users: bool = True
+    num_candidates: Count = 500
+    num_over_arch: Count = 2000
+    recall: Share = 0.995
+    parity_rows: Count = 100_000
+    golden: CountOrNone = 8
+    program: bool = True
+    compiled: bool = False
+    allow: bool = False
+
+    def __post_init__(self) -> None:
+        if RowFormat.SPLIT_BF16 in (self.tables, *self.by_table.values()):
+            raise ConfigError(
+                expected="fp32, bf16, int8 or int4",
+                found="split_bf16, which keeps for updates what nobody reads",
+                where="ExportConfig.tables",
+                ways_out="bf16: the same numbers are read",
+            )
+
+    @property
+    def kept(self) -> TablesConfig:
+        """The formats of all tables."""
+        return TablesConfig(weights=self.tables, by_table=self.by_table)

@@ -1,0 +1,57 @@
+"""The picture of what formats cost: how much worse a run scores, over the bytes that its tables keep."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ziggurat.runs.tables.quantisation import FormatCost, QuantisationReport
+from ziggurat.training.metrics.directions import higher_is_better
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_METRICS = ("log_loss", "auc", "rmse", "full_ndcg@10")
+_LEAST = 1e-7  # of what a logarithmic axis shows
+
+
+def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
+    """Draw each format as a point: bytes of all tables against what it costs, for the first metric that there is.
+
+    Args:
+        report: with formats for all tables, and perhaps for one table at a time.
+        title: above the picture.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    metric = next((each for each in _METRICS if any(_name(name) == each for name in report.run.metrics)), "")
+    marks = {"bf16": "o", "int8": "s", "int4": "^"}
+    for cost in report.tried:
+        before = report.run.weight_bytes if not cost.table else report.table_bytes[cost.table]["run"]
+        share = (report.run.weight_bytes - before + cost.weight_bytes) / max(report.run.weight_bytes, 1)
+        loss, name = _loss(cost, metric), cost.table or "all tables"
+        colour = "C0" if not cost.table else "C7"
+        axes.plot(100 * share, max(loss, _LEAST), marks.get(cost.row_format, "x"), color=colour)
+        if loss > _LEAST or not cost.table:
+            place = {"xytext": (-5, 3), "ha": "right"} if share > 0.8 else {"xytext": (5, 3)}
+            point = (100 * share, max(loss, _LEAST))
+            axes.annotate(f"{cost.row_format}, {name}", point, fontsize="x-small", textcoords="offset points", **place)
+    axes.set_yscale("log")
+    axes.set_xlabel("bytes of all tables, % of the run's")
+    axes.set_ylabel(f"{metric}, worse by ({_LEAST:g}: not at all)")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _loss(cost: FormatCost, metric: str) -> float:
+    """By how much a metric got worse: the most of all labels."""
+    sign = -1.0 if metric and higher_is_better(metric) else 1.0
+    found = [sign * value for name, value in cost.changes.items() if _name(name) == metric and math.isfinite(value)]
+    return max(found, default=0.0)
+
+
+def _name(metric: str) -> str:
+    return metric.partition("/")[0]

@@ -1,0 +1,39 @@
+"""Tables in few bits as version 1 of the model of an export kept them: codes, and a scale and an offset in FP32 beside.
+
+    weight          (R, D) uint8, or two codes a byte          number ≈ offset + scale · code
+    weight:scale    (R,)   float32
+    weight:offset   (R,)   float32
+
+Or (R, D) bfloat16. The present version keeps rows as training does (`ops/row_formats`), with which these codes do not
+agree, so tables of version 1 are decoded to FP32 when they are read: an old export answers as it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.ops.row_formats import RowFormat
+
+PARTS_OF_CODES = (":scale", ":offset")
+
+
+def layout(row_format: RowFormat, dim: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape of a row and dtype of each part, by what follows the table's name."""
+    if not row_format.has_codes:
+        return {"": ((dim,), torch.float32 if row_format is RowFormat.FP32 else torch.bfloat16)}
+    codes = dim if row_format is RowFormat.INT8 else (dim + 1) // 2
+    return {"": ((codes,), torch.uint8), **{part: ((), torch.float32) for part in PARTS_OF_CODES}}
+
+
+def decoded(parts: Mapping[str, Tensor], *, dim: int) -> Float[Tensor, "N D"]:
+    """Rows in FP32 from their parts."""
+    codes = parts[""]
+    if len(parts) == 1:
+        return codes.float()
+    if codes.shape[1] < dim:
+        codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, :dim]
+    return codes.float() * parts[":scale"].unsqueeze(1) + parts[":offset"].unsqueeze(1)
