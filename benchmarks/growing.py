@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.harness import say
 from benchmarks.report import Case, Report
-from ziggurat.features.growing import Counting, Growing
+from ziggurat.features.growing import Counting, Evict, Growing
 from ziggurat.features.hashing import GOLDEN, mix
 from ziggurat.ops.growing.growing_ids import GrowingIds
 from ziggurat.training.metrics.functions import auc
@@ -108,7 +108,7 @@ def zipf_ids(rng: np.random.Generator, number: int, *, size: int) -> np.ndarray:
     ranks = (1 - rng.random(size) * (1 - 1e9**-0.05)) ** -20.0  # inverse of the distribution, as if it were continuous
     ranks = np.minimum(ranks, 1e9).astype(np.uint64)
     slot = mix(ranks * GOLDEN)
-    return mix(slot + (np.uint64(number) + slot % np.uint64(500)) // np.uint64(500) * GOLDEN)
+    return mix(slot + (np.uint64(number) + slot % np.uint64(100)) // np.uint64(100) * GOLDEN)
 
 
 def streamed(growing: Growing, *, num_streamed: int, batch: int = 65_536) -> dict[str, float]:
@@ -136,7 +136,8 @@ def streamed(growing: Growing, *, num_streamed: int, batch: int = 65_536) -> dic
             wrong += int(np.count_nonzero(np.isin(ids[~has], owner[owned])))
             wrong += int(owned.sum()) - len(np.unique(owner[owned]))
             say(f"{(number + 1) * batch:,} ids, {wrong} wrong, {(number + 1) * batch / seconds / 1e6:.2f} M ids/s")
-        first_bytes = first_bytes or resident_bytes() * (number == 10)
+        if first_bytes == 0 and 10 * number * batch >= num_streamed:
+            first_bytes = resident_bytes()  # after a tenth of the stream
     for name, count in grown.report().items():
         totals[name] = count
     wrong += totals["known"] + totals["unknown"] != num_streamed
@@ -225,10 +226,15 @@ def figures(*, quick: bool) -> list[dict[str, object]]:
     """The cases of the map alone."""
     num_streamed, num_ids = (2_000_000, 20_000) if quick else (100_000_000, 1_000_000)
     found: list[dict[str, object]] = []
-    for counting in Counting:
-        growing = Growing(num_ids=num_ids, admit_after=2, counting=counting)
-        size = num_streamed if counting is Counting.SKETCH else num_streamed // 10  # exact counts take memory
-        found.append({"name": f"stream_{counting.value}", "ids": size, **streamed(growing, num_streamed=size)})
+    whole, part = num_streamed, num_streamed // 10  # exact counts take memory with every id, so their stream is shorter
+    cases = {
+        "admit_all_evict_least_frequent": (Growing(num_ids=num_ids), whole),
+        "admit_all_evict_oldest": (Growing(num_ids=num_ids, evict=Evict.OLDEST), whole),
+        "admit_second_sketch": (Growing(num_ids=num_ids, admit_after=2), part),
+        "admit_second_exact": (Growing(num_ids=num_ids, admit_after=2, counting=Counting.EXACT), part),
+    }
+    for name, (growing, size) in cases.items():
+        found.append({"name": name, "ids": size, **streamed(growing, num_streamed=size)})
         say(str(found[-1]))
     rates = known_rates(200_000 if quick else 10_000_000, rounds=3 if quick else 11)
     found.append({"name": "ten_million_known_ids", **rates, "goal_ids_per_s": 5e6, "goal_bytes_per_id": 20.0})

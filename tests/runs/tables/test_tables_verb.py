@@ -11,8 +11,11 @@ import pytest
 from tests.training.growing.test_growing_runs import GROWING, growing_dataset
 from tests.training.tiny import tiny_dataset
 from ziggurat.cli.main import main
+from ziggurat.config import override
 from ziggurat.data.encoded.loader import Loader, LoaderConfig, Shuffle
 from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.runs.tables.table_report import logged_unknown, tables_report
 from ziggurat.runs.tables.touched_rows import touched_rows
 
 LOADER = LoaderConfig(batch_size=32, shuffle_buffer_rows=200, prefetch=0, seed=3)
@@ -63,12 +66,30 @@ def test_ids_of_a_table_that_grows_are_admitted_to_its_rows() -> None:
     assert first_rows.tolist()[0] == UNKNOWN_ROW
     assert first_lookups[0] > 1  # nobody who comes once has a row yet
     assert found.trace(["user", "tags"]).rows.max() < 33 + 8
+    last: dict[int, int] = {}
+    for number, (rows, _) in enumerate(found.batches["user"]):
+        last |= dict.fromkeys(rows.tolist(), number)
+    ages = sorted(len(found.batches["user"]) - 1 - number for number in last.values())
+    assert sorted(found.ages("user").tolist()) == ages
+
+
+def test_lines_say_how_many_lookups_met_an_unknown_id(tmp_path: Path) -> None:
+    found = touched_rows(growing_dataset(300), loader=LOADER, samples=600)
+    counts = found.growing["user"]
+    assert counts["known"] + counts["unknown"] == 600
+    assert counts["new"] - counts["evicted"] == counts["ids"] == 30
+    lines = [{"kind": "train", "growing/a/b/known": 3, "growing/a/b/unknown": 1}, {"kind": "evaluation"}] * 2
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert logged_unknown(log) == {"a/b": 0.25}
+    config = override(recipe_named("synthetic_dlrm"), {"tables.weights": "int8"})
+    shown = tables_report(config, found, names=["user"]).lines()
+    share = counts["unknown"] / 600
+    assert any(line.startswith("growing   user: 30 ids") and f"{share:.1%} of the look-ups" in line for line in shown)
 
 
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from ziggurat.config import override
-    from ziggurat.recipes.catalogue import recipe_named
     from ziggurat.recipes.run_config import run_config_to_json
     from ziggurat.training.records.run_folder import CONFIG
 

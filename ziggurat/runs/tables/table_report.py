@@ -9,10 +9,13 @@ cache of the rows touched last, for a share of the rows of one table, or of all 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ziggurat.config import to_json
 from ziggurat.embeddings.room import TableSize
@@ -30,7 +33,7 @@ SHARES = (0.01, 0.05, 0.1, 0.2)
 TABLES = Format(name="ziggurat.tables", what="a report on the tables of a run")
 COLUMNS = (
     *("table", "rows × columns", "kept as", "weights", "state", "cache"),
-    *("rows touched", "lookups a sample", *(f"hits at {share:.0%}" for share in SHARES)),
+    *("rows touched", "age", "lookups a sample", *(f"hits at {share:.0%}" for share in SHARES)),
 )
 
 
@@ -84,6 +87,7 @@ class TableUse:
         state_bytes: of the optimizer's numbers, and of lower halves.
         cache_bytes: of hot rows in FP32 with their state, and of what says which rows they are.
         rows_touched: different rows in the sample.
+        age_batches: batches since these were used last, at the end of the sample: the median of them.
         lookups_per_sample: mean.
         touches_per_sample: rows that a step has to have, a sample.
         hits: predicted, by share of the rows.
@@ -99,6 +103,7 @@ class TableUse:
     state_bytes: int
     cache_bytes: int
     rows_touched: int
+    age_batches: float
     lookups_per_sample: float
     touches_per_sample: float
     hits: tuple[CacheHits, ...]
@@ -115,6 +120,7 @@ class TableUse:
             size_text(self.state_bytes),
             size_text(self.cache_bytes) if self.cache_bytes else "",
             f"{self.rows_touched:,}",
+            f"{self.age_batches:,.0f}",
             f"{self.lookups_per_sample:.2f}",
             *(each.text for each in self.hits),
         )
@@ -132,6 +138,8 @@ class TablesReport:
         batch_size: samples of a batch.
         curves: by name, for the plot.
         measured: share of the rows of steps that the run's caches had, as its log says; None: no log, or no cache.
+        growing: by table whose ids come and go, what became of them in the sample.
+        logged_unknown: share of its look-ups that met an unknown id, as the log says of the whole run.
     """
 
     tables: tuple[TableUse, ...]
@@ -141,6 +149,8 @@ class TablesReport:
     batch_size: int
     curves: dict[str, MissRatioCurve] = field(repr=False)
     measured: float | None = None
+    growing: dict[str, dict[str, int]] = field(default_factory=dict)
+    logged_unknown: dict[str, float] = field(default_factory=dict)
 
     @property
     def _caches(self) -> tuple[TableUse, ...]:
@@ -173,6 +183,14 @@ class TablesReport:
         if new:
             shown = ", ".join(f"{name} {100 * share:.0f} %" for name, share in list(new.items())[:5])
             found.append(f"new rows  that no cache hits, of the rows a step needs: {shown}")
+        found.append("age       batches since the rows touched were used last, at the end of the sample: the median")
+        for name, counts in self.growing.items():
+            share = counts["unknown"] / max(counts["known"] + counts["unknown"], 1)
+            log = f", {self.logged_unknown[name]:.1%} in the log" if name in self.logged_unknown else ""
+            found.append(
+                f"growing   {name}: {counts['ids']:,} ids have a row; {counts['new']:,} came and {counts['evicted']:,} "
+                f"went; {share:.1%} of the look-ups met an unknown id{log}"
+            )
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -184,6 +202,8 @@ class TablesReport:
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "measured_hits": self.measured,
+            "growing": self.growing,
+            "logged_unknown": self.logged_unknown,
         }
 
 
@@ -196,6 +216,22 @@ def measured_hits(log: Path) -> float | None:
     timings = [each.get("timing", {}) for each in read_records(log) if each.get("kind") == "train"]
     rates = [each["cache_hit_rate"] for each in timings if "cache_hit_rate" in each]
     return statistics.fmean(rates[len(rates) // 2 :]) if rates else None
+
+
+def logged_unknown(log: Path) -> dict[str, float]:
+    """By table that grows, the share of the look-ups of a run that met an unknown id.
+
+    Args:
+        log: its metrics.jsonl.
+    """
+    known, unknown = Counter[str](), Counter[str]()
+    for record in read_records(log):
+        for name, count in record.items() if record.get("kind") == "train" else ():
+            table, _, what = name.removeprefix("growing/").rpartition("/")
+            if name.startswith("growing/"):
+                known[table] += count if what == "known" else 0
+                unknown[table] += count if what == "unknown" else 0
+    return {table: unknown[table] / max(known[table] + unknown[table], 1) for table in known}
 
 
 def tables_report(
@@ -241,6 +277,8 @@ def tables_report(
         batch_size=config.training.loader.batch_size,
         curves=curves,
         measured=None if log is None else measured_hits(log),
+        growing={name: counts for name, counts in touched.growing.items() if name in chosen},
+        logged_unknown={} if log is None else logged_unknown(log),
     )
 
 
@@ -280,6 +318,7 @@ def _use(
         state_bytes=sum(sizes[each].state_bytes for each in tables),
         cache_bytes=sum(cache_bytes(config, sizes[each]) for each in tables),
         rows_touched=sum(touched.rows_touched(each) for each in tables),
+        age_batches=float(np.median(np.concatenate([touched.ages(each) for each in tables]))),
         lookups_per_sample=sum(lookups for lookups, _ in per_sample),
         touches_per_sample=sum(touches for _, touches in per_sample),
         hits=tuple(CacheHits.at(curve, share) for share in SHARES),

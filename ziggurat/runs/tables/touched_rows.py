@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ class TouchedRows:
         counted_from: batches from this one on are counted.
         num_samples: samples of the counted batches.
         epochs: of the training data that were read, 1 or 2.
+        growing: by table that grows, what `GrowingIds.report` says of the whole sample.
     """
 
     inputs: InputSpec
@@ -49,6 +50,7 @@ class TouchedRows:
     counted_from: int
     num_samples: int
     epochs: int
+    growing: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def trace(self, tables: Sequence[str], *, most_touches: int = MOST_TOUCHES) -> RowTrace:
         """Touches of tables that share one cache, table after table in each batch.
@@ -74,6 +76,13 @@ class TouchedRows:
     def rows_touched(self, table: str) -> int:
         """Different rows of a table in all batches, counted or not."""
         return len(np.unique(np.concatenate([rows for rows, _ in self.batches[table]])))
+
+    def ages(self, table: str) -> Int64[np.ndarray, " r"]:
+        """Batches since each of the different rows was used last, at the end of the sample; 0: by the last batch."""
+        parts = [rows for rows, _ in reversed(self.batches[table])]
+        numbers = np.repeat(np.arange(len(parts)), [len(rows) for rows in parts])
+        _, latest = np.unique(np.concatenate(parts), return_index=True)
+        return numbers[latest]
 
     def per_sample(self, table: str) -> tuple[float, float]:
         """Lookups of a table, and rows that are moved for them, a sample: the mean of the counted batches."""
@@ -110,6 +119,7 @@ def touched_rows(dataset: Dataset, *, loader: LoaderConfig, samples: int) -> Tou
         counted_from=warm,
         num_samples=num_samples,
         epochs=1 + (warm + counted > stream.steps_per_epoch),
+        growing={name: ids.report() for name, ids in growing.ids.items()},
     )
 
 
