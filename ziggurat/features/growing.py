@@ -3,10 +3,10 @@
 Encoded data names the ids of such a table by number, since their rows are decided in training:
 
     numbers 0, 1, 2   padding, unknown, missing: the reserved rows
-    numbers from 3 on 3 + stable hash of the id, modulo 2^31 − 4
+    numbers from 3 on 3 + stable hash of the id, modulo 2^62
 
-31 bits keep encoded data as small as rows are. Two ids share a number, and so a row, with a probability of n/2^31 for n
-different ids: one id in 2,100 of 10⁶, one in 210 of 10⁷. The maps themselves (`ops/growing`) take 64-bit ids.
+So an id takes 8 bytes in encoded data, where a row takes 4. Two of n different ids share a number, and so a row, with a
+probability of n²/2^63: of 10⁸ ids no two with 99.9 %. The maps themselves (`ops/growing`) take 64-bit ids.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Annotated
 
 from ziggurat.typed import Range, checked
 
-NUM_NUMBERS = (1 << 31) - 4  # of ids in encoded data
+NUM_NUMBERS = 1 << 62  # of ids in encoded data
 MOST_SIGHTINGS = 255  # sightings and uses are counted in one byte
 
-NumIds = Annotated[int, Range(1, NUM_NUMBERS, "rows are counted in 31 bits")]
+NumIds = Annotated[int, Range(1, (1 << 31) - 4, "rows are counted in 31 bits")]
 Sightings = Annotated[int, Range(1, MOST_SIGHTINGS, "sightings are counted in one byte")]
 
 

@@ -111,6 +111,11 @@ class InputSpec:
         return self._table_of[name]
 
     @cached_property
+    def numbered(self) -> frozenset[str]:
+        """Features whose encoded data are numbers of ids, of 62 bits, and not yet rows: those of tables that grow."""
+        return frozenset(spec.name for spec in self.lookups if self.table(spec.table).growing is not None)
+
+    @cached_property
     def _table_of(self) -> dict[str, TableSpec]:
         return {table.name: table for table in self.tables}
 

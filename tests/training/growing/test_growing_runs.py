@@ -38,7 +38,7 @@ GROWING = {
 
 
 def growing_dataset(num_rows: int, *, seed: int = 0) -> MemoryDataset:
-    """Numbers of users, few of them often, for 30 rows; and of 10 tags for 5."""
+    """Numbers of users, few of them often, for 30 rows, alike in their lower halves; and of 10 tags for 5."""
     plain = tiny_dataset(num_rows, seed=seed)
     tables = tuple(
         dataclasses.replace(spec, growing=growing, num_rows=growing.num_ids + NUM_RESERVED_ROWS)
@@ -46,9 +46,11 @@ def growing_dataset(num_rows: int, *, seed: int = 0) -> MemoryDataset:
         else spec
         for spec in plain.inputs.tables
     )
-    users = np.random.default_rng(seed + 9).zipf(1.3, num_rows) % 1000 + NUM_RESERVED_ROWS
+    users = np.random.default_rng(seed + 9).zipf(1.3, num_rows) % 1000 * (1 << 51) + NUM_RESERVED_ROWS
     table = pa.concat_tables([plain.read_group(index) for index in range(len(plain.group_sizes))])
-    table = table.set_column(table.column_names.index("user"), "user", pa.array(users.astype(np.int32)))
+    table = table.set_column(table.column_names.index("user"), "user", pa.array(users.astype(np.int64)))
+    tags = table.column("tags").cast(pa.list_(pa.int64()))
+    table = table.set_column(table.column_names.index("tags"), "tags", tags)
     return MemoryDataset(table, dataclasses.replace(plain.inputs, tables=tables), rows_per_group=64)
 
 

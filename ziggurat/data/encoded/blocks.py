@@ -27,6 +27,7 @@ from ziggurat.data.encoded.records import (
     halves_of,
     label_column,
     moments_of_halves,
+    rows_of_halves,
 )
 from ziggurat.data.encoded.slices import gather_segments, repeated_rows
 from ziggurat.data.encoded.stored_once import is_repeated
@@ -64,6 +65,7 @@ class BlockLayout:
     def __init__(self, inputs: InputSpec, *, with_labels: bool, groups: Sequence[FeatureGroup] = ()) -> None:
         self.inputs, self.groups = inputs, tuple(groups)
         self._shared = frozenset(at for group in groups for at in group.jagged)
+        assert not any(inputs.jagged[at].name in inputs.numbered for at in self._shared), "halves are no rows"
         labels = [label_column(spec.name) for spec in inputs.labels] if with_labels else []
         self._names = {
             "row_ids": ([ROW_COLUMN], np.int64),
@@ -102,7 +104,12 @@ class BlockLayout:
 
     def empty(self, num_rows: int) -> Columns:
         """Columns for so many rows, not filled."""
-        arrays = [np.empty(num_rows, dtype) for names, dtype in self._names.values() for _ in names]
+        numbered = self.inputs.numbered
+        arrays = [
+            np.empty(num_rows, np.int64 if name in numbered else dtype)
+            for names, dtype in self._names.values()
+            for name in names
+        ]
         arrays += [np.empty((num_rows, spec.dim), np.float32) for spec in self.inputs.vectors]
         for dtype in (np.int32, np.int64):
             arrays += [np.empty(num_rows, dtype) for _ in range(self._num_lists)]
@@ -212,7 +219,9 @@ class BlockLayout:
             repeated = tuple(self._repeated(group, batch, lengths_JB, starts_JB, chunks) for group in self.groups)
             batch = replace(batch, repeated=repeated)
         lengths_JB, starts_JB = lengths_JB[plain], starts_JB[plain]
-        return replace(batch, jagged=_gathered(lengths_JB, starts_JB, chunks)) if plain else batch
+        if not plain:
+            return batch
+        return replace(batch, jagged=rows_of_halves(_gathered(lengths_JB, starts_JB, chunks), self.inputs, plain))
 
     def _repeated(
         self,

@@ -13,11 +13,12 @@ miss. Lists do not fit a fixed width: the record keeps where each list starts an
 values of a shuffle buffer lie in one array that is never moved; a batch copies the segments it needs.
 
 The columns of an encoded table (`encoded_schema`): a dense feature is float32, a single feature int32, a jagged
-feature list<int32>, moments list<int64>, a vector fixed_size_list<float32>, `label:NAME` float32, `weight:` float32,
-`group:` int64, `session:` int64 and `row:` int64, the position in the raw data. None is null. The session decides what
-a shuffle keeps together and is not in records. Rows are int32 on disk and in records, which halves both, and int64 in a
-batch, which is what embedding kernels take. Moments lie among the list values as two halves each (`halves_of`), so that
-all lists are kept and gathered in one way.
+feature list<int32> (both int64 if ids of the table come and go, `InputSpec.numbered`), moments list<int64>, a vector
+fixed_size_list<float32>, `label:NAME` float32, `weight:` float32, `group:` int64, `session:` int64 and `row:` int64,
+the position in the raw data. None is null. The session decides what a shuffle keeps together and is not in records.
+Rows are int32 on disk and in records, which halves both, and int64 in a batch, which is what embedding kernels take.
+Moments and numbers of ids lie among the list values as two halves each (`halves_of`), so that all lists are kept and
+gathered in one way.
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
         inputs: what the features are.
         with_labels: False for data to predict, which has neither labels nor weights nor sessions.
     """
-    item = pa.field("item", pa.int32(), nullable=False)
     columns: list[tuple[str, pa.DataType]] = [(name, pa.float32()) for name in inputs.dense]
-    columns += [(spec.name, pa.int32()) for spec in inputs.single]
-    columns += [(spec.name, pa.list_(item)) for spec in inputs.jagged]
+    columns += [(spec.name, row_type(inputs, spec.name)) for spec in inputs.single]
+    columns += [
+        (spec.name, pa.list_(pa.field("item", row_type(inputs, spec.name), nullable=False))) for spec in inputs.jagged
+    ]
     time = pa.field("item", pa.int64(), nullable=False)
     columns += [(spec.name, pa.list_(time)) for spec in inputs.moments]
     number = pa.field("item", pa.float32(), nullable=False)
@@ -70,6 +72,11 @@ def encoded_schema(inputs: InputSpec, *, with_labels: bool = True) -> pa.Schema:
     columns += [(GROUP_COLUMN, pa.int64())] if inputs.has_groups else []
     columns.append((ROW_COLUMN, pa.int64()))
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns])
+
+
+def row_type(inputs: InputSpec, name: str) -> pa.DataType:
+    """Of the rows of a feature in an encoded table, or of the numbers of its ids."""
+    return pa.int64() if name in inputs.numbered else pa.int32()
 
 
 def has_labels(table: pa.Table, inputs: InputSpec) -> bool:
@@ -143,8 +150,10 @@ def record_dtype(inputs: InputSpec, *, with_labels: bool = True) -> np.dtype:
         ("labels", "f4", (len(inputs.labels) if with_labels else 0,)),
         ("weight", "f4", (1 if inputs.has_weights and with_labels else 0,)),
         ("vectors", "f4", (sum(spec.dim for spec in inputs.vectors),)),
-        ("single", "i4", (len(inputs.single),)),
+        ("single", "i8" if inputs.numbered else "i4", (len(inputs.single),)),
     ]
+    if inputs.numbered:
+        entries.insert(0, entries.pop())
     return np.dtype(entries)
 
 
@@ -228,7 +237,7 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
     return Batch(
         dense=_copied(records["dense"]),
         single=single_SB,
-        jagged=_jagged_rows(records, values, lists=slice(num_jagged)),
+        jagged=rows_of_halves(_jagged_rows(records, values, lists=slice(num_jagged)), inputs, range(num_jagged)),
         vectors=vectors,
         sequences={
             spec.name: moments_of_halves(_jagged_rows(records, values, lists=slice(at, at + 1)))
@@ -242,7 +251,7 @@ def records_to_batch(records: np.ndarray, values: np.ndarray, *, inputs: InputSp
 
 
 def halves_of(array: pa.Array) -> tuple[Int32[np.ndarray, " V"], Int64[np.ndarray, " N"], Int32[np.ndarray, " N"]]:
-    """The values of an encoded list column as int32, those of moments as two each; where lists begin, and how long.
+    """The values of an encoded list column as int32, those of 64 bits as two each; where lists begin, and how long.
 
     Args:
         array: lists, or list views.
@@ -258,6 +267,29 @@ def moments_of_halves(halves: JaggedRows) -> SequenceGroup:
     """Moments from the halves that they were kept in."""
     times = np.ascontiguousarray(halves.values.numpy().astype(np.int32)).view(np.int64)
     return moments_group(torch.from_numpy(times), halves.offsets // 2)
+
+
+def rows_of_halves(lists: JaggedRows, inputs: InputSpec, jagged: Sequence[int]) -> JaggedRows:
+    """Lists some of which are numbers of ids in two halves each, with these put together.
+
+    Args:
+        lists: of B samples.
+        inputs: what they are.
+        jagged: which of its lists, in order.
+    """
+    wide = [inputs.jagged[index].name in inputs.numbered for index in jagged]
+    if not any(wide):
+        return lists
+    size = (len(lists.offsets) - 1) // len(wide)
+    ends, values, parts = lists.offsets[::size] if size else lists.offsets, lists.values.numpy(), list[np.ndarray]()
+    lengths = lists.offsets.diff().view(len(wide), size).clone()
+    for index, is_wide in enumerate(wide):
+        part = values[ends[index] : ends[index + 1]] if size else values
+        parts.append(np.ascontiguousarray(part.astype(np.int32)).view(np.int64) if is_wide else part)
+        lengths[index] //= 2 if is_wide else 1
+    offsets = torch.zeros_like(lists.offsets)
+    torch.cumsum(lengths.view(-1), 0, out=offsets[1:])
+    return JaggedRows(torch.from_numpy(np.concatenate(parts)), offsets)
 
 
 def _jagged_rows(records: np.ndarray, values: np.ndarray, *, lists: slice) -> JaggedRows:

@@ -39,7 +39,8 @@ from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_parts import TextPart
 from ziggurat.errors import ConfigError, DataError, ZigguratError
-from ziggurat.features.schema import Schema, column_of
+from ziggurat.features.growing import NUM_NUMBERS
+from ziggurat.features.schema import Encoding, Schema, column_of
 from ziggurat.files import publish
 from ziggurat.files.stores import DataPath, facts_of
 from ziggurat.ops.text.choose import text_kernel
@@ -107,6 +108,8 @@ def fingerprint_of(config: DataConfig, schema: Schema, sources: Sources) -> str:
     state = {"format": _FORMAT, "config": settings, "schema": schema.to_state(), "files": files}
     if schema.items is not None and schema.time:
         state["latest_items"] = 1  # prepared before they were kept: prepare again
+    if any(table.encoding is Encoding.GROWING for table in schema.tables):
+        state["growing_numbers"] = NUM_NUMBERS
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 

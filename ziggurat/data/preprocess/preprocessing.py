@@ -37,6 +37,7 @@ from ziggurat.data.encoded.records import (
     WEIGHT_COLUMN,
     encoded_schema,
     label_column,
+    row_type,
     table_to_batch,
 )
 from ziggurat.data.preprocess.fit.fitter import Fitter, bucket_ids
@@ -284,14 +285,14 @@ class Preprocessing:
         counters.unknown += int(np.count_nonzero(rows == UNKNOWN_ROW))
         if isinstance(feature, MultiHot | Sequence):
             offsets = _offsets(parsed.lists[name].lengths)
-            kind = pa.list_(pa.field("item", pa.int32(), nullable=False))
+            kind = pa.list_(pa.field("item", row_type(self.inputs, name), nullable=False))
             return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows), type=kind)
         return pa.array(rows)
 
     def _rows(
         self, table_name: str, ids: Ids | NumberedIds | Rows, row_of_number: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        """(N,) int32 rows of ids, by number, vocabulary or hashing."""
+        """(N,) int32 rows of ids, by number, vocabulary or hashing; numbers of 64 bits where the table grows."""
         if isinstance(ids, Rows):
             return ids.rows
         if isinstance(ids, NumberedIds):
@@ -299,8 +300,8 @@ class Preprocessing:
         if table_name in self.vocabularies:
             return self.vocabularies[table_name].rows(ids)
         table = self.schema.table(table_name)
-        num_rows = NUM_NUMBERS if table.encoding is Encoding.GROWING else table.num_rows
-        rows = (ids.keys % np.uint64(num_rows)).astype(np.int32) + np.int32(NUM_RESERVED_ROWS)
+        num_rows, kind = (NUM_NUMBERS, np.int64) if table.encoding is Encoding.GROWING else (table.num_rows, np.int32)
+        rows = (ids.keys % np.uint64(num_rows)).astype(kind) + kind(NUM_RESERVED_ROWS)
         if ids.missing is not None:
             rows[ids.missing] = MISSING_ROW
         return self.grown[table_name].rows(rows) if table_name in self.grown else rows

@@ -5,7 +5,7 @@
 
 A batch is renamed after the step before it: what is admitted for it takes rows from others, whose last update must have
 been made, and a checkpoint in between must not know of it. So ids do not travel a step ahead on ranks, as they do
-without growing tables. Cost on R ranks: 4 bytes an id of a growing table to each of them, and each looks up the ids of
+without growing tables. Cost on R ranks: 8 bytes an id of a growing table to each of them, and each looks up the ids of
 all (0.2 µs each); the decisions of each rank are those of one device with the whole batch.
 
 Evaluation, scoring and exports read a map that does not change: unknown ids there are those without a row.
@@ -85,13 +85,13 @@ class GrowingTables:
         return self._batches.report()
 
     def _gather(self, mine: list[Ids]) -> list[list[Ids]]:
-        """Numbers of this rank's features to those of every rank: lengths in 64 bits, then numbers in 32."""
+        """Numbers of this rank's features to those of every rank: lengths, then numbers."""
         assert self._gather_bytes is not None
         lengths = np.array([len(each) for each in mine], dtype=np.int64)
-        numbers = np.concatenate([np.empty(0, np.int64), *mine]).astype(np.int32)
+        numbers = np.concatenate([np.empty(0, np.int64), *mine])
         found = []
         for part in self._gather_bytes(lengths.tobytes() + numbers.tobytes()):
-            theirs = np.frombuffer(part, dtype=np.int64, count=len(mine))
-            values = np.frombuffer(part, dtype=np.int32, offset=theirs.nbytes).astype(np.int64)
+            both = np.frombuffer(part, dtype=np.int64)
+            theirs, values = both[: len(mine)], both[len(mine) :]
             found.append(np.split(values, np.cumsum(theirs)[:-1]))
         return found

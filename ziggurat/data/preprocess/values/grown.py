@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Int32, Shaped
+from jaxtyping import Int32, Int64, Shaped
 
 from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
 
@@ -19,7 +19,7 @@ class GrownVocabulary:
         table_rows: (K,) their rows, the reserved ones counted.
     """
 
-    numbers: Int32[np.ndarray, " K"] = field(repr=False)
+    numbers: Int64[np.ndarray, " K"] = field(repr=False)
     table_rows: Int32[np.ndarray, " K"] = field(repr=False)
 
     @staticmethod
@@ -27,7 +27,7 @@ class GrownVocabulary:
         """From the numbers of rows 3, 4, 5 …"""
         order = np.argsort(numbers_in_order, kind="stable")
         rows = (order + NUM_RESERVED_ROWS).astype(np.int32)
-        return GrownVocabulary(numbers=numbers_in_order[order].astype(np.int32), table_rows=rows)
+        return GrownVocabulary(numbers=numbers_in_order[order].astype(np.int64), table_rows=rows)
 
     def __len__(self) -> int:
         return len(self.numbers)
