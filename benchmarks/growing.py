@@ -121,7 +121,7 @@ def streamed(growing: Growing, *, num_streamed: int, batch: int = 65_536) -> dic
     """
     rng, grown = np.random.default_rng(1), GrowingIds(growing)
     owner, owned = np.zeros(growing.num_ids, np.uint64), np.zeros(growing.num_ids, bool)
-    wrong, seconds, first_bytes, totals = 0, 0.0, 0, dict.fromkeys(("known", "unknown", "new", "evicted"), 0)
+    wrong, seconds, first_bytes = 0, 0.0, 0
     for number in range(-(-num_streamed // batch)):
         ids = zipf_ids(rng, number, size=min(batch, num_streamed - number * batch))
         begin = time.perf_counter()
@@ -138,8 +138,7 @@ def streamed(growing: Growing, *, num_streamed: int, batch: int = 65_536) -> dic
             say(f"{(number + 1) * batch:,} ids, {wrong} wrong, {(number + 1) * batch / seconds / 1e6:.2f} M ids/s")
         if first_bytes == 0 and 10 * number * batch >= num_streamed:
             first_bytes = resident_bytes()  # after a tenth of the stream
-    for name, count in grown.report().items():
-        totals[name] = count
+    totals: dict[str, float] = {**grown.report()}
     wrong += totals["known"] + totals["unknown"] != num_streamed
     wrong += totals["new"] - totals["evicted"] != int(owned.sum())
     wrong += int(np.count_nonzero(grown.find(owner[owned]) != np.flatnonzero(owned)))

@@ -381,8 +381,8 @@ def load_run(
     if loaded.step != chosen and team.is_first:
         why = "\n".join(map(str, loaded.skipped))
         _log.warning("the best checkpoint (step %d) is lost; that of step %d is taken:\n%s", chosen, loaded.step, why)
-    for tables in tables_of(model):
-        tables.mark_filled()
+    for held in tables_of(model):
+        held.mark_filled()
     model.eval()
     return Run(
         folder=run.path,

@@ -35,9 +35,15 @@ def quantisation_figure(report: QuantisationReport, *, title: str) -> Figure:
         colour = "C0" if not cost.table else "C7"
         axes.plot(100 * share, max(loss, _LEAST), marks.get(cost.row_format, "x"), color=colour)
         if loss > _LEAST or not cost.table:
-            place = {"xytext": (-5, 3), "ha": "right"} if share > 0.8 else {"xytext": (5, 3)}
-            point = (100 * share, max(loss, _LEAST))
-            axes.annotate(f"{cost.row_format}, {name}", point, fontsize="x-small", textcoords="offset points", **place)
+            point, is_right = (100 * share, max(loss, _LEAST)), share > 0.8
+            axes.annotate(
+                f"{cost.row_format}, {name}",
+                point,
+                xytext=(-5 if is_right else 5, 3),
+                textcoords="offset points",
+                ha="right" if is_right else "left",
+                fontsize="x-small",
+            )
     axes.set_yscale("log")
     axes.set_xlabel("bytes of all tables, % of the run's")
     axes.set_ylabel(f"{metric}, worse by ({_LEAST:g}: not at all)")
