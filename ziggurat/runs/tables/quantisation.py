@@ -156,7 +156,7 @@ class QuantisationReport:
         return [self._cells(cost, label) for cost in (self.run, *self.tried) for label in self.labels]
 
     def byte_columns(self) -> tuple[str, ...]:
-        """Headings of `byte_cells`."""
+        """Headings of the lines that `byte_cells` gives."""
         return ("table", "rows × columns", "the run", *(each.row_format for each in self.tried if not each.table))
 
     def byte_cells(self) -> list[tuple[str, ...]]:
@@ -172,7 +172,7 @@ class QuantisationReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything."""
+        """Everything as plain data."""
         return to_json(self)
 
     def _cells(self, cost: FormatCost, label: str) -> tuple[str, ...]:
