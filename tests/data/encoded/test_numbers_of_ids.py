@@ -53,14 +53,15 @@ def raw(num_rows: int, *, seed: int = 0) -> pl.DataFrame:
     lists = [[int(each) for each in draw.choice(EDGES, draw.integers(0, 4))] for _ in range(num_rows)]
     users: list[int | None] = [EDGES[index % len(EDGES)] for index in range(num_rows)]
     users[3] = None
+    words, times = pl.List(pl.String), [[10**10 + each for each in range(index % 4)] for index in range(num_rows)]
     return pl.DataFrame(
         {
             "user": pl.Series(users, dtype=pl.Int64),
             "colour": [f"c{index % 3}" for index in range(num_rows)],
-            "few": [[f"f{each}" for each in range(index % 3)] for index in range(num_rows)],
+            "few": pl.Series([[f"f{each}" for each in range(index % 3)] for index in range(num_rows)], dtype=words),
             "friends": pl.Series(lists, dtype=pl.List(pl.Int64)),
-            "tags": [[f"t{index % 4}"] * (index % 2) for index in range(num_rows)],
-            "moments": pl.Series([[10**10 + each for each in range(index % 4)] for index in range(num_rows)]),
+            "tags": pl.Series([[f"t{index % 4}"] * (index % 2) for index in range(num_rows)], dtype=words),
+            "moments": pl.Series(times, dtype=pl.List(pl.Int64)),
             "click": draw.integers(0, 2, num_rows),
         }
     )
