@@ -54,6 +54,10 @@ NEXT_ITEM = "next_item"  # the label, always 1
 QUESTION = "question"  # of candidates: which ones were asked together, behind one history
 # Extras of a batch whose samples are pieces of histories: where each begins, and how long the whole history is.
 PIECE_STARTS, PIECE_LENGTHS = "piece_starts", "piece_lengths"
+PIECE_SETS = "piece_sets"  # which of the sets of pieces of its rank a sample belongs to
+PIECE_HOMES = "piece_homes"  # the sample of the batch that was cut which a sample answers; -1: none
+# Of a history that lacks some of its events: where each one stood in the whole, and how long that was.
+HISTORY_PLACES, HISTORY_LENGTHS = "history_places", "history_lengths"
 
 
 def of_history(name: str) -> str:

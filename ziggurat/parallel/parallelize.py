@@ -26,6 +26,7 @@ from ziggurat.models import Model
 from ziggurat.models.length_cost import length_cost
 from ziggurat.parallel.context.attention import check_context, spread_stack
 from ziggurat.parallel.context.choice import Passing
+from ziggurat.parallel.context.dividing import DividedOutputs
 from ziggurat.parallel.dense import DenseNetwork, DenseParallelism, Reduction, check_dense, parallel_dense, replicate
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireConfig
@@ -176,6 +177,8 @@ def parallelize(
         DenseNetwork(model), how=config.dense, reduction=config.reduction, topology=topology, traffic=traffic
     )
     object.__setattr__(model, "forward_dense", network)  # not as a submodule: names of weights stay as they are
+    if topology.context.size > 1:
+        object.__setattr__(model, "outputs_of", DividedOutputs(model, topology=topology, traffic=traffic))
     return Parallel(plan, topology, config, traffic, cost, cost_source)
 
 

@@ -64,7 +64,7 @@ class RanksConfig:
         exchange: when rows of the next batch travel: plain, when it has its turn; prioritised, those that the present
             step does not touch while it computes, where that is measured to be faster; prioritised_always, without
             measuring. The result has the same bits.
-        context: N, consecutive ranks that divide long histories between them in training; 1: none does.
+        context: N, consecutive ranks that divide long histories between them, in training and evaluation; 1: none does.
         passing: what travels between them: keys and values, queries, or what takes less time by measured rates.
         tower_size: S, ranks that hold the same towers together; 0: the fastest on `cluster` where that is given,
             else the ranks of a host, if the towers allow it.

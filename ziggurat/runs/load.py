@@ -41,7 +41,7 @@ from ziggurat.runs.embeddings import embeddings_of
 from ziggurat.runs.events.candidate_scores import predict_of_events
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.importance import Importance, ImportanceConfig, importance_of
-from ziggurat.runs.many_ranks import Ranks
+from ziggurat.runs.many_ranks import Ranks, on_any_ranks
 from ziggurat.runs.next_items import next_items_frame
 from ziggurat.runs.resume import best_step, checkpoints_of
 from ziggurat.runs.scoring import (
@@ -329,10 +329,9 @@ class Run:
 def open_run(folder: str | Path, *, step: int | None = None, models: Sequence[type[Any]] = ()) -> Iterator[Run]:
     """`load_run` on the ranks that torchrun started, all together; on one device if it started none."""
     config = load_config(Path(folder), models=models)
-    any_size = replace(config, parallel=replace(config.parallel, tower_size=0, context=1))  # scores depend on neither
     given = {"run": Path(folder).absolute(), "step": step}
     with job(device=config.device, timeout_s=config.parallel.timeout_s):
-        yield load_run(folder, step=step, models=models, ranks=Ranks(any_size, plan=None, given=given))
+        yield load_run(folder, step=step, models=models, ranks=Ranks(on_any_ranks(config), plan=None, given=given))
 
 
 @check_arguments

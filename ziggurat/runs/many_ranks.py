@@ -13,6 +13,7 @@ any number of ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ziggurat.config import flattened, from_json, to_json
@@ -34,6 +35,19 @@ from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.ranks import traffic_report
 
 T = TypeVar("T")
+
+
+def on_any_ranks(config: RunConfig) -> RunConfig:
+    """The settings of a run as it is scored on the ranks that there are: its scores depend on none of these.
+
+    Tower groups are as the ranks ask for, and histories are divided as in training where that divides the ranks.
+
+    Args:
+        config: of the run.
+    """
+    size, parallel = Topology.create().world_size, config.parallel
+    context = 1 if size % parallel.context else parallel.context
+    return replace(config, parallel=replace(parallel, tower_size=0, context=context))
 
 
 class Ranks:

@@ -36,6 +36,7 @@ from ziggurat.data.source import LoaderSource, as_source, state_from_json, state
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import PIECE_STARTS
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.training.balancing import Balancer
 from ziggurat.training.config import Decay, TrainingConfig
 from ziggurat.training.growing.growing_tables import GrowingTables
@@ -86,6 +87,7 @@ class Feed:
         rank: of this process.
         gather: what all ranks say (plain data), in rank order; collective. On one device what this one says.
         balancer: deals samples to ranks; None: they stay where they are.
+        shortened: thins the histories of a batch (`Model.shortened`); None: nothing does.
 
     Raises:
         ConfigError: a schedule towards an end that the source does not know.
@@ -100,10 +102,11 @@ class Feed:
         world_size: int,
         gather: Callable[[Any], list[Any]],
         balancer: Balancer | None = None,
+        shortened: Callable[..., Batch] | None = None,
     ) -> None:
         loader = {"config": config.loader, "rank": rank, "world_size": world_size}
         self.source = as_source(train, token_budget=config.token_budget, **loader)
-        self.balancer = balancer
+        self.balancer, self._shortened = balancer, shortened
         self._config, self._rank, self._world_size, self._gather = config, rank, world_size, gather
         self._state: dict[str, Any] = {}
         self._waits = False  # this rank's epoch is over, that of another one is not
@@ -168,7 +171,7 @@ class Feed:
             return (batch if growing is None else growing.admitted(batch, step=step + 1)).to(device)
 
         waits, self._waits = self._waits, False
-        taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty))
+        taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step), step=step)
         current = next(taken)
         batch = None if current.batch is None else made(current.batch, step)
         while current.batch is not None and batch is not None:
@@ -194,27 +197,31 @@ class Feed:
         if self.balancer is not None:
             self.balancer.drain()
 
-    def _taken(self, iterator: Iterator[Batch], empty: Batch) -> Iterator[_Taken]:
-        """The batches of the epoch as the source makes them; the last one is None."""
+    def _taken(self, iterator: Iterator[Batch], empty: Batch, *, step: int) -> Iterator[_Taken]:
+        """The batches of the epoch as the source makes them, their histories thinned; the last one is None."""
         while True:
             taken = _Taken(*self._following(iterator, empty))
+            if taken.batch is not None and self._shortened is not None:
+                taken = replace(taken, batch=self._shortened(taken.batch, draw=StepDraw(self._config.seed, step)))
+            step += 1
             yield taken
             if taken.batch is None:
                 return
 
-    def _dealt(self, taken: Iterator[_Taken]) -> Iterator[_Taken]:
+    def _dealt(self, taken: Iterator[_Taken], *, step: int) -> Iterator[_Taken]:
         """The same with the samples that this rank trains, each begun when the one before it is taken away."""
         if self.balancer is None:
             yield from taken
             return
         current = next(taken)
         if current.batch is not None:
-            self.balancer.start(current.batch)
+            self.balancer.start(current.batch, draw=StepDraw(self._config.seed, step))
         while current.batch is not None:
             following = next(taken)
             ready = replace(current, batch=self.balancer.finish())
+            step += 1
             if following.batch is not None:
-                self.balancer.start(following.batch)
+                self.balancer.start(following.batch, draw=StepDraw(self._config.seed, step))
             yield ready
             current = following
         yield current

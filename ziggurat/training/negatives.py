@@ -36,6 +36,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows
 from ziggurat.models import Model
 from ziggurat.models.contract.negatives import CANDIDATES, DrawnLayout, NegativesConfig, NegativesKind
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.training.evaluation.full_ranking_pass import FindsItems, FullRanking, vectors_of_table
 from ziggurat.training.metrics.full_ranking import HadBefore, Questions, rank_all
 
@@ -114,8 +115,7 @@ class DrawnNegatives:
 
     def _draw(self, batch: Batch, first: int, *, step: int) -> NDArray[np.int64]:
         """(m,) numbers of items for the block that begins at a sample; -1 for none."""
-        row = int(batch.row_ids[first])
-        generator = np.random.default_rng([self._seed, step, row & (2**63 - 1)])
+        generator = StepDraw(self._seed, step).of_row(int(batch.row_ids[first]))
         if self._mined is None:
             return generator.integers(0, self._items.batch_size, self._config.num_drawn)
         some = batch.rows(first, min(first + self._model.coupled_samples, batch.batch_size))

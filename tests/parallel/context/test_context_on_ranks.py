@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from tests.models.sequence import test_ranker
 from tests.models.sequence.test_next_item import INPUTS, batch_of
 from tests.parallel.context.attention_cases import differences
 from ziggurat.config import from_json, to_json
 from ziggurat.embeddings import EmbeddingConfig
-from ziggurat.errors import ConfigError, TopologyError
-from ziggurat.features.events import HISTORY, PIECE_LENGTHS, PIECE_STARTS
+from ziggurat.errors import ConfigError, DataError, TopologyError
+from ziggurat.features.events import HISTORY, PIECE_HOMES, PIECE_LENGTHS, PIECE_STARTS
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models import DNNConfig, NextItemConfig, build_model
+from ziggurat.models.sequence.cut import Chunks
 from ziggurat.models.sequence.layers.hstu import HSTULayer, hstu_research
-from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.layers.preset import LayerPreset
 from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, sasrec
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_loss import NextItemNegatives
-from ziggurat.ops.attention.problem import Spans
+from ziggurat.ops.attention.choose import jagged_attention
+from ziggurat.ops.attention.problem import AttentionMask, Spans
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.context.attention import ContextAttention
 from ziggurat.parallel.context.choice import Passing
+from ziggurat.parallel.context.extending import extend_spread, share_of_events
 from ziggurat.parallel.context.histories import remember_spread, score_spread, share_of_candidates
 from ziggurat.parallel.context.pieces import Pieces, head_and_tail
 from ziggurat.parallel.dense import DenseParallelism
@@ -54,6 +59,7 @@ PLAN = Plan(
         TablePlacement(table="action", placement=Placement.DATA_PARALLEL, ranks=(0, 1, 2, 3)),
     ),
 )
+COUNTRY = TablePlacement(table="country", placement=Placement.TABLE_WISE, ranks=(0,))
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"layers": LayerPreset.HSTU.value},
     {"layers": LayerPreset.STU.value, "positions": Positions.FROM_END.value, "max_attention_length": 2},
@@ -77,6 +83,8 @@ def check(rank: int, model_json: Any) -> None:
             context=size,
             tolerance=Tolerance(others=5e-6),
         )
+    check_rankers(plan)
+    check_answers(rank, plan)
     # Its messages never wait behind others of the step, of which 64 may be under way.
     topology, model = Topology.create(context_size=4), build_model(MODEL, INPUTS, seed=3)
     parallelize(model, plan, topology)
@@ -96,47 +104,110 @@ def check(rank: int, model_json: Any) -> None:
         parallelize(dnn, Plan(world_size=4, tables=tables), topology)
 
 
-def check_scores() -> None:
-    """Candidates behind histories on four ranks score as behind remembered ones on one device."""
-    topology = Topology.create(context_size=4)
+def check_rankers(plan: Plan) -> None:
+    """Whole questions are cut, and samples without candidates carry events."""
+    plan = replace(plan, tables=(*plan.tables, COUNTRY))
+    batch = test_ranker.batch_of([(4, 3), (0, 1), (6, 4), (1, 2), (6, 1), (3, 5)])
+    for number, settings in enumerate(test_ranker.VARIANTS):
+        ranker = replace(test_ranker.SMALL, embedding=MODEL.embedding, **settings)
+        assert_same_as_single_device(
+            lambda ranker=ranker: build_model(ranker, test_ranker.INPUTS, seed=3),
+            plan,
+            batch=batch,
+            context=(4, 2, 4)[number],
+            tolerance=Tolerance(others=5e-6),
+        )
+
+
+def check_answers(rank: int, plan: Plan) -> None:
+    """Evaluations divide histories: every rank gets the answers of its own samples."""
+    questions = test_ranker.batch_of([(4, 3), (0, 1), (6, 4), (1, 2), (3, 5)])  # cut inside one; a rank has none
+    ranker = replace(test_ranker.SMALL, embedding=MODEL.embedding)
+    cases = ((MODEL, INPUTS, batch_of([4, 6, 0, 1, 2]), 2), (ranker, test_ranker.INPUTS, questions, 4))
+    for config, inputs, batch, size in cases:
+        single, many = (build_model(config, inputs, seed=3).eval() for _ in range(2))
+        tables = (*plan.tables, COUNTRY)[: len(inputs.tables)]
+        parallelize(many, replace(plan, tables=tables), Topology.create(context_size=size))
+        cuts = [0, 2, 2, batch.batch_size - 1, batch.batch_size]
+        mine = slice(cuts[rank], cuts[rank + 1])
+        attention = many.stack.attention
+        with torch.no_grad():
+            found, wanted = many.outputs_of(batch.rows(mine.start, mine.stop)), single.outputs_of(batch)
+        torch.testing.assert_close(found.logits, wanted.logits[mine], rtol=1e-6, atol=1e-6)
+        if config is MODEL:
+            torch.testing.assert_close(found.named["user"], wanted.named["user"][mine], rtol=1e-6, atol=1e-6)
+        assert sum(attention.chosen.values()) == 2 * size  # of each layer, a turn for each rank that brings samples
+
+
+def _rows(pieces: Pieces, lengths: Tensor) -> Tensor:
+    """Where the events of pieces stand among those of whole histories."""
+    outer = Pieces(torch.zeros_like(pieces.starts), lengths.repeat(pieces.num_sets, 1))
+    return pieces.rows_within(outer) % max(1, int(lengths.sum()))
+
+
+def check_scores(size: int) -> None:
+    """Candidates behind histories on several ranks, also after new events, score as behind those of one device."""
+    topology = Topology.create(context_size=size)
     me, generator = topology.context.position, torch.Generator().manual_seed(1)
     lengths, counts = torch.tensor([9, 0, 40, 1]), torch.tensor([5, 3, 0, 7])
+    news = [torch.tensor(each) for each in ([3, 2, 0, 9], [1, 1, 1, 0], [1, 0, 1, 1])]
     begins, firsts = offsets_of(lengths), offsets_of(counts)
-    events, candidates = (torch.randn(int(each.sum()), 8, generator=generator) for each in (lengths, counts))
+
+    def drawn(sizes: Tensor) -> Tensor:
+        return torch.randn(int(sizes.sum()), 8, generator=generator)
+
+    events, candidates, further = drawn(lengths), drawn(counts), [drawn(each) for each in news]
     times = torch.randint(0, 10**6, (len(events),), generator=generator)
-    asked_at = torch.tensor([10**6, 5, 7, 10**5])
+    later = [torch.randint(10**6, 10**7, (len(each),), generator=generator) for each in further]
+    asked_at = torch.tensor([10**7, 5, 7, 10**6])
     for layer in (HSTULayer(hstu_research(dim=8, num_heads=2, max_length=64)), SoftmaxBlock(sasrec(dim=8))):
-        own = {"times": times} if isinstance(layer, HSTULayer) else {}
-        asked = {"asked_at": asked_at} if own else {}
+        is_timed = isinstance(layer, HSTULayer)
         torch.manual_seed(2)
         for weight in layer.parameters():
             torch.nn.init.normal_(weight, std=0.3)
-        stack = SequenceStack([layer.eval(), layer], asked=AskedAt.OWN)
+        stack = SequenceStack([layer.eval(), layer], mask=AttentionMask(max_attention_length=0 if is_timed else 12))
+        asked = {"asked_at": asked_at} if is_timed else {}
         with torch.no_grad():
-            _, kept = stack.remember(events, offsets=begins, **own)
-            wanted = stack.score(candidates, offsets=firsts, histories=kept, **asked)
+            kept, wanted = stack.remember(events, offsets=begins, **({"times": times} if is_timed else {}))[1], []
+            for number in range(4):
+                wanted.append(stack.score(candidates, offsets=firsts, histories=kept, **asked))
+                if number < 3:
+                    own = {"times": later[number]} if is_timed else {}
+                    kept = stack.extend(further[number], offsets=offsets_of(news[number]), histories=kept, **own)
             with pytest.raises(ConfigError, match="reach over ranks"):
                 remember_spread(stack, events, places=stack.places_of(begins))
-            mine = head_and_tail(lengths, rank=me, num_ranks=4)
-            rows = mine.rows_within(Pieces(torch.zeros(2, 4, dtype=torch.int64), lengths.repeat(2, 1))) % len(events)
-            starts = mine.starts.reshape(-1)
+            mine = head_and_tail(lengths, rank=me, num_ranks=size)
+            rows, starts = _rows(mine, lengths), mine.starts.reshape(-1)
             spans = Spans(query_starts=starts, key_starts=starts, lengths=lengths.repeat(2))
+            after = torch.minimum(begins[:-1] + mine.starts + mine.counts, begins[1:] - 1).clamp(min=0).reshape(-1)
+            own = {"times": times[rows], "last": times[after]} if is_timed else {}
+            share = share_of_candidates(counts, rank=me, num_ranks=size)
+            at = _rows(Pieces(share[:1], (share[1] - share[0])[None]), counts)
             for passing in Passing:
                 stack.attention = ContextAttention(topology.context, traffic=Traffic(topology), passing=passing)
-                places = stack.places_of(mine.offsets, times=times[rows] if own else None, spans=spans)
-                _, spread = remember_spread(stack, events[rows], places=places)
-                share = share_of_candidates(counts, rank=me, num_ranks=4)
-                at = Pieces(share[:1], (share[1] - share[0])[None]).rows_within(
-                    Pieces(torch.zeros(1, 4, dtype=torch.int64), counts[None])
+                _, spread = remember_spread(
+                    stack, events[rows], places=stack.places_of(mine.offsets, spans=spans, **own)
                 )
-                found = score_spread(stack, candidates[at], counts=counts, histories=spread, **asked)
-                torch.testing.assert_close(found, wanted[at], rtol=1e-5, atol=1e-5)
+                for number in range(4):
+                    found = score_spread(stack, candidates[at], counts=counts, histories=spread, **asked)
+                    torch.testing.assert_close(found, wanted[number][at], rtol=1e-5, atol=1e-5)
+                    if number < 3:
+                        new = _rows(share_of_events(news[number], rank=me, num_ranks=size), news[number])
+                        given = {"times": later[number][new]} if is_timed else {}
+                        sizes = {"counts": news[number], "histories": spread}
+                        with pytest.raises(DataError, match="new events"):
+                            extend_spread(stack, further[number][:0], **(sizes | {"counts": news[number] + 5}))
+                        spread = extend_spread(stack, further[number][new], **sizes, **given)
+                # Events that come one by one leave no further pieces.
+                assert max(each.num_sets for each in spread.pieces) == 3
+            stack.attention = jagged_attention
 
 
 def check_all(rank: int, model_json: Any) -> list[tuple[int, str, float, float]]:
     """Attention alone on two and on four ranks, then whole steps: in one group of processes."""
     found = differences(rank, list(range(4)), 2) + differences(rank, list(range(4, 8)), 4)
-    check_scores()
+    check_scores(2)
+    check_scores(4)
     check(rank, model_json)
     return found
 
@@ -151,12 +222,14 @@ def test_divided_histories_are_those_of_one_device() -> None:
 def test_pieces_ask_what_the_history_asks() -> None:
     model = build_model(MODEL, INPUTS, seed=3)
     batch = batch_of([4, 6, 0, 1])
-    lengths = model.history_lengths(batch)
+    cutting = model.cutting(batch)
+    lengths = cutting.lengths
     assert lengths.tolist() == [4, 6, 0, 1]
     asked, answers = [], []
     for rank in range(2):
         cut = head_and_tail(lengths, rank=rank, num_ranks=2)
-        pieces = model.pieces_of(batch, starts=cut.starts, counts=cut.counts)
+        pieces = cutting.pieces(Chunks(starts=cut.starts, counts=cut.counts, are_last=(False, rank == 0)))
+        assert pieces.extras[PIECE_HOMES].tolist() == [-1] * 4 + ([0, 1, 2, 3] if rank == 0 else [-1] * 4)
         rows, offsets = model.lists_of(pieces, HISTORY)
         assert torch.equal(offsets.diff(), cut.counts.reshape(-1))
         assert torch.equal(pieces.extras[PIECE_STARTS], cut.starts.reshape(-1))

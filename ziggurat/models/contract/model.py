@@ -33,6 +33,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
 from ziggurat.models.contract.negatives import DrawnLayout, NegativesConfig
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.repeat import ListCopies, expand_lists
 
@@ -196,9 +197,23 @@ class Model(nn.Module, ABC):
             batches: every training sample once, in any order, whole on every rank.
         """
 
+    def shortened(self, batch: Batch, *, draw: StepDraw) -> Batch:
+        """A training batch before its step; a model may thin its histories at random, and mostly it stays as it is.
+
+        Args:
+            batch: of the data.
+            draw: the random numbers of the step.
+        """
+        del draw
+        return batch
+
     def forward(self, batch: Batch) -> Float[Tensor, "B L"]:
         """Logits of every sample and label (a regression label's logit is its predicted value)."""
-        return self.forward_dense(self.embed(batch)).logits
+        return self.outputs_of(batch).logits
+
+    def outputs_of(self, batch: Batch) -> Outputs:
+        """What evaluation and scoring read: `embed`, then the dense network; divided where ranks divide histories."""
+        return self.forward_dense(self.embed(batch))
 
     def embed(self, batch: Batch) -> Embedded:
         """Everything below the dense network: pooled fields, through towers if there are any, and un-pooled lists."""

@@ -2,29 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Int64
 from torch import Tensor
 
 from ziggurat.features.batch import Batch
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.layers.stack import SequenceStack
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunks:
+    """What one rank gets of each of Q sequences: S intervals of their events.
+
+    Args:
+        starts: position of the first event.
+        counts: events; may be 0.
+        are_last: for each of the S sets, whether its intervals are the ends of all sequences.
+    """
+
+    starts: Int64[Tensor, "S Q"]
+    counts: Int64[Tensor, "S Q"]
+    are_last: Sequence[bool]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cutting:
+    """The sequences of a batch, and how they are cut.
+
+    Args:
+        lengths: events of each sequence that the stack sees.
+        pieces: the pieces of some chunks as samples, set after set, in each set sequence after sequence. Losses of all
+            pieces are together those of the batch. Their extras have `PIECE_SETS` and `PIECE_HOMES`; each sequence has
+            a sample in every set, also where its piece is empty.
+    """
+
+    lengths: Int64[Tensor, "Q"]
+    pieces: Callable[[Chunks], Batch]
 
 
 @runtime_checkable
 class CutsHistories(Protocol):
-    """A model whose samples are histories, with a stack of layers over their events, that may train on pieces of them.
+    """A model over histories, with a stack of layers over their events, that may compute on pieces of them.
 
     Attributes:
         stack: the layers; nothing else of the model looks at more than one event.
+        told_of_samples: names in `Outputs.named` of what evaluations read, a row a sample.
     """
 
     stack: SequenceStack
+    told_of_samples: tuple[str, ...]
 
-    def history_lengths(self, batch: Batch) -> Int64[Tensor, "B"]:
-        """Events of each history of a batch."""
-        ...
+    def cutting(self, batch: Batch, *, draw: StepDraw | None = None) -> Cutting:
+        """The sequences of a batch, and how they are cut.
 
-    def pieces_of(self, batch: Batch, *, starts: Int64[Tensor, "S B"], counts: Int64[Tensor, "S B"]) -> Batch:
-        """Pieces of the histories as S·B samples, whose losses are together those of the histories."""
+        Args:
+            batch: whole samples, in host memory.
+            draw: of a training step, for histories that are thinned at random; None: nothing is.
+        """
         ...

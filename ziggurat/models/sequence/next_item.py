@@ -49,7 +49,9 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.retrieval.encoders import VectorLength
+from ziggurat.models.sequence.cut import Cutting
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt
 from ziggurat.models.sequence.layers.preset import LayerPreset, StacksLayers
@@ -72,7 +74,14 @@ from ziggurat.models.sequence.next_item_loss import (
     log_expected,
     next_item_losses,
 )
-from ziggurat.models.sequence.next_item_pieces import PIECES, edges_of, pieces_of_histories, spans_of
+from ziggurat.models.sequence.next_item_pieces import (
+    cut_histories,
+    places_and_lengths,
+    positions_of,
+    shortened_histories,
+    spans_of,
+)
+from ziggurat.models.sequence.stochastic_length import NEVER_THINNED, thinned_rows
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
@@ -106,6 +115,7 @@ class NextItemConfig(StacksLayers):
         bias: what HSTU adds to its scores; unused by other layers.
         asked: the time that a question knows; for HSTU's bias by time.
         max_attention_length: events before itself that an event sees; 0: all.
+        stochastic_length: α; histories of more than N^(α/2) events are mostly thinned to so many in training; 2: never.
         loss: softmax or gbce; see `next_item_loss.py`.
         negatives: which items an answer is told apart from.
         num_negatives: how many; unused with `all`.
@@ -128,6 +138,7 @@ class NextItemConfig(StacksLayers):
     bias: PositionTimeBias = PositionTimeBias.POSITION_AND_TIME
     asked: AskedAt = AskedAt.NEXT
     max_attention_length: CountOrNone = 0
+    stochastic_length: Annotated[float, Range(1, 2)] = 2.0
     loss: NextItemLoss = NextItemLoss.SOFTMAX
     negatives: NextItemNegatives = NextItemNegatives.UNIFORM
     num_negatives: Count = 128
@@ -171,6 +182,7 @@ class NextItem(Model):
 
     observes = True
     finds_items = True
+    told_of_samples = ("user",)
 
     @check_arguments
     def __init__(self, config: NextItemConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
@@ -228,8 +240,7 @@ class NextItem(Model):
         """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
         check_one_history(batch, self._lists)
         times, asked = question_times(batch, self.lists_of(batch, HISTORY)[1])
-        pieces = {name: value for name, value in batch.extras.items() if name in PIECES}
-        named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked, **pieces}
+        named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked, **places_and_lengths(batch)}
         if not torch.is_grad_enabled():
             return named
         rows_C = self._draw(batch)
@@ -288,19 +299,26 @@ class NextItem(Model):
         weights_N = self._weights(batch)[:, 0].repeat_interleave(offsets_B1.diff(), output_size=len(rows_N))
         return (weights_N * (answers_N >= NUM_RESERVED_ROWS)).sum().reshape(1)
 
-    def history_lengths(self, batch: Batch) -> Int64[Tensor, "B"]:
-        """Events of each history."""
-        return self.lists_of(batch.expanded(), HISTORY)[1].diff()
+    def shortened(self, batch: Batch, *, draw: StepDraw) -> Batch:
+        """Stochastic length: long histories thinned at random, so that events ask for the next one that remains."""
+        alpha = self.config.stochastic_length
+        if alpha >= NEVER_THINNED:
+            return batch
+        batch = batch.expanded()
+        offsets_B1 = self.lists_of(batch, HISTORY)[1]
+        kept_N = thinned_rows(offsets_B1, batch.row_ids, draw=draw, alpha=alpha, longest=self.max_length)
+        return shortened_histories(batch, self.inputs, kept_N=kept_N)
 
-    def pieces_of(self, batch: Batch, *, starts: Int64[Tensor, "S B"], counts: Int64[Tensor, "S B"]) -> Batch:
-        """Pieces of the histories of a batch as samples; see `next_item_pieces.py`."""
-        return pieces_of_histories(batch, self.inputs, starts=starts, counts=counts)
+    def cutting(self, batch: Batch, *, draw: StepDraw | None = None) -> Cutting:
+        """The histories of a batch, and how they are cut; see `next_item_pieces.py`."""
+        del draw  # `shortened` has thinned them
+        return cut_histories(batch, self.inputs)
 
     # --------------------------------------------------------------------------------------------- items and users
 
     def user_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
         """The vectors of the questions of a batch, FP32: what each history leads to; zeros for an empty one."""
-        return self.forward_dense(self.embed(batch)).named["user"]
+        return self.outputs_of(batch).named["user"]
 
     def item_vectors(self, batch: Batch) -> Float[Tensor, "B D"]:
         """The vectors of the items of a batch, FP32, each with what the training events say of it."""
@@ -321,9 +339,8 @@ class NextItem(Model):
         for name in self._actions:
             events_ND = events_ND + embedded.sequences[name].expanded().values
         if self.positions is not None:
-            edges_B = edges_of(offsets_B1, named, from_start=self.config.positions is Positions.FROM_START)
-            edges_N = edges_B.repeat_interleave(offsets_B1.diff(), output_size=total)
-            events_ND = events_ND + self.positions((torch.arange(total, device=edges_N.device) - edges_N).abs())
+            from_start = self.config.positions is Positions.FROM_START
+            events_ND = events_ND + self.positions(positions_of(offsets_B1, named, from_start=from_start))
         events_ND = dropout(events_ND, p=self.config.dropout, training=self.training)
         known = {"times": named.get(_TIMES, offsets_B1.new_zeros(total)), "last": named.get(_ASKED)}
         places = self.stack.places_of(offsets_B1, spans=spans_of(named), **known)

@@ -40,19 +40,34 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.features.events import HISTORY, HISTORY_TIMES, of_history
+from ziggurat.features.events import HISTORY, HISTORY_LENGTHS, HISTORY_TIMES, PIECE_STARTS, of_history
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import offsets_of
 from ziggurat.models.contract.losses import LossSums
 from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
+from ziggurat.models.contract.step_draw import StepDraw
+from ziggurat.models.sequence.cut import Cutting
 from ziggurat.models.sequence.layers.hstu import PositionTimeBias
 from ziggurat.models.sequence.layers.places import AskedAt, join_lists
 from ziggurat.models.sequence.layers.preset import LayerPreset, StacksLayers
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_inputs import check_one_history, question_times
+from ziggurat.models.sequence.next_item_pieces import moments_of, positions_of, spans_of
 from ziggurat.models.sequence.ranker_inputs import check_candidate_inputs, minute_buckets, questions_of
-from ziggurat.models.sequence.stochastic_length import thinned
+from ziggurat.models.sequence.ranker_pieces import (
+    BEGAN,
+    CANDIDATES,
+    FOLLOWING,
+    NUM_CONTEXT,
+    NUM_TARGETS,
+    began_at,
+    context_rows,
+    cut_questions,
+    questions_or_pieces,
+    questions_to_cut,
+)
+from ziggurat.models.sequence.stochastic_length import NEVER_THINNED, thinned, thinned_rows
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.ops.attention.problem import AttentionMask
 from ziggurat.ops.dropout import dropout
@@ -195,6 +210,7 @@ class SequenceRanker(Model):
     reads_slices = True
     slice_modules = ("stack (a history once for the candidates of a question)",)
     exploits_repeats = ("lookups", "layers over events")
+    told_of_samples = ()
 
     @check_arguments
     def __init__(self, config: SequenceRankerConfig, *, inputs: InputSpec, embeddings: EmbeddingTables) -> None:
@@ -246,40 +262,58 @@ class SequenceRanker(Model):
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """Which samples are of one question, when its events happened, and when it is asked."""
         check_one_history(batch, dict(zip(self.joined_lists[0], self._list_places, strict=False)))
-        first_Q, question_B = questions_of(batch, lists=self._list_places, single=self._context_places)
+        places = {"lists": self._list_places, "single": self._context_places}
+        first_Q, question_B, of_pieces = questions_or_pieces(batch, **places)
         asked = batch.take(first_Q)
         rows, inverse = asked.lists(self._list_places[0])
         lengths = rows.offsets.diff() if inverse is None else rows.offsets.diff()[inverse]
         offsets_Q1 = offsets_of(lengths if len(first_Q) else lengths[:0])
         times_N, asked_Q = question_times(asked, offsets_Q1)
-        return {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q}
+        return {_FIRST: first_Q, _QUESTION: question_B, _TIMES: times_N, _ASKED: asked_Q} | of_pieces
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
-        """One pass over each question, then the logits of its candidates."""
+        """One pass over each question, then the logits of its candidates; 0 for samples that carry events alone."""
         named, dim = embedded.named or _alone(embedded), self.config.embedding_dim
         fields = dict(zip(self._fields, embedded.fields.split(dim, dim=1), strict=True))
-        items_BD = reduce(torch.add, [fields[name] for name in self._item_fields]).float()
-        first_Q, question_B = named[_FIRST], named[_QUESTION]
+        items_MD = reduce(torch.add, [fields[name] for name in self._item_fields]).float()
+        size, first_Q, question_M, is_cut = len(items_MD), named[_FIRST], named[_QUESTION], PIECE_STARTS in named
+        if is_cut:
+            items_MD, question_M = items_MD[named[CANDIDATES]], question_M[named[CANDIDATES]]
         lists = [self._of_questions(embedded.sequences[name], first_Q) for name in self._item_lists]
         history_ND, offsets_Q1 = reduce(torch.add, [values for values, _ in lists]).float(), lists[0][1]
-        scale, num_Q = math.sqrt(dim), torch.bincount(question_B, minlength=len(first_Q))
-        history_ND, candidates_BD = history_ND * scale, items_BD * scale
+        scale, num_Q = math.sqrt(dim), torch.bincount(question_M, minlength=len(first_Q))
+        history_ND, candidates_MD = history_ND * scale, items_MD * scale
         if self.unknown_action is not None:
             done_NA = self._done([self._of_questions(embedded.sequences[name], first_Q)[0] for name in self._actions])
             history_ND = history_ND + self.action_map(done_NA)
-            candidates_BD = candidates_BD + self.action_map(self.unknown_action)
-        history_ND, candidates_BD = self._placed(history_ND, candidates_BD, named, offsets_Q1)
-        if self.training and self.config.stochastic_length < 2:
+            candidates_MD = candidates_MD + self.action_map(self.unknown_action)
+        named = named | {_QUESTION: question_M}
+        history_ND, candidates_MD = self._placed(history_ND, candidates_MD, named, offsets_Q1)
+        if self.training and self.config.stochastic_length < NEVER_THINNED and not is_cut:
             kept_N = thinned(offsets_Q1, alpha=self.config.stochastic_length, longest=self._longest)
             offsets_Q1 = F.pad(kept_N.cumsum(0), (1, 0))[offsets_Q1]
             history_ND, named = history_ND[kept_N], named | {_TIMES: named[_TIMES][kept_N]}
-        context_MD = history_ND.new_zeros(0, dim)
+        context_XD = history_ND.new_zeros(0, dim)
         if self.context_places is not None:
             context_QCD = torch.stack([fields[name][first_Q].float() for name in self._context], dim=1)
-            context_MD = (context_QCD * scale + self.context_places).flatten(0, 1)
-        parts = (context_MD, history_ND, candidates_BD)
-        states_BD = self.norm(self._candidate_states(parts, named, offsets_Q1, num_Q))
-        return Outputs(logits=self.head(states_BD * self.item_network(items_BD)).float())
+            context_XD = context_rows(context_QCD * scale + self.context_places, named)
+        parts = (context_XD, history_ND, candidates_MD)
+        states_MD = self.norm(self._candidate_states(parts, named, offsets_Q1, num_Q))
+        logits_ML = self.head(states_MD * self.item_network(items_MD)).float()
+        if is_cut:
+            logits_ML = logits_ML.new_zeros(size, logits_ML.shape[1]).index_copy(0, named[CANDIDATES], logits_ML)
+        return Outputs(logits=logits_ML)
+
+    def cutting(self, batch: Batch, *, draw: StepDraw | None = None) -> Cutting:
+        """The questions of a batch, and how they are cut; see `ranker_pieces.py`."""
+        alpha, kept_N = self.config.stochastic_length, None
+        first_Q, _ = questions_of(batch, lists=self._list_places, single=self._context_places)
+        if draw is not None and alpha < NEVER_THINNED:
+            asked = batch.take(first_Q)
+            offsets_Q1 = moments_of(asked, HISTORY_TIMES).offsets
+            kept_N = thinned_rows(offsets_Q1, asked.row_ids, draw=draw, alpha=alpha, longest=self._longest)
+        sizes = {"first_Q": first_Q, "num_context": len(self._context)}
+        return cut_questions(questions_to_cut(batch, self.inputs, kept_N=kept_N, **sizes), self.inputs)
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSums:
         """The labels' losses, each times the weight of its task."""
@@ -307,12 +341,10 @@ class SequenceRanker(Model):
     ) -> tuple[Float[Tensor, "N D"], Float[Tensor, "B D"]]:
         """Events and candidates with their positions and times; all candidates stand behind the history."""
         lengths_Q, total = offsets_Q1.diff(), len(history_ND)
-        at_N = torch.arange(total, device=history_ND.device)
         if self.positions is not None:
             from_end = self.config.positions is Positions.FROM_END
-            edges_Q = offsets_Q1[1:] if from_end else offsets_Q1[:-1]
-            places_N = (at_N - edges_Q.repeat_interleave(lengths_Q, output_size=total)).abs()
-            behind_Q = torch.zeros_like(lengths_Q) if from_end else lengths_Q
+            places_N = positions_of(offsets_Q1, named, from_start=not from_end) + int(from_end)
+            behind_Q = torch.zeros_like(lengths_Q) if from_end else named.get(HISTORY_LENGTHS, lengths_Q)
             history_ND = history_ND + self.positions(places_N)
             candidates_BD = candidates_BD + self.positions(behind_Q)[named[_QUESTION]]
         if self.time_vectors is not None:
@@ -331,18 +363,18 @@ class SequenceRanker(Model):
         num_Q: Int64[Tensor, "Q"],
     ) -> Float[Tensor, "B D"]:
         """What the layers make of the candidates: context, history and candidates of each question as one sequence."""
-        context_MD, history_ND, candidates_BD = parts
-        count, of_candidates = len(self._context), offsets_of(num_Q)
-        of_context = torch.arange(len(num_Q) + 1, device=num_Q.device) * count
-        known_ND, known_Q1 = join_lists(context_MD, history_ND, offsets=(of_context, offsets_Q1))
+        context_XD, history_ND, candidates_BD = parts
+        counts_Q = named.get(NUM_CONTEXT, torch.full_like(num_Q, len(self._context)))
+        of_context, of_candidates = offsets_of(counts_Q), offsets_of(num_Q)
+        known_ND, known_Q1 = join_lists(context_XD, history_ND, offsets=(of_context, offsets_Q1))
         events_ND, joined_Q1 = join_lists(known_ND, candidates_BD, offsets=(known_Q1, of_candidates))
-        began_Q = named[_ASKED].clone()  # context stands at the first event's time
-        filled_Q = offsets_Q1.diff() > 0
-        began_Q[filled_Q] = named[_TIMES][offsets_Q1[:-1][filled_Q]]
-        times_N, _ = join_lists(began_Q.repeat_interleave(count), named[_TIMES], offsets=(of_context, offsets_Q1))
+        began_Q = named[BEGAN] if BEGAN in named else began_at(named[_TIMES], named[_ASKED], offsets_Q1)
+        began_N = began_Q.repeat_interleave(counts_Q, output_size=len(context_XD))
+        times_N, _ = join_lists(began_N, named[_TIMES], offsets=(of_context, offsets_Q1))
         asked_B = named[_ASKED].repeat_interleave(num_Q, output_size=len(candidates_BD))
         times_N, _ = join_lists(times_N, asked_B, offsets=(known_Q1, of_candidates))
-        places = self.stack.places_of(joined_Q1, times=times_N, num_targets=num_Q)
+        asking = {"num_targets": named.get(NUM_TARGETS, num_Q), "last": named.get(FOLLOWING)}
+        places = self.stack.places_of(joined_Q1, times=times_N, spans=spans_of(named), **asking)
         states_ND = self.stack(events_ND, places=places)
         behind_N = torch.ones(len(states_ND), dtype=torch.bool, device=states_ND.device)
         starts_Q = joined_Q1[:-1].repeat_interleave(known_Q1.diff(), output_size=len(known_ND))

@@ -18,6 +18,10 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from ziggurat.models.contract.step_draw import StepDraw
+
+NEVER_THINNED = 2.0  # α from which on all events remain
+
 
 def thinned(offsets: Int64[Tensor, "B+1"], *, alpha: float, longest: int) -> Bool[Tensor, "N"]:
     """Which events remain, drawn by torch's generator.
@@ -28,8 +32,7 @@ def thinned(offsets: Int64[Tensor, "B+1"], *, alpha: float, longest: int) -> Boo
         longest: N.
     """
     lengths_B, device = offsets.diff(), offsets.device
-    most = max(1, int(longest ** (alpha / 2)))
-    chance_B = longest**alpha / lengths_B.clamp(min=1).double().square()
+    most, chance_B = _most_and_chance(lengths_B, alpha=alpha, longest=longest)
     is_thinned_B = (lengths_B > most) & (torch.rand(len(lengths_B), device=device, dtype=torch.float64) >= chance_B)
     total = int(offsets[-1])
     samples_N = torch.arange(len(lengths_B), device=device).repeat_interleave(lengths_B, output_size=total)
@@ -38,3 +41,34 @@ def thinned(offsets: Int64[Tensor, "B+1"], *, alpha: float, longest: int) -> Boo
     order_N = torch.argsort(samples_N + drawn_N)  # by sample, inside it at random
     places_N[order_N] = torch.arange(total, device=device)
     return ~is_thinned_B[samples_N] | (places_N - offsets[:-1][samples_N] < most)
+
+
+def thinned_rows(
+    offsets: Int64[Tensor, "B+1"], row_ids: Int64[Tensor, "B"], *, draw: StepDraw, alpha: float, longest: int
+) -> Bool[Tensor, "N"]:
+    """Which events remain, drawn for each history by its sample: the same on any number of ranks.
+
+    Args:
+        offsets: where histories begin.
+        row_ids: of the samples.
+        draw: of the step.
+        alpha: α.
+        longest: N.
+    """
+    lengths_B = offsets.diff()
+    most, chance_B = _most_and_chance(lengths_B, alpha=alpha, longest=longest)
+    kept_N = torch.ones(int(offsets[-1]), dtype=torch.bool)
+    for sample in (lengths_B > most).nonzero().squeeze(1).tolist():
+        generator = draw.of_row(int(row_ids[sample]))
+        if generator.random() < float(chance_B[sample]):
+            continue
+        begin, length = int(offsets[sample]), int(lengths_B[sample])
+        kept_N[begin : begin + length] = False
+        kept_N[begin + torch.from_numpy(generator.choice(length, most, replace=False))] = True
+    return kept_N
+
+
+def _most_and_chance(lengths_B: Tensor, *, alpha: float, longest: int) -> tuple[int, Tensor]:
+    """M, and how likely each history keeps all of its events where it has more."""
+    chance_B = longest**alpha / lengths_B.clamp(min=1).double().square()
+    return max(1, int(longest ** (alpha / 2))), chance_B

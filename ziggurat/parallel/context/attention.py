@@ -176,10 +176,10 @@ def check_context(model: Model, topology: Topology, *, num_parts: int) -> None:
         return
     if not isinstance(model, CutsHistories):
         raise ConfigError(
-            expected="a model with a stack of layers over histories that trains on pieces of them: next_item",
+            expected="a model with layers over histories that trains on pieces of them: next_item, sequence_ranker",
             found=f"{type(model).__name__}, which does not",
             where=f"--context {size}",
-            ways_out=("--context 1: ranks then divide samples alone", "ziggurat train movielens_hstu"),
+            ways_out=("--context 1: ranks then divide samples alone", "ziggurat train movielens_hstu --context N"),
         )
     if num_parts > 1:
         raise ConfigError(

@@ -4,26 +4,29 @@
     rank 1 brings c                             ─►     rank 1 gets   a1 b1 c1   a2 b2 c2
 
 Ids travel before anything is looked up, from whoever has read them to whoever computes with them, so a rank holds ids,
-vectors and states of its pieces alone. A piece is a sample with a history, what comes next and a weight
-(`models/sequence/next_item_pieces.py`); loss and gradients of the pieces add up to those of the whole histories.
+vectors and states of its pieces alone. A piece is a sample, or for a ranker one sample or more
+(`models/sequence/next_item_pieces.py`, `ranker_pieces.py`); loss and gradients of the pieces add up to those of the
+whole histories.
 
 Data parallelism goes on as it was: ranks read different samples, balanced or not, and groups know nothing of each
-other. It all happens steps ahead, in the thread that balances (`training/balancing.py`).
+other. In training it all happens steps ahead, in the thread that balances (`training/balancing.py`).
 """
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from ziggurat.features.batch import Batch
+from ziggurat.features.events import PIECE_HOMES, PIECE_SETS
 from ziggurat.features.samples import concatenate_batches, take_samples
 from ziggurat.models import Model
-from ziggurat.models.sequence.cut import CutsHistories
+from ziggurat.models.contract.step_draw import StepDraw
+from ziggurat.models.sequence.cut import Chunks, CutsHistories
 from ziggurat.parallel.context.pieces import head_and_tail
-from ziggurat.parallel.exchange.samples import exchange_samples
+from ziggurat.parallel.exchange.samples import samples_of_ranks
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Axis, Topology, own_group
 
@@ -35,41 +38,51 @@ class ContextDeal:
         model: which can cut histories.
         topology: the ranks.
         traffic: counts the messages.
+
+    Attributes:
+        group: the ranks, which meet for this alone.
     """
 
     def __init__(self, model: Model, *, topology: Topology, traffic: Traffic) -> None:
         assert isinstance(model, CutsHistories)
         self._model: CutsHistories = model
         self._traffic = traffic
-        self._group = own_group(topology, Axis.CONTEXT, what="divide histories", backend="gloo")
+        self.group = own_group(topology, Axis.CONTEXT, what="divide histories", backend="gloo")
 
-    def __call__(self, batch: Batch) -> Batch:
-        """This rank's pieces of the histories of its group.
+    def __call__(self, batch: Batch, *, draw: StepDraw | None = None) -> Batch:
+        """This rank's pieces of the histories of its group: heads of all, then tails.
 
         Args:
             batch: what this rank brings, in host memory; its size may differ from rank to rank, and be 0.
+            draw: of the training step; None: nothing is drawn.
         """
-        pieces = self.pieces(batch)
-        received = exchange_samples(pieces, group=self._group, traffic=self._traffic, purpose="context: {}")
-        halves = [part.batch_size // 2 for part in received]
-        begins = [0, *itertools.accumulate(part.batch_size for part in received)][:-1]
-        order = [
-            torch.arange(begin + half * which, begin + half * (which + 1))
-            for which in (0, 1)
-            for begin, half in zip(begins, halves, strict=True)
-        ]
-        return take_samples(concatenate_batches(received), torch.cat(order))
+        return set_by_set([part for part in self.exchanged(self.pieces(batch, draw=draw)) if part is not None])
 
-    def pieces(self, batch: Batch) -> list[Batch]:
+    def exchanged(self, pieces: Sequence[Batch]) -> list[Batch | None]:
+        """This rank's pieces of what each rank of the group brings; None where that one brings nothing."""
+        how = {"group": self.group, "traffic": self._traffic, "purpose": "context: {}"}
+        return samples_of_ranks(list(pieces), **how)
+
+    def pieces(self, batch: Batch, *, draw: StepDraw | None = None) -> list[Batch]:
         """What each rank of the group gets of a batch: heads of all histories, then tails."""
-        lengths_B, size = self._model.history_lengths(batch), self._group.size
+        cutting, size = self._model.cutting(batch, draw=draw), self.group.size
         found = []
         for rank in range(size):
-            cut = head_and_tail(lengths_B, rank=rank, num_ranks=size)
-            part = self._model.pieces_of(batch, starts=cut.starts, counts=cut.counts)
-            # A line of the data is trained once: by whoever has the end of its history, the tail of rank 0.
+            cut = head_and_tail(cutting.lengths, rank=rank, num_ranks=size)
+            part = cutting.pieces(Chunks(starts=cut.starts, counts=cut.counts, are_last=(False, rank == 0)))
+            # A line of the data is trained once: by whoever answers its sample.
+            homes = part.extras[PIECE_HOMES]
             row_ids = torch.full_like(part.row_ids, -1)
-            if rank == 0:
-                row_ids[batch.batch_size :] = batch.row_ids
+            row_ids[homes >= 0] = batch.row_ids[homes[homes >= 0]]
             found.append(replace(part, row_ids=row_ids))
         return found
+
+
+def set_by_set(parts: Sequence[Batch]) -> Batch:
+    """Pieces of several batches as one batch: heads of all, then tails.
+
+    Args:
+        parts: at least one.
+    """
+    joined = concatenate_batches(parts)
+    return take_samples(joined, torch.argsort(joined.extras[PIECE_SETS], stable=True))

@@ -3,6 +3,7 @@
     remember      pieces of the histories through all layers; each rank keeps its keys and values
     score         rank r brings its share of the candidates; in every layer their queries meet the keys of all ranks,
                   which (pass-Q) they travel to, or which (pass-KV) come to them
+    extend        rank r brings its share of new events, which stay with it (`extending.py`)
 
 One long user's candidates are few rows against a history of 10⁵, so what travels is their queries and what they gather,
 2·b numbers a head and layer, however long the history is. Candidates see the history and themselves, so the result is
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
@@ -39,14 +40,18 @@ class SpreadHistories:
     """Keys and values of this rank's pieces of histories, layer by layer.
 
     Args:
-        keys_values: of each layer; heads, then tails.
+        keys_values: of each layer, in the order of this rank's pieces.
         lengths: (B,) events of the whole histories.
         times: of this rank's events, where a layer asks for them.
+        pieces: of each rank: heads, tails, and what `extend_spread` put behind them.
+        last_events: (B, D) the input of each history's last event, which the first rank has; zeros elsewhere.
     """
 
     keys_values: tuple[tuple[Tensor, Tensor], ...]
     lengths: Int64[Tensor, "B"]
     times: Int64[Tensor, "N"] | None
+    pieces: tuple[Pieces, ...]
+    last_events: Float[Tensor, "B D"]
 
 
 def remember_spread(
@@ -62,17 +67,45 @@ def remember_spread(
     Raises:
         ConfigError: the stack does not reach over ranks.
     """
-    _context_of(stack)
-    spans = places.layout.spans
+    group, spans = context_of(stack).group, places.layout.spans
     assert spans is not None, "pieces of histories have spans"
+    lengths = spans.lengths[: len(spans.lengths) // 2]
+    pieces = tuple(head_and_tail(lengths, rank=rank, num_ranks=group.size) for rank in range(group.size))
+    last = last_rows(events_ND, pieces[group.position], lengths)
     kept = []
-    for layer in _layers(stack):
+    for layer in layers_of(stack):
         projected = layer.project(events_ND)
         kept.append((projected.k, projected.v))
         gathered = layer.attend(projected.q, projected.k, projected.v, places)
         events_ND = layer.finish(events_ND, gathered, projected.rest)
-    lengths = spans.lengths[: len(spans.lengths) // 2]
-    return events_ND, SpreadHistories(keys_values=tuple(kept), lengths=lengths, times=places.key_times)
+    kept_of = {"keys_values": tuple(kept), "lengths": lengths, "times": places.key_times}
+    return events_ND, SpreadHistories(**kept_of, pieces=pieces, last_events=last)
+
+
+def last_rows(events_ND: Float[Tensor, "N D"], pieces: Pieces, lengths: Int64[Tensor, "B"]) -> Float[Tensor, "B D"]:
+    """The row of each history's last event; zeros where this rank has none.
+
+    Args:
+        events_ND: rows of pieces.
+        pieces: of this rank.
+        lengths: of the whole histories.
+    """
+    found = events_ND.new_zeros(len(lengths), events_ND.shape[1])
+    at_B, has_B = place_of_last(pieces, lengths)
+    found[has_B] = events_ND[at_B[has_B]]
+    return found
+
+
+def place_of_last(pieces: Pieces, lengths: Int64[Tensor, "B"]) -> tuple[Int64[Tensor, "B"], Bool[Tensor, "B"]]:
+    """Where among the rows of pieces each history's last event stands, and whether it does.
+
+    Args:
+        pieces: of a rank.
+        lengths: of the whole histories.
+    """
+    is_last_SB = (pieces.counts > 0) & (pieces.starts + pieces.counts == lengths)
+    ends_SB = pieces.offsets[1:].view(pieces.starts.shape)
+    return torch.where(is_last_SB, ends_SB - 1, 0).sum(dim=0), is_last_SB.any(dim=0)
 
 
 def share_of_candidates(counts: Int64[Tensor, "B"], *, rank: int, num_ranks: int) -> Int64[Tensor, "2 B"]:
@@ -107,28 +140,25 @@ def score_spread(
         ConfigError: the stack does not reach over ranks.
         DataError: not this rank's share of the candidates, or times where histories have none.
     """
-    context = _context_of(stack)
+    context = context_of(stack)
     size, me = context.group.size, context.group.position
     shares = [share_of_candidates(counts, rank=rank, num_ranks=size) for rank in range(size)]
     mine = shares[me][1] - shares[me][0]
     _check(candidates_MD, mine, counts, histories, asked_at)
     rows = [Pieces((histories.lengths + first)[None], (last - first)[None]) for first, last in shares]
-    keys = []
-    for rank, own in enumerate(rows):
-        cached = head_and_tail(histories.lengths, rank=rank, num_ranks=size)
-        keys.append(Pieces(torch.cat([cached.starts, own.starts]), torch.cat([cached.counts, own.counts])))
+    keys = [cached.and_then(own) for cached, own in zip(histories.pieces, rows, strict=True)]
     spread = Spread(
         Histories(histories.lengths + counts, counts, stack.mask), rows, keys, context.group, context.traffic
     )
     times = _times(spread, histories, asked_at, [last - first for first, last in shares])
-    behind = _Behind(context, spread, times)
+    behind = Behind(context, spread, times)
     layout = JaggedLayout(offsets=rows[me].offsets, mask=AttentionMask())  # what is seen is in `spread`
     places = SequencePlaces(
         layout=layout,
         key_times=None if asked_at is None else times[me].queries,
         query_times=None if asked_at is None else times[me].queries,
     )
-    for layer, kept in zip(_layers(stack), histories.keys_values, strict=True):
+    for layer, kept in zip(layers_of(stack), histories.keys_values, strict=True):
         projected = layer.project(candidates_MD)
         own = replace(places, attention=replace(behind, kept=kept))
         gathered = layer.attend(projected.q, projected.k, projected.v, own)
@@ -137,8 +167,15 @@ def score_spread(
 
 
 @dataclass(frozen=True)
-class _Behind:
-    """Attention of candidates to kept keys, and to themselves."""
+class Behind:
+    """Attention of rows to kept keys, and to those that come with them.
+
+    Args:
+        context: of the stack.
+        spread: who has which rows and keys.
+        times: of each rank; none where no layer asks for them.
+        kept: keys and values of this rank.
+    """
 
     context: ContextAttention
     spread: Spread
@@ -157,6 +194,7 @@ class _Behind:
         divisor: float = 1.0,
         bias: AttentionBias | None = None,
     ) -> Tensor:
+        """As `jagged_attention`; what is seen is in `spread`, not in the layout."""
         del layout
         assert self.kept is not None
         bias = bias or AttentionBias()
@@ -181,11 +219,17 @@ def _times(spread: Spread, histories: SpreadHistories, asked_at: Tensor | None, 
     return [Times(own, torch.cat([old, own])) for old, own in zip(cached, of_rows, strict=True)]
 
 
-def _layers(stack: SequenceStack) -> list[SequenceLayer]:
+def layers_of(stack: SequenceStack) -> list[SequenceLayer]:
+    """The layers of a stack."""
     return [layer for layer in stack.layers if isinstance(layer, SequenceLayer)]
 
 
-def _context_of(stack: SequenceStack) -> ContextAttention:
+def context_of(stack: SequenceStack) -> ContextAttention:
+    """The attention of a stack that reaches over ranks.
+
+    Raises:
+        ConfigError: it does not.
+    """
     if isinstance(stack.attention, ContextAttention):
         return stack.attention
     raise ConfigError(

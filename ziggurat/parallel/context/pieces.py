@@ -71,6 +71,10 @@ class Pieces:
         last = torch.minimum(high, self.starts + self.counts)
         return Pieces(first, (last - first).clamp(min=0))
 
+    def and_then(self, further: Pieces) -> Pieces:
+        """These sets, and those of further pieces of the same histories."""
+        return Pieces(torch.cat([self.starts, further.starts]), torch.cat([self.counts, further.counts]))
+
     def rows_within(self, outer: Pieces) -> Int64[Tensor, "n"]:
         """Where these events stand among the rows of pieces that they were cut from."""
         begins = outer.offsets[:-1] + (self.starts - outer.starts).reshape(-1)

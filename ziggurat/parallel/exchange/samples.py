@@ -131,6 +131,12 @@ def exchange_samples(parts: list[Batch], *, group: RankGroup, traffic: Traffic, 
         traffic: counts the messages.
         purpose: of messages, with a place for what they hold.
     """
+    found = samples_of_ranks(parts, group=group, traffic=traffic, purpose=purpose)
+    return [part for part in found if part is not None]
+
+
+def samples_of_ranks(parts: list[Batch], *, group: RankGroup, traffic: Traffic, purpose: str) -> list[Batch | None]:
+    """As `exchange_samples`, with None for each other rank that had no samples for this one."""
     own = parts[group.position]
     letters = [
         _letter(part) if part.batch_size and rank != group.position else torch.empty(0, dtype=torch.uint8)
@@ -154,12 +160,10 @@ def exchange_samples(parts: list[Batch], *, group: RankGroup, traffic: Traffic, 
         traffic=traffic,
         purpose=purpose.format("samples"),
     )
-    found: list[Batch] = []
-    for rank, text in enumerate(came.wait().split(received)):
-        if rank == group.position:
-            found.append(own)
-        elif len(text):
-            found.append(batch_of_parts(load(text.numpy().tobytes())))
+    found: list[Batch | None] = [
+        batch_of_parts(load(text.numpy().tobytes())) if len(text) else None for text in came.wait().split(received)
+    ]
+    found[group.position] = own
     return found
 
 

@@ -124,8 +124,11 @@ class SequenceStack(nn.Module):
             return SequencePlaces(layout=layout, attention=self.attention)
         asked = asked_times(times, offsets=offsets, asked=self.asked, last=last)
         if num_targets is not None:
-            position = torch.arange(len(times)) - offsets[:-1].repeat_interleave(offsets.diff(), output_size=len(times))
-            history = (offsets.diff() - num_targets).repeat_interleave(offsets.diff(), output_size=len(times))
+            counts = offsets.diff()
+            starts, lengths = (0, counts) if spans is None else (spans.query_starts, spans.lengths)
+            before = (offsets[:-1] - starts).repeat_interleave(counts, output_size=len(times))
+            history = (lengths - num_targets).repeat_interleave(counts, output_size=len(times))
+            position = torch.arange(len(times), device=before.device) - before
             asked = torch.where(position >= history - 1, times, asked)
         return SequencePlaces(layout=layout, key_times=times, query_times=asked, attention=self.attention)
 
