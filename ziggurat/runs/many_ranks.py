@@ -59,7 +59,8 @@ class Ranks:
         given: what else the command line says, by flag: it must be the same on every rank, too.
 
     Raises:
-        TopologyError: hosts have different numbers of ranks; on every rank.
+        TopologyError: hosts have different numbers of ranks, or histories are to be divided between a number that does
+            not divide the ranks; on every rank.
         ConfigError: a plan, or histories to divide, without ranks to do it; or ranks that were started with different
             settings.
     """
@@ -67,7 +68,8 @@ class Ranks:
     def __init__(self, config: RunConfig, *, plan: Plan | None, given: Mapping[str, Any] | None = None) -> None:
         self._config, self._plan = config, plan
         self.tower_size_reason = ""
-        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host)
+        size = config.parallel.context  # refused here where it does not divide the ranks, before data is prepared
+        self._hosts = Topology.create(ranks_per_host=config.parallel.ranks_per_host, context_size=size)
         self._agreement = Agreement(patience_s=config.parallel.prepare_timeout_s)
         if self.are_many and config.towers is not None and config.parallel.cluster:
             ranks_per_host = self._hosts.ranks_per_host

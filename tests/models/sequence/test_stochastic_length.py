@@ -78,7 +78,7 @@ def test_next_item_asks_events_of_a_thinned_history_for_the_next_one_that_remain
         assert not torch.equal(model(found), model(bare))
         model.positions.weight.fill_(0.5)
         torch.testing.assert_close(model(found), model(bare))
-        sums = model.loss(model.forward_dense(model.embed(bare)), bare)
+    sums = model.loss(model.forward_dense(model.embed(bare)), bare)
     assert torch.equal(model.loss_weight(found), sums.weight)
     assert sums.weight < model.loss_weight(batch)
     assert model.shortened(Batch.empty(model.inputs), draw=draw).batch_size == 0

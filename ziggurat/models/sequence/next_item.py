@@ -340,7 +340,8 @@ class NextItem(Model):
             events_ND = events_ND + embedded.sequences[name].expanded().values
         if self.positions is not None:
             from_start = self.config.positions is Positions.FROM_START
-            events_ND = events_ND + self.positions(positions_of(offsets_B1, named, from_start=from_start))
+            places_N = positions_of(offsets_B1, named, total=total, from_start=from_start)
+            events_ND = events_ND + self.positions(places_N)
         events_ND = dropout(events_ND, p=self.config.dropout, training=self.training)
         known = {"times": named.get(_TIMES, offsets_B1.new_zeros(total)), "last": named.get(_ASKED)}
         places = self.stack.places_of(offsets_B1, spans=spans_of(named), **known)

@@ -53,18 +53,18 @@ def spans_of(named: Mapping[str, Tensor]) -> Spans | None:
 
 
 def positions_of(
-    offsets_B1: Int64[Tensor, "B+1"], named: Mapping[str, Tensor], *, from_start: bool
+    offsets_B1: Int64[Tensor, "B+1"], named: Mapping[str, Tensor], *, total: int, from_start: bool
 ) -> Int64[Tensor, "N"]:
     """Where each event of a batch stands in its whole history, from its first event or back from its last one.
 
     Args:
         offsets_B1: of the events.
         named: what the dense network reads beside features.
+        total: N, which the offsets say, too, but not without a look at the data.
         from_start: counted from the beginning, not from the end.
     """
     lengths_B = offsets_B1.diff()
     begins_B = offsets_B1[:-1] - named.get(PIECE_STARTS, 0)
-    total = len(named[HISTORY_PLACES]) if HISTORY_PLACES in named else int(offsets_B1[-1])
 
     def of_events(values_B: Tensor) -> Tensor:
         return values_B.repeat_interleave(lengths_B, output_size=total)

@@ -343,7 +343,7 @@ class SequenceRanker(Model):
         lengths_Q, total = offsets_Q1.diff(), len(history_ND)
         if self.positions is not None:
             from_end = self.config.positions is Positions.FROM_END
-            places_N = positions_of(offsets_Q1, named, from_start=not from_end) + int(from_end)
+            places_N = positions_of(offsets_Q1, named, total=total, from_start=not from_end) + int(from_end)
             behind_Q = torch.zeros_like(lengths_Q) if from_end else named.get(HISTORY_LENGTHS, lengths_Q)
             history_ND = history_ND + self.positions(places_N)
             candidates_BD = candidates_BD + self.positions(behind_Q)[named[_QUESTION]]
