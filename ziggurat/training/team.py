@@ -19,13 +19,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ziggurat.config import flattened
+from ziggurat.config import JSON, flattened
 from ziggurat.data.encoded.dataset import dataset_facts
 from ziggurat.data.encoded.ledger import Ledger
 from ziggurat.embeddings import BatchShape
 from ziggurat.models import Model
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.agreement import Agreement, require_equal
+from ziggurat.parallel.context.attention import context_attention_of
+from ziggurat.parallel.context.choice import ContextRates
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
 from ziggurat.training.balancing import balancer_of
@@ -40,6 +42,7 @@ from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.precision_choice import resolve_precision
 from ziggurat.training.step.train_step import OVERFLOW, TrainStep
 
+_RATES = "context_rates"
 _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes
 
 
@@ -157,6 +160,17 @@ class Team:
         gather = self.gather_bytes if self.world_size > 1 else None
         growing = GrowingTables(model, seed=seed, gather=gather, rank=self.rank)
         return growing if growing.is_any else None
+
+    def context_rates(self, model: Model) -> dict[str, JSON]:
+        """What a checkpoint keeps of how ranks divide histories: the rates by which it was chosen what travels."""
+        attention = context_attention_of(model)
+        return {} if attention is None or attention.rates is None else {_RATES: attention.rates.to_json()}
+
+    def restore_context_rates(self, model: Model, state: Mapping[str, Any]) -> None:
+        """Choose by the rates of a checkpoint, so that a resumed run adds up in the order of one never stopped."""
+        attention = context_attention_of(model)
+        if attention is not None and _RATES in state:
+            attention.use_rates(ContextRates.from_json(state[_RATES]))
 
     def feed(self, train: Any, model: Model, config: TrainingConfig) -> Feed:
         """The training data of this rank, its samples dealt as the settings say."""

@@ -308,6 +308,7 @@ class Trainer:
         self.position.sources, self.position.shuffle = self.feed.states(), self.feed.shuffle
         state: dict[str, JSON] = {"position": self.position.to_json()}
         state["written"] = self.team.on_first(self._written.marks)
+        state |= self.team.context_rates(self.model)
         kept = [self.position.step, *(step for step in self.store.steps() if step not in self._pinned)]
         needed = self.position.best_steps(kept, stop=self.config.early_stop)
         for old in self._pinned - needed:
@@ -334,6 +335,7 @@ class Trainer:
         into = snapshot_tensors(self.step, self.negatives, self.growing)
         checkpoint = self.store.load(into=into, optional=RNG)
         restore_state(self.step, into, self.growing)
+        self.team.restore_context_rates(self.model, checkpoint.state)
         for damaged in checkpoint.skipped:
             self.progress.say(f"damaged checkpoint left out:\n{damaged}")
         self.position = Position.from_json(checkpoint.state.get("position"))

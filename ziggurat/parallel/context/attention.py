@@ -121,6 +121,16 @@ class ContextAttention:
         """What has been sent."""
         return self._traffic
 
+    @property
+    def rates(self) -> ContextRates | None:
+        """What the group was measured to do; None where nothing was measured."""
+        return self._rates
+
+    def use_rates(self, rates: ContextRates) -> None:
+        """Choose by rates that were measured before; those of another number of ranks say nothing here."""
+        if len(rates.bytes_per_s) == self._group.size - 1:
+            self._rates = rates
+
     def choose(self, spread: Spread, widths: RowWidths) -> Travelling:
         """What travels in one attention; the same on every rank. Collective where the group is not measured yet."""
         if self._passing is not Passing.AUTO:
@@ -135,6 +145,12 @@ class ContextAttention:
             rates=self._rates,
             overlaps=spread.overlaps,
         )
+
+
+def context_attention_of(model: Model) -> ContextAttention | None:
+    """The attention of a model that reaches over ranks; None where it does not."""
+    attention = getattr(getattr(model, "stack", None), "attention", None)
+    return attention if isinstance(attention, ContextAttention) else None
 
 
 def row_widths(q: Tensor, v: Tensor, *, form: AttentionForm) -> RowWidths:

@@ -23,9 +23,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import torch
 
+from ziggurat.config import JSON
 from ziggurat.ops.attention.partial import AttentionSettings, gather_part
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout
 from ziggurat.parallel.context.pieces import Histories, Pieces, head_and_tail
@@ -59,6 +61,18 @@ class ContextRates:
     flops_per_s: float
     bytes_per_s: tuple[float, ...]
     always_s: Mapping[Travelling, float]
+
+    def to_json(self) -> dict[str, JSON]:
+        """The rates as plain data, for a run that is resumed to choose as it did."""
+        always = {way.value: seconds for way, seconds in self.always_s.items()}
+        return {"flops_per_s": self.flops_per_s, "bytes_per_s": list(self.bytes_per_s), "always_s": always}
+
+    @staticmethod
+    def from_json(data: Any) -> ContextRates:
+        """The rates that `to_json` gave."""
+        always = {Travelling(way): float(seconds) for way, seconds in data["always_s"].items()}
+        rates = tuple(map(float, data["bytes_per_s"]))
+        return ContextRates(flops_per_s=float(data["flops_per_s"]), bytes_per_s=rates, always_s=always)
 
 
 @dataclass(frozen=True, kw_only=True)
