@@ -25,7 +25,7 @@ column = "verb"
 positive = "seen"
 """
 DATA = ["--data.train", "events.parquet", "--schema"]
-SIZES = ["--training.learning-rate", "0.02", "--training.loader.batch-size", "16", "--training.evaluate-every", "5"]
+SIZES = ["--training.learning-rate", "0.02", "--training.loader.batch-size", "16", "--training.evaluate-every", "4"]
 
 
 def commands(rank: int, folder: str, cases: list[list[str]]) -> list[tuple[int, str]]:
@@ -46,7 +46,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("next.toml").write_text(SCHEMA)
     verb = pl.when(pl.int_range(0, pl.len()) % 3 == 0).then(pl.lit("left")).otherwise(pl.lit("seen"))
-    events(users=80, seed=0).with_columns(verb=verb).write_parquet("events.parquet")
+    events(users=60, seed=0).with_columns(verb=verb).write_parquet("events.parquet")
     Path("ranked.toml").write_text(SCHEMA + RANKED)
     return tmp_path
 
@@ -80,7 +80,7 @@ def test_a_divided_run_is_resumed_and_answers_as_on_one_device(place: Path) -> N
         ["predict", "whole", "events.parquet", "--out", "next.parquet"],
         ["predict", "ranker", "events.parquet", "--out", "scores.parquet"],
     ]
-    for found in run_ranks(commands, 2, str(place), cases, timeout_s=400.0):
+    for found in run_ranks(commands, 2, str(place), cases, timeout_s=1200.0):
         assert [status for status, _ in found] == [0] * len(cases), [text for status, text in found if status]
     steps = load_run("whole").step
     mine, others = weights(place / "whole", steps), weights(place / "parts", steps)
