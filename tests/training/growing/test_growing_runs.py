@@ -31,6 +31,7 @@ from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.ranks import run_ranks
 from ziggurat.training.trainer import Trainer
 
+CUT = "cut"
 GROWING = {
     "user": Growing(num_ids=30, admit_after=2),
     "tags": Growing(num_ids=5, evict=Evict.OLDEST),
@@ -81,6 +82,7 @@ def train(rank: int, world_size: int, folder: str, placements: list[str]) -> Non
     del rank
     for placement in placements:
         growing_trainer(Path(folder) / placement, world_size=world_size, placement=placement).fit()
+    growing_trainer(Path(folder) / CUT, world_size=world_size, max_steps=4).fit()
 
 
 def log(folder: Path) -> list[dict[str, Any]]:
@@ -110,8 +112,9 @@ def test_ranks_decide_as_one_device_does(tmp_path: Path) -> None:
     growing_trainer(tmp_path / "one").fit()
     placements = [each.value for each in (Placement.ROW_WISE, Placement.COLUMN_WISE, Placement.DATA_PARALLEL)]
     run_ranks(train, 2, 2, str(tmp_path), placements)
+    growing_trainer(tmp_path / CUT).fit(resume=True)  # on one device what two ranks have begun
     alone = stored(tmp_path / "one")
-    for placement in placements:
+    for placement in [*placements, CUT]:
         together = stored(tmp_path / placement)
         assert alone.keys() == together.keys()
         for name, value in alone.items():
