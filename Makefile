@@ -10,6 +10,7 @@
 #   make test-bridges  the bridge to TorchRec, in the benchmarks' environment
 #   make test-triton   the Triton kernels by Triton's interpreter on the CPU (downloads 0.2 GB, unpacks 0.7)
 #   make chaos-serve  50 kill -9 of a server's workers, 30 of one that merges changed items
+#   make test-gpu      what needs a GPU, on a machine that may have torch and little else; skipped with a reason elsewhere
 #   make index    write docs/files.md again, from the docstrings
 #   make attack   damaged files, ranks that differ, die or stop, random configurations: one table, 15 minutes
 #   make lint     style, layers and types   make bench      speed against TorchRec, plain torch and FuxiCTR
@@ -22,7 +23,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 1)
 PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check --no-deps
 
-.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
+.PHONY: setup demo demo-serve demo-sequences test test-slow test-bridges test-triton test-gpu lint bench bench-retrieval bench-towers bench-planning bench-data chaos chaos-serve attack docs index clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.ready
@@ -79,6 +80,15 @@ $(VENV)-triton/.ready: requirements/triton.txt
 
 test-triton: setup $(VENV)-triton/.ready
 	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py
+
+# No set-up: a GPU machine may have its own torch, and nothing can be installed there.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_TESTS := tests/gpu tests/ops/lookup tests/ops/test_fm_norm.py tests/ops/attention/test_triton.py \
+  tests/ops/test_scan_triton.py tests/training/checkpoint/test_checkpoint_rng.py \
+  tests/training/checkpoint/test_checkpoint_store.py
+
+test-gpu:
+	$(GPU_PYTHON) -m pytest -m gpu -rs $(GPU_TESTS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -16,8 +16,9 @@ One row of a block costs the whole block: 0.1 to 1 ms. For a table of which a ru
     bits   = mix(mix(key + row·G) + (column + 1)·G)                 splitmix64's, see `ziggurat.features.hashing`
     u      = (upper 53 bits + ½) / 2^53                             uniform: bound·(2u − 1);  normal: std·Φ⁻¹(u)
 
-Φ⁻¹ is Wichura's rational approximation (AS 241, Applied Statistics 37, 1988; relative error below 1e-15), with a
-logarithm made of the four operations, so that no library decides about the last bit.
+A table in the memory of a GPU makes them there, in the same bits (`counted_rows.py`). Φ⁻¹ is Wichura's rational
+approximation (AS 241, Applied Statistics 37, 1988; relative error below 1e-15), with a logarithm made of the four
+operations, so that no library decides about the last bit.
 """
 
 from __future__ import annotations
@@ -153,8 +154,8 @@ def normal_quantile(probability: Float64[np.ndarray, "*N"]) -> Float64[np.ndarra
     centred = probability - 0.5
     tail = np.sqrt(-_log(np.minimum(probability, 1.0 - probability)))
     square = 0.180625 - centred * centred
-    middle = centred * _ratio(_MIDDLE, square)
-    outer = np.where(tail <= 5.0, _ratio(_NEAR, tail - 1.6), _ratio(_FAR, tail - 5.0))
+    middle = centred * _ratio(MIDDLE, square)
+    outer = np.where(tail <= 5.0, _ratio(NEAR, tail - 1.6), _ratio(FAR, tail - 5.0))
     return np.where(np.abs(centred) <= 0.425, middle, np.sign(centred) * outer)
 
 
@@ -178,19 +179,19 @@ def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndar
 
 
 # fmt: off
-_MIDDLE = (  # AS 241, |p − ½| ≤ 0.425; highest power first
+MIDDLE = (  # AS 241, |p − ½| ≤ 0.425; highest power first
     (2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
      13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.387132872796366608),
     (5226.495278852854561, 28729.085735721942674, 39307.89580009271061, 21213.794301586595867,
      5394.1960214247511077, 687.1870074920579083, 42.313330701600911252, 1.0),
 )
-_NEAR = (  # √(−ln p) ≤ 5
+NEAR = (  # √(−ln p) ≤ 5
     (7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177, 1.27045825245236838258,
      3.64784832476320460504, 5.7694972214606914055, 4.6303378461565452959, 1.42343711074968357734),
     (1.05075007164441684324e-9, 5.475938084995344946e-4, 0.0151986665636164571966, 0.14810397642748007459,
      0.68976733498510000455, 1.6763848301838038494, 2.05319162663775882187, 1.0),
 )
-_FAR = (
+FAR = (
     (2.01033439929228813265e-7, 2.71155556874348757815e-5, 0.0012426609473880784386, 0.026532189526576123093,
      0.29656057182850489123, 1.7848265399172913358, 5.4637849111641143699, 6.6579046435011037772),
     (2.04426310338993978564e-15, 1.4215117583164458887e-7, 1.8463183175100546818e-5, 7.868691311456132591e-4,

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from ziggurat.embeddings.config import EmbeddingConfig
@@ -27,7 +28,8 @@ from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
-from ziggurat.ops.lookup.gradient import every_sum_is_finite
+from ziggurat.ops.lookup.gradient import are_finite_sums, every_sum_is_finite
+from ziggurat.ops.lookup.reference import sums_of_fixed_size
 
 
 class TableOptimizer:
@@ -56,6 +58,7 @@ class TableOptimizer:
         self._is_replaced = False
         self._num_summed: list[int] = []
         self._num_steps = 0
+        self._count: Tensor | None = None  # of steps that applied, on a device that the host does not wait for
         tables.tables.check_room(TableUse.STATE)
         for index in range(tables.tables.num_storages):
             tables.tables.storage(index).add_state(self.config.optimizer, initial_sum=self.config.initial_sum)
@@ -89,6 +92,45 @@ class TableOptimizer:
                 total += float(rows.square_().cumsum_(0)[-1])  # cumsum: one order whatever the number of threads
         return total * self._scale**2
 
+    def are_finite_on_device(self) -> Bool[Tensor, ""]:
+        """`all_finite` of gradients that nobody scaled, as a scalar that the host need not wait for."""
+        parts = [part for recorded in self._tables.recorded for part in recorded]
+        return are_finite_sums(parts) if parts else torch.ones((), dtype=torch.bool, device=self._tables.tables.device)
+
+    @torch.no_grad()
+    def norm_squared_on_device(self) -> Float64[Tensor, ""]:
+        """`grad_norm_squared` of gradients that nobody scaled, as a scalar that the host need not wait for."""
+        self._num_summed = [len(parts) for parts in self._tables.recorded]
+        self._summed = [sums_of_fixed_size(parts) if parts else None for parts in self._tables.recorded]
+        total = torch.zeros((), dtype=torch.float64, device=self._tables.tables.device)
+        for gradient in self._summed:
+            if gradient is not None:
+                total += torch.linalg.vector_norm(gradient.sums, dtype=torch.float64).square()
+        return total
+
+    @torch.no_grad()
+    def step_where(
+        self, applies: Bool[Tensor, ""], *, lr: Float[Tensor, ""], scale: Float[Tensor, ""] | None = None
+    ) -> None:
+        """`step` where a flag on the device is true, nothing where it is false; the host waits for neither.
+
+        Args:
+            applies: the flag. Call `take_back` when it turns out that it was false.
+            lr: learning rate η.
+            scale: factor on the gradient.
+        """
+        self._num_steps += 1
+        if self._count is None:
+            self._count = torch.full((), self._num_steps - 1, device=applies.device)
+        number = self._count + 1
+        self._count += applies
+        factor = self._scale if scale is None else scale
+        self._apply(Step(rule=self.config.rule, learning_rate=lr, scale=factor, number=number, applies=applies))
+
+    def take_back(self) -> None:
+        """Count one step less: it turned out that it did not apply."""
+        self._num_steps -= 1
+
     def scale_grad(self, factor: float) -> None:
         """Multiply the gradient by `factor` (clipping, loss scaling); done inside `step`."""
         self._scale *= float(factor)
@@ -121,7 +163,7 @@ class TableOptimizer:
             lr: learning rate η.
         """
         self._num_steps += 1
-        self._apply(float(lr))
+        self._apply(self._step(lr))
 
     @torch.no_grad()
     def step_again(self, lr: float, *, scale: float = 1.0) -> None:
@@ -132,10 +174,12 @@ class TableOptimizer:
             scale: factor on the gradient, of that step.
         """
         self._scale = scale
-        self._apply(float(lr))
+        self._apply(self._step(lr))
 
-    def _apply(self, lr: float) -> None:
-        step = Step(rule=self.config.rule, learning_rate=lr, scale=self._scale, number=self._num_steps)
+    def _step(self, lr: float) -> Step:
+        return Step(rule=self.config.rule, learning_rate=float(lr), scale=self._scale, number=self._num_steps)
+
+    def _apply(self, step: Step) -> None:
         kernel = self._tables.kernel
         for index, parts in enumerate(self._tables.recorded):
             if not parts:
@@ -173,7 +217,7 @@ class TableOptimizer:
 
     @num_steps.setter
     def num_steps(self, num_steps: int) -> None:
-        self._num_steps = num_steps
+        self._num_steps, self._count = num_steps, None
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy the state of every table.
@@ -199,4 +243,4 @@ class TableOptimizer:
             read = reader(state[key])
             for first, count in rows.chunks():
                 rows.write(first, read(first, count))
-        self._num_steps = int(state["step"])
+        self.num_steps = int(state["step"])

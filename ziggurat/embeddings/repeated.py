@@ -125,13 +125,18 @@ class RepeatedLookup(torch.autograd.Function):
     ) -> Tensor:
         """Look up plain features and slices, and expand."""
         del anchor  # a leaf that requires a gradient, so that autograd calls backward
-        ctx.saved = (tables, batch, split)
-        out = tables.look_up(Lookups.of(batch), split.plain, dtype)
-        for group, parts in zip(batch.repeated, split.groups, strict=True):
+        plain = tables.tables.checked(Lookups.of(batch), split.plain)
+        groups = [
+            tables.tables.checked(lookups_of(group), parts.layouts)
+            for group, parts in zip(batch.repeated, split.groups, strict=True)
+        ]
+        ctx.saved = (tables, batch, split, plain, groups)
+        out = tables.look_up(plain, split.plain, dtype)
+        for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
             if not parts.runs:
                 continue
             try:
-                pooled = tables.look_up(lookups_of(group), parts.layouts, dtype)
+                pooled = tables.look_up(lookups, parts.layouts, dtype)
             except BoundsError:
                 tables(batch.expanded())  # names the sample instead of the slice
                 raise
@@ -142,12 +147,12 @@ class RepeatedLookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:  # type: ignore[override]
         """Record the gradients of plain features, and of slices."""
-        tables, batch, split = ctx.saved
-        tables.record(grad, Lookups.of(batch), split.plain)
-        for group, parts in zip(batch.repeated, split.groups, strict=True):
+        tables, batch, split, plain, groups = ctx.saved
+        tables.record(grad, plain, split.plain)
+        for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
             if parts.runs:
                 pieces = [grad[:, column : column + width] for column, _, width in parts.runs]
                 whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
                 summed = sum_slices(whole, group.inverse, num_slices=group.num_slices)
-                tables.record(summed, lookups_of(group), parts.layouts)
+                tables.record(summed, lookups, parts.layouts)
         return (None,) * 5

@@ -48,7 +48,7 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
-from ziggurat.ops.lookup.reference import rows_of
+from ziggurat.ops.lookup.reference import rows_of, sums_of_fixed_size
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.ops.row_formats import RowFormat
 
@@ -114,9 +114,9 @@ class EmbeddingTables(nn.Module):
             if groups not in self._split:
                 self._split[groups] = split_layouts(self._layouts, groups)
             return RepeatedLookup.apply(self._anchor, self, batch, self._split[groups], dtype)
+        lookups = self.tables.checked(lookups, self._layouts)
         if self.has_dense_gradients:
-            names = list(self.tables.places)
-            weights = [self.tables.parameter(name) for name in names]
+            weights = [self.tables.parameter(name) for name in self.tables.places]
             return _DenseLookup.apply(self, lookups, self._layouts, dtype, *weights)
         if torch.is_grad_enabled():
             return _RecordedLookup.apply(self._anchor, self, lookups, self._layouts, dtype)
@@ -181,7 +181,8 @@ class EmbeddingTables(nn.Module):
         """What `vectors` looks up: rows of one table as a single field."""
         nothing, single = rows_N.new_empty(0), rows_N.view(1, -1)
         flat = Lookups(batch_size=rows_N.numel(), single=single, values=nothing, offsets=rows_N.new_zeros(1))
-        return flat, self._table_layouts(table)
+        layouts = self._table_layouts(table)
+        return self.tables.checked(flat, layouts), layouts
 
     def _table_layouts(self, table: str) -> list[LookupLayout]:
         """Layouts that read one table as a single field, made once."""
@@ -373,7 +374,8 @@ class _DenseLookup(torch.autograd.Function):
         dense = [torch.zeros_like(tensor) for tensor in whole if tensor is not None]  # all are in memory
         for index, part in enumerate(tables.parts_of(grad, lookups, layouts)):
             if part is not None:
-                summed = tables.kernel.sum_gradients([part])
+                is_late = part.lookups.are_checked
+                summed = sums_of_fixed_size([part]) if is_late else tables.kernel.sum_gradients([part])
                 dense[index].index_copy_(0, summed.rows, summed.sums)
         gradients = [dense[place.storage][place.rows] for place in weights.places.values()]
         return (None, None, None, None, *gradients)

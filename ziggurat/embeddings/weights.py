@@ -10,9 +10,9 @@ so) before the first lookup: nothing is drawn that a checkpoint overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -29,8 +29,11 @@ from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
-from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.lookup import LookupLayout, Lookups, TableOptimizerKind
 from ziggurat.ops.row_formats import RowOrigin
+
+if TYPE_CHECKING:
+    from ziggurat.embeddings.faults import RowFaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,7 @@ class TableWeights(nn.Module):
         self.places, self._storages = group_tables(tables, dim=config.dim, make_storage=make_storage)
         self.name_rows({name: RowOrigin(table=name, first_row=0, num_rows=0) for name in self.places})
         self.is_open = True
+        self.faults: RowFaults | None = None  # while a step on a GPU lets it check rows
         self._has_room = False
         self._tie_parameters()
         if seed is not None:
@@ -236,6 +240,10 @@ class TableWeights(nn.Module):
     def mark_filled(self) -> None:
         """The tables have been drawn or loaded: lookups may begin."""
         self.is_open = False
+
+    def checked(self, lookups: Lookups, layouts: Sequence[LookupLayout]) -> Lookups:
+        """The same lookups; where the host does not wait for the device, with rows that the device has checked."""
+        return lookups if self.faults is None else self.faults.checked(lookups, layouts)
 
     def check_filled(self) -> None:
         """Refuse to read tables that were neither drawn nor loaded.

@@ -31,6 +31,7 @@ from jaxtyping import Int64, Integer, Shaped, UInt8, UInt64
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
+MULTIPLIERS = (_MULTIPLIER_1, _MULTIPLIER_2)
 _BLOCK_IDS = 65_536  # ids hashed at once; keeps the temporaries in cache
 
 

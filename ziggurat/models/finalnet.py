@@ -49,7 +49,7 @@ from ziggurat.models.blocks.mlp import (
     normalise,
 )
 from ziggurat.models.blocks.stacked_inputs import StackedInputs, check_stackable
-from ziggurat.models.contract.losses import LossSums, labelled_weights
+from ziggurat.models.contract.losses import LossSums, labelled_weights, numbers_of_labels
 from ziggurat.models.contract.model import Embedded, Outputs
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
@@ -228,7 +228,7 @@ class FinalNet(RankingModel):
         sums = super().loss(outputs, batch)
         if not outputs.named:
             return sums
-        is_binary_L = torch.tensor(self.is_binary, device=outputs.logits.device)
+        is_binary_L = numbers_of_labels(self.is_binary, outputs.logits.float())
         mean_BL = outputs.logits.detach().sigmoid()
         first_BL, second_BL = (
             F.binary_cross_entropy_with_logits(outputs.named[block], mean_BL, reduction="none")

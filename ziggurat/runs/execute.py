@@ -366,8 +366,13 @@ def _write_start(run: RunFolder, config: RunConfig, *, prepared: PreparedData, r
 
 
 def resolved(config: RunConfig, *, trainer: Trainer) -> RunConfig:
-    """The config with every `auto` replaced by what was chosen on this machine, so that it repeats exactly."""
-    embedding = dataclasses.replace(config.model.embedding, kernel=trainer.kernel_name)
+    """The config with every `auto` replaced by what was chosen on this machine, so that it repeats exactly.
+
+    A GPU has no choice of kernels to measure: what was asked for stays, and a CPU that goes on with the run chooses.
+    """
+    is_on_cpu = trainer.step.device.type == "cpu"
+    kernel = trainer.kernel_name if is_on_cpu else config.model.embedding.kernel
+    embedding = dataclasses.replace(config.model.embedding, kernel=kernel)
     training = dataclasses.replace(
         config.training,
         precision=trainer.step.precision,

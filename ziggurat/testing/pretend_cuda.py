@@ -2,14 +2,23 @@
 
 On a GPU an operation that mixes devices raises, and the places that make a tensor on the CPU by mistake are found. This
 does the same without a GPU: inside `pretend_cuda()` every tensor on device "cuda" is a wrapper around one on the CPU,
-operations run on what is inside, and an operation that mixes both kinds raises as CUDA would. Numbers are real, so a
-whole training step runs, with everything that looks at values.
+operations run on what is inside, and an operation that mixes both kinds raises as CUDA would. Numbers are real, so
+whole runs train, with everything that looks at values. `torch.cuda` says that there is one GPU; streams and events are
+there and do nothing but order.
+
+A GPU works behind the host. Whatever makes the host wait for it (`.item()`, a mask as an index, a copy from memory that
+the system may page out) costs a stall, and `record_waits` says which, and which line of the package did it. A copy into
+locked memory that does not wait arrives when somebody waits for an event, and holds nonsense before, as on a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,6 +31,57 @@ from ziggurat.ops.machine_memory import host_memory
 
 _CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
+_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
+_WAITING += ("unique_dim_consecutive", "bincount", "histc", "equal", "is_nonzero", "argwhere")
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True)
+class HostWait:
+    """Something that made the host wait for the device.
+
+    Args:
+        what: the operation.
+        where: the line of the package that did it, "ops/lookup/layout.py:12"; "" for a line of nobody's.
+    """
+
+    what: str
+    where: str
+
+
+_recorders: list[list[HostWait]] = []
+_on_their_way: list[tuple[Tensor, Tensor]] = []  # copies that nobody has waited for: where to, and what
+
+
+@contextlib.contextmanager
+def record_waits() -> Iterator[list[HostWait]]:
+    """Inside, everything that makes the host wait for the device joins the list; waiting for an event does not."""
+    found: list[HostWait] = []
+    _recorders.append(found)
+    try:
+        yield found
+    finally:
+        _recorders.remove(found)
+
+
+def _note(what: str) -> None:
+    if not _recorders:
+        return
+    frame, where = sys._getframe(1), ""
+    while frame is not None and not where:
+        name = frame.f_code.co_filename
+        if name.startswith(_PACKAGE) and name != __file__:
+            where = f"{name[len(_PACKAGE) + 1 :]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    for recorder in _recorders:
+        recorder.append(HostWait(what, where))
+
+
+def _arrive() -> None:
+    """Let copies arrive that are on their way."""
+    while _on_their_way:
+        into, values = _on_their_way.pop(0)
+        into.copy_(values)
 
 
 class PretendCuda(Tensor):
@@ -60,7 +120,16 @@ class PretendCuda(Tensor):
 
     def tolist(self) -> Any:
         """As a GPU's tensor would give it."""
+        _note("tolist")
         return self.host.tolist()
+
+    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+        """On this device, which torch does not know."""
+        return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, **options)
+
+    def record_stream(self, stream: Any) -> None:
+        """Nothing: memory is given back when nobody names it."""
+        del stream
 
     def numpy(self, *, force: bool = False) -> Any:
         """Refused, as a GPU's tensor refuses it."""
@@ -88,6 +157,52 @@ def _indices(index: Any) -> Any:
     return torch.tensor(index, device=_CUDA) if isinstance(index, list) else index
 
 
+def _is_locked(tensor: Tensor) -> bool:
+    """Whether a tensor of the host lies in memory that is never paged out."""
+    base = tensor._base if tensor._base is not None else tensor
+    return getattr(base, "is_pretend_locked", False)
+
+
+def _note_waits(func: Any, args: Any, kwargs: dict[str, Any], *, on_gpu: list[Any]) -> None:
+    """Record what a GPU would make the host wait for."""
+    name = func.__name__.split(".")[0]
+    if name in _WAITING and on_gpu:
+        _note(name)
+    if func is _aten.repeat_interleave.Tensor and on_gpu and kwargs.get("output_size") is None:
+        _note("repeat_interleave without output_size")
+    if name in ("index", "index_put_", "_index_put_impl_", "index_put") and isinstance(args[0], PretendCuda):
+        indices = [each for each in args[1] if each is not None]
+        fills = name != "index" and args[2].numel() == 1 and not (len(args) > 3 and args[3])
+        if not fills and any(each.dtype in (torch.bool, torch.uint8) for each in indices):
+            _note("a mask as an index")
+        if any(not isinstance(each, PretendCuda) and each.dim() for each in indices):
+            _note("indices of the host")
+    if func is _aten._to_copy.default:
+        to, source, blocks = kwargs.get("device"), args[0], not kwargs.get("non_blocking")
+        if to is not None and (torch.device(to).type == "cuda") != isinstance(source, PretendCuda) and source.numel():
+            if isinstance(source, PretendCuda):
+                _note("copy to the host")
+            elif blocks or not _is_locked(source):
+                _note("copy from the host" if blocks else "copy from memory of the host that is not locked")
+
+
+def _late_copy(args: Any, kwargs: dict[str, Any]) -> Tensor | None:
+    """A copy between host and device, noted where the host waits for it; what arrives later is put on its way."""
+    into, source = args[0], args[1]
+    if isinstance(into, PretendCuda) == isinstance(source, PretendCuda):
+        return None
+    non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    host = source if isinstance(into, PretendCuda) else into
+    if not (non_blocking and _is_locked(host)):
+        _note("copy from the host" if host is source else "copy to the host")
+        return None
+    if host is source:
+        return None
+    _on_their_way.append((into, source.host.clone()))
+    into.fill_(torch.nan if into.is_floating_point() else 1)
+    return into
+
+
 class _Mode(TorchDispatchMode):
     """Makes new tensors of device "cuda" pretend ones."""
 
@@ -100,7 +215,7 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
     on_gpu = [each for each in tensors if isinstance(each, PretendCuda)]
     assert not any(each.is_meta for each in tensors), f"{func}: a tensor without numbers"
-    to = kwargs.get("device")
+    name, to = func.__name__.split(".")[0], kwargs.get("device")
     moves = func in (_aten._to_copy.default, _aten.copy_.default)
     indexes = func in (_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default)
     others = [each for each in tensors if not isinstance(each, PretendCuda) and each.dim()]
@@ -109,30 +224,154 @@ def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     )
     if indexes and tensors and not isinstance(tensors[0], PretendCuda):
         assert not on_gpu, f"{func}: indices should be on the device of the indexed tensor (cpu)"
-    gives_gpu = bool(on_gpu) if to is None else torch.device(to).type == "cuda"
+    _note_waits(func, args, kwargs, on_gpu=on_gpu)
+    if func is _aten.copy_.default and (late := _late_copy(args, kwargs)) is not None:
+        return late
+    if name in ("is_pinned", "_pin_memory", "pin_memory"):
+        return _is_locked(args[0]) if name == "is_pinned" else _locked(args[0].clone())
+    gives_gpu = bool(on_gpu) if to is None else torch.device(to).type in ("cuda", "meta")  # torch sees the latter
     if func is _aten.copy_.default:
         gives_gpu = isinstance(args[0], PretendCuda)
     if to is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
+    is_locked = kwargs.get("pin_memory", False)
+    kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
     args, kwargs = tree_map_only(PretendCuda, lambda each: each.host, (args, kwargs))
     result = func(*args, **kwargs)
-    name = func.__name__.split(".")[0]
+    if result is None:  # operations on lists of tensors
+        return None
     if name.endswith("_") and (not name.startswith("__") or name.startswith("__i")):  # in place: add_, __irshift__
         return tensors[0] if tensors else result
     if not gives_gpu:
-        return result
+        return _locked(result) if is_locked else result
     return tree_map_only(Tensor, lambda each: each if isinstance(each, PretendCuda) else PretendCuda(each), result)
+
+
+def _locked(tensor: Tensor) -> Tensor:
+    tensor.is_pretend_locked = True  # type: ignore[attr-defined]
+    return tensor
+
+
+class _Stream:
+    """A queue of the device: nothing runs beside anything here, so all of them are one."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        del given, options
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del error
+
+    def wait_stream(self, stream: Any) -> None:
+        """Nothing: what was asked for before is done."""
+        del stream
+
+    def wait_event(self, event: Any) -> None:
+        """Nothing: what was asked for before is done."""
+        del event
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        """An event after all that was asked for."""
+        return event or _Event()
+
+    def synchronize(self) -> None:
+        """Wait for all that was asked for."""
+        _note("synchronize")
+        _arrive()
+
+
+class _Event:
+    """A point in a queue of the device."""
+
+    def __init__(self, **options: Any) -> None:
+        del options
+
+    def record(self, stream: Any = None) -> None:
+        """Put it behind all that was asked for."""
+        del stream
+
+    def wait(self, stream: Any = None) -> None:
+        """Let a queue wait, not the host."""
+        del stream
+
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+        _arrive()
+        return True
+
+    def synchronize(self) -> None:
+        """Let the host wait until the device has come to it."""
+        _arrive()
+
+    def elapsed_time(self, other: Any) -> float:
+        """Milliseconds between two events."""
+        del other
+        return 0.0
+
+
+def _synchronize(device: Any = None) -> None:
+    del device
+    _Stream().synchronize()
+
+
+def _grouped(tensorlists: Any, with_indices: bool = False) -> Any:
+    """What torch's optimizers group weights by, with the device that they claim to be on."""
+    found = _group(tensorlists, with_indices)
+    return {(_CUDA if device.type == "meta" else device, dtype): each for (device, dtype), each in found.items()}
+
+
+def _submit_inside(pool: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Work of a thread, with the device that there is inside: modes hold for one thread."""
+
+    def inside() -> Any:
+        with _Mode():
+            return fn(*args, **kwargs)
+
+    return _submit(pool, inside)
+
+
+_submit = ThreadPoolExecutor.submit
+_group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
 
 
 @contextlib.contextmanager
 def pretend_cuda() -> Iterator[torch.device]:
     """The device that there is inside."""
-    before = torch._C._only_lift_cpu_tensors()
+    before, state = torch._C._only_lift_cpu_tensors(), {"rng": torch.zeros(16, dtype=torch.uint8)}
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(…, device="cuda") makes a tensor here, then moves it
+    machine = mock.patch.multiple(
+        "torch.cuda",
+        _lazy_init=lambda: None,
+        mem_get_info=_memory,
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        set_device=lambda device: None,
+        get_device_name=lambda device=None: "a pretended GPU",
+        get_device_capability=lambda device=None: (9, 0),
+        is_current_stream_capturing=lambda: False,
+        memory_reserved=lambda device=None: 0,
+        memory_allocated=lambda device=None: 0,
+        synchronize=_synchronize,
+        Stream=_Stream,
+        Event=_Event,
+        stream=lambda stream: stream or _Stream(),
+        current_stream=lambda device=None: _Stream(),
+        default_stream=lambda device=None: _Stream(),
+        get_rng_state=lambda device=None: state["rng"].clone(),
+        get_rng_state_all=lambda: [state["rng"].clone()],
+        set_rng_state=lambda given, device=None: state.update(rng=given.clone()),
+        manual_seed_all=lambda seed: None,
+    )
+    threads = mock.patch.object(ThreadPoolExecutor, "submit", _submit_inside)
+    optimizers = mock.patch.object(torch.optim.Optimizer, "_group_tensors_by_device_and_dtype", staticmethod(_grouped))
     try:
-        with mock.patch("torch.cuda._lazy_init"), mock.patch("torch.cuda.mem_get_info", _memory), _Mode():
+        with machine, optimizers, threads, mock.patch("torch.backends.cuda.is_built", return_value=True), _Mode():
             yield _CUDA
     finally:
+        _on_their_way.clear()
         torch._C._set_only_lift_cpu_tensors(before)
 
 

@@ -16,7 +16,7 @@ below sees the dealt one only. Positions are those of the batches as the source 
 
 Negatives that are drawn (`negatives.py`) join a batch when it is taken. Before the step after which the model searches
 for harder ones the next batch is not taken ahead: what is drawn for it depends on what is found. Where vocabularies
-grow none is: rows are taken from ids between two steps.
+grow none is: rows are taken from ids between two steps. On one GPU two batches are on their way (`upload.py`).
 
 Our own source makes the same number of steps on every rank. Others may not: there, ranks tell each other every step
 whether they have a batch, and one that has none left joins with an empty batch until all are done.
@@ -24,6 +24,7 @@ whether they have a batch, and one that has none left joins with an empty batch 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,7 @@ from ziggurat.training.config import Decay, TrainingConfig
 from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.negatives import DrawnNegatives
 from ziggurat.training.position import Position
+from ziggurat.training.upload import Upload
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,14 @@ class _Taken:
     num_rows: int
     state: dict[str, Any]
     is_done: bool
+
+
+@dataclass
+class _Coming:
+    """A batch that was taken for a later step, and what gives it on the device, if it is on its way."""
+
+    taken: _Taken
+    landed: Callable[[], Batch] | None = None
 
 
 def trained_rows(batch: Batch) -> Int64[Tensor, "B"]:
@@ -165,25 +175,41 @@ class Feed:
             negatives: draws further samples for each batch.
             growing: gives ids their rows.
         """
+        upload = Upload(device, is_beside=self._world_size == 1 and growing is None)
 
-        def made(batch: Batch, step: int) -> Batch:
+        def made(batch: Batch, step: int) -> Callable[[], Batch]:
             batch = batch if negatives is None else negatives.extended(batch, step=step)
-            return (batch if growing is None else growing.admitted(batch, step=step + 1)).to(device)
+            return upload.start(batch if growing is None else growing.admitted(batch, step=step + 1))
+
+        def may_make(step: int) -> bool:
+            return growing is None and (negatives is None or not negatives.is_due(step))
 
         waits, self._waits = self._waits, False
         taken = self._dealt(self._taken(iter(()) if waits else iter(self.source), empty, step=step), step=step)
-        current = next(taken)
-        batch = None if current.batch is None else made(current.batch, step)
-        while current.batch is not None and batch is not None:
-            row_ids, following = trained_rows(current.batch), next(taken)
-            step += 1
-            is_due = growing is not None or (negatives is not None and negatives.is_due(step))
-            ahead = None if is_due or following.batch is None else made(following.batch, step)
-            is_done = following.is_done
-            self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
-            yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)
-            batch = made(following.batch, step) if ahead is None and following.batch is not None else ahead
-            current = following
+        current, line = next(taken), deque[_Coming]()
+        batch = None if current.batch is None else made(current.batch, step)()
+        try:
+            while current.batch is not None and batch is not None:
+                row_ids = trained_rows(current.batch)
+                while len(line) < upload.depth and not (line and line[-1].taken.batch is None):
+                    line.append(_Coming(next(taken)))
+                step += 1
+                for number, coming in enumerate(line, start=step):
+                    if not may_make(number):
+                        break
+                    if coming.landed is None and coming.taken.batch is not None:
+                        coming.landed = made(coming.taken.batch, number)
+                coming = line.popleft()
+                following, ahead = coming.taken, None if coming.landed is None else coming.landed()
+                is_done = following.is_done
+                self._state = {"source": following.state if is_done else current.state, "is_done": is_done}
+                yield Fed(batch, ahead, current.num_rows, row_ids, is_last=following.batch is None)
+                batch = ahead
+                if batch is None and following.batch is not None:
+                    batch = made(following.batch, step)()
+                current = following
+        finally:
+            upload.close()
 
     def timing(self) -> dict[str, float]:
         """Share of time lost to the slowest rank by planned cost, as samples came and as dealt; {} where none are."""

@@ -56,7 +56,7 @@ def snapshot_tensors(
     prefix = rng_prefix(step)
     more = {} if negatives is None else negatives.state()
     more |= {} if growing is None else growing.state()
-    return state_tensors(step) | more | {f"{prefix}{name}": value for name, value in rng_state().items()}
+    return state_tensors(step) | more | {f"{prefix}{name}": value for name, value in rng_state(step.device).items()}
 
 
 def rng_prefix(step: TrainStep) -> str:
@@ -76,7 +76,8 @@ def restore_state(step: TrainStep, into: Mapping[str, Tensor], growing: GrowingT
     for tables in tables_of(step.model):
         tables.mark_filled()
     prefix = rng_prefix(step)
-    set_rng_state({name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)})
+    states = {name.removeprefix(prefix): value for name, value in into.items() if name.startswith(prefix)}
+    set_rng_state(states, device=step.device)
 
 
 def seed_everything(seed: int, *, rank: int = 0) -> None:

@@ -40,7 +40,8 @@ from ziggurat.training.records.shared_ledger import SharedLedger
 from ziggurat.training.report.progress import NoProgress, Progress, RowsOfAll
 from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.precision_choice import resolve_precision
-from ziggurat.training.step.train_step import OVERFLOW, TrainStep
+from ziggurat.training.step.results import OVERFLOW
+from ziggurat.training.step.train_step import TrainStep
 
 _RATES = "context_rates"
 _PATIENCE_S = 1800.0  # a kernel is measured, a report written: minutes

@@ -13,7 +13,6 @@ log, ledger and results. A run may go on with another number of ranks: it contin
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,12 +28,13 @@ from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.training.callbacks import Callback, TellingRecords
 from ziggurat.training.checkpoint import JSON, CheckpointStore, DamagedCheckpointError, Match
-from ziggurat.training.config import NonFinite, TrainingConfig
+from ziggurat.training.config import TrainingConfig
 from ziggurat.training.early_stop import improves_upwards, with_stop_metric
 from ziggurat.training.ending import Ending, FitResult
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches
 from ziggurat.training.evaluation.first_look import drawn_negatives, first_look
 from ziggurat.training.feed import Fed
+from ziggurat.training.judging import Judge, MadeStep
 from ziggurat.training.metrics.accumulator import MetricFunction
 from ziggurat.training.position import Position
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
@@ -43,10 +43,9 @@ from ziggurat.training.repeats import deduplicate_source
 from ziggurat.training.report.pace import Pace
 from ziggurat.training.report.progress import Progress
 from ziggurat.training.state import RNG, into_model, prepare_to_load, restore_state, seed_everything, snapshot_tensors
-from ziggurat.training.step.non_finite import dump_batch, non_finite_error
 from ziggurat.training.step.own_loss import LossFunction, loss_name, refuse_other_loss
+from ziggurat.training.step.results import LateResult, StepResult
 from ziggurat.training.step.schedule import learning_rate_factor
-from ziggurat.training.step.train_step import StepResult
 from ziggurat.training.team import Team
 
 
@@ -109,6 +108,8 @@ class Trainer:
         self._pinned: set[int] = set()
         self._written, self._damaged = WrittenFiles(self.folder), list[str]()
         self._restored: bool | None = None
+        told = {"config": config, "inputs": model.inputs, "folder": self.folder, "progress": self.progress}
+        self.judge = Judge(team, timing=self._timing, **told)
 
     @property
     def kernel_name(self) -> KernelChoice:
@@ -210,11 +211,11 @@ class Trainer:
             result = self._train(fed)
             elapsed = time.perf_counter() - begin
             self._pace.count(elapsed, rows=fed.num_rows, busy_s=result.busy_s)
-            self._log(result)
+            self.judge.judge(position, self.records)
             if not self._showing:
                 self.progress.begin(f"epoch {epoch + 1}/{self.config.epochs}", total=self.feed.num_rows)
                 self._showing = True
-            note = f"loss {result.loss:.4f} · {self._pace.text()}"
+            note = f"loss {self.judge.loss:.4f} · {self._pace.text()}"
             self.progress.update(position.rows - first_row, note=note)
             self._boundary(last=fed.is_last)
             if position.finished or position.epoch != epoch:
@@ -223,20 +224,14 @@ class Trainer:
             begin = time.perf_counter()
         self._boundary(last=True)  # no batch was left: an empty data set, or a resume at its very end
 
-    def _train(self, fed: Fed) -> StepResult:
+    def _train(self, fed: Fed) -> StepResult | LateResult:
         position, num_rows = self.position, fed.num_rows
-        factor = self._factor()
-        result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming)
-        if not result.finite:
-            result = self._on_non_finite(fed.batch, result)
+        result = self.step(fed.batch, factor=self._factor(), upcoming=fed.upcoming)
         position.step += 1
         position.step_in_epoch += 1
         position.rows += num_rows
-        if result.finite:
-            position.loss_sum += result.loss * num_rows
-            position.loss_rows += num_rows
-        else:
-            position.skipped += 1
+        numbers = {"step": position.step, "epoch": position.epoch, "num_rows": num_rows}
+        self.judge.take(MadeStep(result=result, batch=fed.batch, line=self._line(), **numbers))
         self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
         return result
 
@@ -249,18 +244,21 @@ class Trainer:
             learning_rate=self.config.learning_rate,
         )
 
-    def _log(self, result: StepResult) -> None:
+    def _line(self) -> dict[str, Any] | None:
+        """What the log says of the step that was just made, beside its loss; None where no line is due."""
         position = self.position
-        if not result.finite:
-            self.records.append({"kind": "skipped", "step": position.step, "first_bad": result.first_bad})
-        if position.step % self.config.log_every or not position.loss_rows:
-            return
-        loss = position.loss_sum / position.loss_rows
-        record = {"kind": "train", "step": position.step, "epoch": position.epoch, "rows": position.rows, "loss": loss}
-        record["lr"] = self.config.learning_rate * self._factor()
-        record |= {} if self.growing is None else self.growing.report()
-        self.records.append(record, timing=self._pace.since_last(self.step.facts()) | self.feed.timing())
-        position.loss_sum, position.loss_rows = 0.0, 0
+        if position.step % self.config.log_every:
+            return None
+        line: dict[str, Any] = {"kind": "train", "step": position.step, "epoch": position.epoch}
+        line |= {"rows": position.rows, "loss": None, "lr": self.config.learning_rate * self._factor()}
+        return line | ({} if self.growing is None else self.growing.report())
+
+    def _timing(self) -> dict[str, Any]:
+        return self._pace.since_last(self.step.facts()) | self.feed.timing()
+
+    def _judge_all(self) -> None:
+        """Judge every step that was made; nothing of the run is ahead of the host afterwards."""
+        self.judge.judge(self.position, self.records, all_of_them=True)
 
     # ---------------------------------------------------------------------------------- evaluation and checkpoint
 
@@ -280,6 +278,7 @@ class Trainer:
 
     def _evaluate_and_judge(self) -> bool:
         position, stop = self.position, self.config.early_stop
+        self._judge_all()
         self.progress.end()
         average = self.step.average
         with average.in_place() if average is not None else contextlib.nullcontext():
@@ -302,6 +301,7 @@ class Trainer:
         return improved
 
     def _save(self, *, pinned: bool) -> None:
+        self._judge_all()
         self.records.flush(durable=True)
         self.ledger.flush(durable=True)
         self.position.threads, self.position.world_size = torch.get_num_threads(), self.team.world_size
@@ -376,18 +376,6 @@ class Trainer:
         )
 
     # ---------------------------------------------------------------------------------------------------- details
-
-    def _on_non_finite(self, batch: Batch, result: StepResult) -> StepResult:
-        step = self.position.step + 1
-        name = f"step_{step:09d}{self.team.suffix}.safetensors"
-        path = dump_batch(batch, self.folder.non_finite / name, self.model.inputs)
-        first_bad = self.team.first_bad(result.first_bad)
-        if self.config.non_finite is NonFinite.SKIP:
-            self.progress.say(f"step {step:,} skipped: {first_bad} is not finite; batch kept in {path}")
-            return dataclasses.replace(result, first_bad=first_bad)
-        raise non_finite_error(
-            loss=result.loss, first_bad=first_bad, step=step, epoch=self.position.epoch + 1, path=path
-        )
 
     def _result(self, stopped_early: bool) -> FitResult:
         pace = {"samples_per_s": self._pace.samples_per_s, "first_step_s": self._pace.first_step_s}

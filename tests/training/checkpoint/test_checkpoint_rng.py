@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ziggurat.errors import CheckpointError
+from ziggurat.testing.pretend_cuda import pretend_cuda
 from ziggurat.training.checkpoint import CheckpointStore, rng_state, set_rng_state
 
 
@@ -43,11 +44,23 @@ def test_what_is_no_state_is_refused(states: dict, told: str) -> None:
     assert torch.equal(rng_state()["cpu"], before["cpu"])
 
 
+def test_one_gpu_is_saved_under_a_name_that_any_gpu_has() -> None:
+    with pretend_cuda() as cuda:
+        before = rng_state(cuda)
+        assert set(before) == {"cpu", "cuda"}
+        assert set(rng_state()) == {"cpu"}
+        set_rng_state(before | {"cuda": torch.ones(16, dtype=torch.uint8)}, device=cuda)
+        assert rng_state(cuda)["cuda"].tolist() == [1] * 16
+        with pytest.raises(CheckpointError, match="'cuda'"):
+            set_rng_state(before)
+
+
 @pytest.mark.gpu
 def test_cuda_draws_the_same_numbers() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    before = rng_state()
+    cuda = torch.device("cuda")
+    before = rng_state(cuda)
     expected = torch.randn(100, device="cuda")
-    set_rng_state(before)
+    set_rng_state(before, device=cuda)
     assert torch.equal(torch.randn(100, device="cuda"), expected)

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch
@@ -185,6 +184,8 @@ def fit_cost(cost: SampleCost, *, terms: np.ndarray, seconds: np.ndarray) -> Sam
             ways_out="measure more batches",
         )
     scale = np.maximum(np.abs(terms[:, used]).max(axis=0), 1e-300)  # lengths² dwarf lengths: bring both near 1
+    from scipy.optimize import nnls  # training needs none of it
+
     weights, _ = nnls(terms[:, used] / scale, np.asarray(seconds, dtype=np.float64))
     found = np.zeros(len(given))
     found[used] = weights / scale

@@ -19,6 +19,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ziggurat.embeddings.config import InitialDraw
+from ziggurat.embeddings.counted_rows import counted_pieces
+from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import (
@@ -115,6 +118,14 @@ class MemoryStorage(TableStorage):
     def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """See `TableStorage.write`."""
         self.tensor(key)[first_row : first_row + len(values)].copy_(values)
+
+    def draw(self, first_row: int, num_rows: int, *, initial: InitialRows) -> None:
+        """See `TableStorage.draw`; rows that count are made on the device."""
+        if self._device.type == "cpu" or initial.config.init_draw is not InitialDraw.ROWS:
+            super().draw(first_row, num_rows, initial=initial)
+            return
+        for first, values in counted_pieces(initial, range(num_rows), device=self._device):
+            self.write(first_row + first, values)
 
     def lookup(
         self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]

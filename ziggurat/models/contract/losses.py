@@ -23,6 +23,7 @@ label is missing: it shows that the network is broken, and the trainer stops on 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,8 +134,8 @@ def scores_from_logits(logits_BL: Float[Tensor, "B L"], *, inputs: InputSpec) ->
     """
     logits_BL = logits_BL.float()
     if any(label.negative_rate != 1.0 for label in inputs.labels):
-        logits_BL = logits_BL + logits_BL.new_tensor([math.log(label.negative_rate) for label in inputs.labels])
-    is_binary_L = torch.tensor([label.task is Task.BINARY for label in inputs.labels], device=logits_BL.device)
+        logits_BL = logits_BL + numbers_of_labels([math.log(each.negative_rate) for each in inputs.labels], logits_BL)
+    is_binary_L = numbers_of_labels([label.task is Task.BINARY for label in inputs.labels], logits_BL) > 0
     return torch.where(is_binary_L, logits_BL.sigmoid(), logits_BL)
 
 
@@ -146,8 +147,18 @@ def labelled_weights(
     weights_BL = present_BL.float() if weights_B is None else present_BL * weights_B.unsqueeze(1)
     if all(label.positive_weight == 1.0 for label in inputs.labels):
         return weights_BL
-    more_L = weights_BL.new_tensor([label.positive_weight - 1.0 for label in inputs.labels])
+    more_L = numbers_of_labels([label.positive_weight - 1.0 for label in inputs.labels], weights_BL)
     return weights_BL * (1.0 + more_L * torch.where(present_BL, labels_BL, 0.0))
+
+
+def numbers_of_labels(numbers: Sequence[float], like: Tensor, /) -> Float[Tensor, "L"]:
+    """One number for each label, in the dtype and on the device of a tensor.
+
+    A GPU makes them itself: to copy numbers of the host there would let the host wait for it.
+    """
+    if like.device.type == "cpu":
+        return like.new_tensor(numbers)
+    return torch.stack([like.new_full((), float(number)) for number in numbers])
 
 
 def _sample_losses(logits_B: Tensor, labels_B: Tensor, task: Task) -> Tensor:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.data.encoded.records import GROUP_COLUMN, ROW_COLUMN, table_to_batch
-from ziggurat.data.preprocess.fit.latest_items import read_latest_items
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.features.events import HISTORY
@@ -172,6 +171,8 @@ class FullRanking:
         """One row for each item, the last that names it, in the order of its table's rows."""
         latest = None
         if getattr(dataset, "extra", {}).get("latest_items"):
+            from ziggurat.data.preprocess.fit.latest_items import read_latest_items  # needs polars
+
             latest = read_latest_items(dataset.folder)
         found: pa.Table | None = None
         for number in range(len(dataset.group_sizes)):

@@ -108,6 +108,13 @@ class ModelFacts:
         )
 
 
+def _waiting_line(step: TrainStep) -> dict[str, str]:
+    """Whether the host waits for the steps of a GPU, and why."""
+    if step.device.type == "cpu":
+        return {}
+    return {"steps": f"the host waits for each: {step.waits}" if step.waits else "the host does not wait for them"}
+
+
 def startup_report(
     step: TrainStep,
     *,
@@ -131,6 +138,7 @@ def startup_report(
         f"{config.optimizer.value}",
         "tables": f"{len(tables)}, {sum(table.num_rows for table in tables):,} rows, {facts.tables}",
         "precision": f"{step.precision.value} ({step.precision_reason}); weights and optimizer state FP32",
+        **_waiting_line(step),
         "torch.compile": _compile_line(step),
         "memory": step.memory,
         "batch": _batch_line(step),

@@ -20,7 +20,6 @@ import contextlib
 import math
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -42,30 +41,12 @@ from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
 from ziggurat.training.step.exchange import StepExchange
+from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction
 from ziggurat.training.step.precision_choice import resolve_precision
-from ziggurat.training.step.weight_average import WeightAverage
+from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
+from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import Totals, WorldSums, local
-
-OVERFLOW = "norm of all gradients (overflow)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    """What one step reports.
-
-    Args:
-        loss: mean loss of the (global) batch, before the update.
-        finite: False if loss or a gradient was NaN or infinite; then nothing was updated.
-        first_bad: the first tensor that was not finite, "" if none.
-        busy_s: seconds of processor time that each rank took for forward and backward pass, by rank; zeros where a
-            device computes, whose clock is another.
-    """
-
-    loss: float
-    finite: bool
-    first_bad: str = ""
-    busy_s: tuple[float, ...] = ()
 
 
 class TrainStep:
@@ -78,6 +59,7 @@ class TrainStep:
         loss: minimised instead of `model.loss`; see `own_loss.py`.
 
     On the CPU the process keeps freed memory from here on (see `ziggurat.ops.allocator`; `memory` says what was done).
+    On one GPU the host does not wait for a step, and its result is read later (`late.py`); `waits` says why it does.
     """
 
     def __init__(
@@ -117,7 +99,7 @@ class TrainStep:
                 where="training settings, embedding-l2",
                 ways_out=("--model.embedding.optimizer adam_dense", "--training.embedding-l2 0"),
             )
-        self.average = _weight_average(model, config, fused=fused, parallel=parallel)
+        self.average = weight_average(model, config, fused=fused, is_spread=parallel is not None)
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._saved_buffers = [buffer.clone() for buffer in self._buffers]
         self._full_size = model.trained_rows(config.loader.batch_size)
@@ -131,8 +113,13 @@ class TrainStep:
             compiled = compiled_dense(eager, config.compile)
             compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
+        self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, config, device=self.device)
+        self._late: LateStep | None = None
+        if not self.waits:
+            optimizers = {"dense_optimizer": self.dense_optimizer, "table_optimizer": self.table_optimizer}
+            self._late = LateStep(model, config, named=self.dense_named, **optimizers)
 
-    def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult:
+    def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult | LateResult:
         """Train on one batch.
 
         Args:
@@ -141,6 +128,8 @@ class TrainStep:
             upcoming: the batch of the next step, if it is known: on many ranks its ids are sent meanwhile, and a disk
                 reads its rows.
         """
+        if self._late is not None:
+            return self._step_late(self._late, batch, factor=factor, upcoming=upcoming)
         with communicating("gradients of the dense network"):  # torch raises its own errors there
             return self._step(batch, factor=factor, upcoming=upcoming)
 
@@ -166,8 +155,19 @@ class TrainStep:
             self.exchange.count(time.perf_counter() - start_s)
         return StepResult(loss=value, finite=True, busy_s=busy)
 
+    def _step_late(self, late: LateStep, batch: Batch, *, factor: float, upcoming: Batch | None) -> LateResult:
+        if self._buffers:
+            torch._foreach_copy_(self._saved_buffers, self._buffers)
+        with late.watching():
+            loss = self._forward_backward(batch, upcoming).detach()
+        result = late.finish(loss, batch, factor=factor, saved=self._saved_buffers)
+        self.zero_grad()
+        return result
+
     def settle(self) -> None:
         """Complete the last update, before anything reads tables as a whole; collective, and free where it is."""
+        if self._late is not None:
+            self._late.settle()
         if self.exchange is not None:
             self.exchange.settle()
 
@@ -327,21 +327,6 @@ def compiled_dense(forward_dense: DenseForward, mode: Compile) -> DenseForward:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
     inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
     return torch.compile(forward_dense, fullgraph=True, dynamic=False, mode=inductor_mode)
-
-
-def _weight_average(
-    model: Model, config: TrainingConfig, *, fused: bool, parallel: Parallel | None
-) -> WeightAverage | None:
-    if not config.weight_average:
-        return None
-    if fused or parallel is not None:
-        raise ConfigError(
-            expected="dense-gradient tables on one device, because an average of weights takes in whole tables",
-            found=f"weight_average = {config.weight_average} with {'fused tables' if fused else 'many ranks'}",
-            where="training settings, weight-average",
-            ways_out=("--training.weight-average 0", "--model.embedding.optimizer adam_dense, on one device"),
-        )
-    return WeightAverage(model, decay=config.weight_average)
 
 
 def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:

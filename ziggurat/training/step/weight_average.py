@@ -21,7 +21,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ziggurat.errors import ConfigError
 from ziggurat.models import Model
+from ziggurat.training.config import TrainingConfig
 
 LIVE = "live."
 COUNT = "average_count"
@@ -81,3 +83,27 @@ class WeightAverage:
             kept = tensor.clone()
             tensor.copy_(self.mean[name])
             self.mean[name].copy_(kept)
+
+
+def weight_average(model: Model, config: TrainingConfig, *, fused: bool, is_spread: bool) -> WeightAverage | None:
+    """The average that a run asks for; None where it asks for none.
+
+    Args:
+        model: whose weights.
+        config: `weight_average`.
+        fused: whether tables are updated row by row.
+        is_spread: whether the model is on many ranks.
+
+    Raises:
+        ConfigError: an average needs whole tables on one device.
+    """
+    if not config.weight_average:
+        return None
+    if fused or is_spread:
+        raise ConfigError(
+            expected="dense-gradient tables on one device, because an average of weights takes in whole tables",
+            found=f"weight_average = {config.weight_average} with {'fused tables' if fused else 'many ranks'}",
+            where="training settings, weight-average",
+            ways_out=("--training.weight-average 0", "--model.embedding.optimizer adam_dense, on one device"),
+        )
+    return WeightAverage(model, decay=config.weight_average)

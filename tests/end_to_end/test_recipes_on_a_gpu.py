@@ -1,0 +1,127 @@
+"""Every recipe on a GPU that is pretended: trained, evaluated, saved, and resumed between CPU and GPU.
+
+The GPU's tensors are the CPU's in disguise (`ziggurat/testing/pretend_cuda.py`): whatever mixes devices raises, and the
+numbers have to be those of the CPU. Two recipes belong to the everyday suite, the others are slow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+import ziggurat as zg
+from tests.end_to_end.test_two_tower import SCHEMA as CLICKS
+from tests.end_to_end.test_two_tower import events as clicks
+from tests.runs.events.test_candidate_scores import SCHEMA as QUESTIONS
+from tests.runs.events.test_candidate_scores import events as questions
+from tests.runs.test_next_items import SCHEMA as WATCHED
+from tests.runs.test_next_items import events as watched
+from tests.studies.own_cache import cache_with_kernels
+from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
+from ziggurat.embeddings import KernelChoice
+from ziggurat.models import MODEL_CONFIGS
+from ziggurat.parallel.device import Device
+from ziggurat.recipes.catalogue import recipe_named
+from ziggurat.recipes.next_item import NEXT_ITEM_TABLE_RECIPES
+from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.execute import train_run
+from ziggurat.runs.load import load_run
+from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
+from ziggurat.training.config import Precision
+
+OF_EVENTS = tuple(recipe.__name__ for recipe in NEXT_ITEM_TABLE_RECIPES)
+RECIPES = tuple(f"table_{config().kind}" for config in MODEL_CONFIGS if config().kind != "next_item") + OF_EVENTS
+EVERYDAY = ("table_dlrm",)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("recipes")
+    with pytest.MonkeyPatch.context() as patch:
+        cache_with_kernels(folder / "cache", patch)
+        for name, schema, frame in (
+            ("watched", WATCHED, watched(users=40, seed=0)),
+            ("questions", QUESTIONS, questions(users=20, seed=0)),
+            ("clicks", "", clicks(300)),
+        ):
+            frame.write_parquet(folder / f"{name}.parquet")
+            (folder / f"{name}.toml").write_text(schema)
+        zg.write_schema(CLICKS, folder / "clicks.toml", comments=None)
+        yield folder
+
+
+def small(name: str, *, data: Path) -> RunConfig:
+    """A recipe on few rows, with what a few steps need and nothing that a machine decides."""
+    table = {"table_sequence_ranker": "questions"}.get(name, "watched" if name in OF_EVENTS else "clicks")
+    config = recipe_named(name, schema=zg.read_schema(data / f"{table}.toml"))
+    by = {"clicks": SplitBy.TIME, "questions": SplitBy.WINDOWS}.get(table, config.data.split.by)
+    split = dataclasses.replace(config.data.split, by=by) if table != "clicks" else SplitConfig(by=by)
+    loader = dataclasses.replace(config.training.loader, batch_size=40, prefetch=0)
+    stop = dataclasses.replace(config.training.early_stop, patience=0)
+    changes = {"threads": 1, "log_every": 1, "clip_norm": 5.0, "epochs": 9, "loader": loader, "early_stop": stop}
+    training = dataclasses.replace(config.training, precision=Precision.FP32, **changes)
+    model = dataclasses.replace(
+        config.model, embedding=dataclasses.replace(config.model.embedding, kernel=KernelChoice.TORCH)
+    )
+    files = dataclasses.replace(config.data, train=(str(data / f"{table}.parquet"),), split=split)
+    return dataclasses.replace(config, data=files, training=training, model=model, device=Device.CPU)
+
+
+def until(config: RunConfig, step: int, *, device: Device) -> RunConfig:
+    training = dataclasses.replace(config.training, max_steps=step)
+    return dataclasses.replace(config, training=training, device=device)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in RECIPES]
+)
+def test_a_run_moves_between_cpu_and_gpu(name: str, data: Path, tmp_path: Path) -> None:
+    config = small(name, data=data)
+    on_cpu = train_run(until(config, 4, device=Device.CPU), folder=tmp_path / "cpu")
+    moving = tmp_path / "moving"
+    train_run(until(config, 1, device=Device.CPU), folder=moving)
+    with pretend_cuda():
+        result = train_run(until(config, 3, device=Device.CUDA), folder=moving, resume=True)
+        assert result.fit.steps == 3
+        loaded = load_run(moving).model  # to score and export it
+        assert all(isinstance(value, PretendCuda) for value in loaded.state_dict().values())
+    stored = json.loads((moving / "config.json").read_text())
+    assert stored["model"]["embedding"]["kernel"] == "torch"  # what was asked for
+    moved = train_run(until(config, 4, device=Device.CPU), folder=moving, resume=True)
+    assert moved.fit.steps == on_cpu.fit.steps == 4
+    one, other = (load_run(run, step=4).model.state_dict() for run in (tmp_path / "cpu", moving))
+    for tensor, value in one.items():
+        torch.testing.assert_close(other[tensor], value, rtol=1e-4, atol=1e-6, msg=f"{name}: {tensor}")
+    losses, metrics = [], []
+    for run in (tmp_path / "cpu", moving):
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        losses.append([line["loss"] for line in lines if line["kind"] == "train"])
+        metrics.append(next(line for line in lines if line["kind"] == "valid" and line["step"] == 4))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert metrics[1] == {
+        name: value if isinstance(value, str) else pytest.approx(value, rel=1e-3) for name, value in metrics[0].items()
+    }
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("table_din", "table_hstu")])
+def test_scores_from_a_gpu(name: str, data: Path, tmp_path: Path) -> None:
+    config = small(name, data=data)
+    train_run(until(config, 2, device=Device.CPU), folder=tmp_path / "run")
+    expected = load_run(tmp_path / "run").evaluate_split("test").metrics
+    with pretend_cuda():
+        config_path = tmp_path / "run" / "config.json"
+        config_path.write_text(config_path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+        run = load_run(tmp_path / "run")
+        assert all(isinstance(value, PretendCuda) for value in run.model.state_dict().values())
+        assert run.evaluate_split("test").metrics == pytest.approx(expected, rel=1e-4, nan_ok=True)
+
+
+def test_the_data_are_as_the_recipes_want_them(data: Path) -> None:
+    assert len(pl.read_parquet(data / "clicks.parquet")) == 300
+    assert len(set(RECIPES)) == len(RECIPES) >= 20

@@ -1,0 +1,82 @@
+"""RowFaults: rows outside their tables, noticed on a device that the host does not wait for.
+
+On a CPU a lookup checks its rows before it reads, and raises. Where tables lie on a GPU that would stop the host at
+every lookup until the GPU has come to it. So the check stays on the device: rows outside become padding, a flag is
+raised, and the step that reads it (a step late, `training/step/late.py`) has changed nothing. Only then is the batch
+looked at again, to say which row of which feature it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ziggurat.embeddings.layouts import field_slot
+from ziggurat.errors import BoundsError
+from ziggurat.features.schema import Pooling
+from ziggurat.ops.lookup import LookupLayout, Lookups
+from ziggurat.ops.lookup.layout import RowLimits, check_rows, within_tables
+
+if TYPE_CHECKING:
+    from ziggurat.embeddings.tables import EmbeddingTables
+    from ziggurat.features.batch import Batch
+
+
+class RowFaults:
+    """A flag on a device: whether a lookup was given a row outside its table since it was last lowered.
+
+    Args:
+        device: of the tables.
+
+    Attributes:
+        flag: () bool.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.flag = torch.zeros((), dtype=torch.bool, device=device)
+        self._limits: dict[tuple[int, int, int], tuple[Sequence[LookupLayout], RowLimits]] = {}
+
+    def lower(self) -> None:
+        """Forget what was noticed."""
+        self.flag.zero_()
+
+    def checked(self, lookups: Lookups, layouts: Sequence[LookupLayout]) -> Lookups:
+        """The same lookups with every row in its table; raises the flag where one was not.
+
+        Args:
+            lookups: of a batch, on the device.
+            layouts: that they are for; limits are kept by object, so give the same list every time.
+        """
+        num_lists = (lookups.offsets.numel() - 1) // max(lookups.batch_size, 1)
+        key = id(layouts), len(lookups.single), num_lists
+        if key not in self._limits:
+            self._limits[key] = (
+                layouts,
+                RowLimits.of(layouts, lookups),
+            )  # the layouts too, so that their id stays theirs
+        return within_tables(lookups, limits=self._limits[key][1], faults=self.flag)
+
+
+def raise_fault(tables: EmbeddingTables, batch: Batch) -> None:
+    """Say which row of a batch lies outside its table; waits for the device.
+
+    Raises:
+        BoundsError: with feature, table and sample, or without where the model made the row itself.
+        DataError: offsets of lists that fall, or end elsewhere than the values.
+    """
+    lookups = Lookups.of(batch.expanded())
+    layouts = list(tables.layouts)
+    for index, spec in enumerate(tables.inputs.jagged):
+        if spec.pooling is Pooling.NONE:
+            slot = field_slot(spec, index=index, column=0, tables=tables.tables)
+            layouts.append(LookupLayout(dim=0, width=0, slots=(slot,)))
+    for layout in layouts:
+        check_rows(layout, lookups)
+    raise BoundsError(
+        expected="rows of tables that exist",
+        found="one that does not, among those that the model looks up besides the batch's features",
+        where="EmbeddingTables.vectors",
+        ways_out="run the step on the CPU, which names the row: --device cpu",
+    )

@@ -1,0 +1,121 @@
+"""Judge: what a trainer does with the result of a step: sums of losses, the log, a batch that is not finite.
+
+    CPU      step k ─► result k ─► judged
+    GPU      step k ─► step k+1 ─► result k ─► judged          the host never waits for the step that it has just begun
+
+A result is judged under the step that it belongs to: its loss joins the sums of that step, and a log line says the
+step, the rows and the learning rate as they were then. Evaluations and checkpoints judge everything before they begin,
+so a run that is resumed has the same log, whatever computed it. A batch stays in memory until its step was judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ziggurat.features.batch import Batch
+from ziggurat.features.inputs import InputSpec
+from ziggurat.training.callbacks import TellingRecords
+from ziggurat.training.config import NonFinite, TrainingConfig
+from ziggurat.training.position import Position
+from ziggurat.training.records.run_folder import RunFolder
+from ziggurat.training.report.progress import Progress
+from ziggurat.training.step.non_finite import dump_batch, non_finite_error
+from ziggurat.training.step.results import LateResult, StepResult
+from ziggurat.training.team import Team
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MadeStep:
+    """A step that was made and is still to be judged.
+
+    Args:
+        result: what it found, perhaps not known yet.
+        batch: that it trained.
+        step: its number, from 1.
+        epoch: its epoch, from 0.
+        num_rows: samples of all ranks.
+        line: what the log says of it beside the loss; None where no line is due.
+    """
+
+    result: StepResult | LateResult
+    batch: Batch
+    step: int
+    epoch: int
+    num_rows: int
+    line: dict[str, Any] | None
+
+
+class Judge:
+    """Judges the steps of one run, in their order.
+
+    Args:
+        team: the ranks.
+        config: what to do with a batch that is not finite.
+        inputs: of the model.
+        folder: of the run.
+        progress: where to say what was skipped.
+        timing: what the log says of time, asked for when a line is written.
+
+    Attributes:
+        loss: of the step that was judged last; NaN before the first.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        *,
+        config: TrainingConfig,
+        inputs: InputSpec,
+        folder: RunFolder,
+        progress: Progress,
+        timing: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._team, self._config, self._inputs, self._folder = team, config, inputs, folder
+        self._progress, self._timing = progress, timing
+        self._made: deque[MadeStep] = deque()
+        self.loss = float("nan")
+
+    def take(self, made: MadeStep) -> None:
+        """A step was made."""
+        self._made.append(made)
+
+    def judge(self, position: Position, records: TellingRecords, *, all_of_them: bool = False) -> None:
+        """Judge the steps whose results are known without waiting for the newest one, or all of them.
+
+        Args:
+            position: of the run; sums of losses and skipped steps are counted there.
+            records: the log.
+            all_of_them: the newest one too, however long it takes.
+
+        Raises:
+            NumericsError: NaN or infinity, with `non_finite` STOP; the batch is dumped.
+        """
+        kept = 0 if all_of_them or not self._made or isinstance(self._made[-1].result, StepResult) else 1
+        while len(self._made) > kept:
+            made = self._made.popleft()
+            result = made.result.read()
+            self.loss = result.loss
+            if result.finite:
+                position.loss_sum += result.loss * made.num_rows
+                position.loss_rows += made.num_rows
+            else:
+                first_bad = self._on_non_finite(made, result)
+                position.skipped += 1
+                records.append({"kind": "skipped", "step": made.step, "first_bad": first_bad})
+            if made.line is not None and position.loss_rows:
+                loss = position.loss_sum / position.loss_rows
+                records.append(made.line | {"loss": loss}, timing=self._timing())
+                position.loss_sum, position.loss_rows = 0.0, 0
+
+    def _on_non_finite(self, made: MadeStep, result: StepResult) -> str:
+        """Keep the batch and say so, or raise; the first bad tensor of all ranks."""
+        name = f"step_{made.step:09d}{self._team.suffix}.safetensors"
+        path = dump_batch(made.batch, self._folder.non_finite / name, self._inputs)
+        first_bad = self._team.first_bad(result.first_bad)
+        if self._config.non_finite is NonFinite.SKIP:
+            self._progress.say(f"step {made.step:,} skipped: {first_bad} is not finite; batch kept in {path}")
+            return first_bad
+        raise non_finite_error(loss=result.loss, first_bad=first_bad, step=made.step, epoch=made.epoch + 1, path=path)

@@ -1,0 +1,161 @@
+"""LateStep: guard, clip and update on a GPU that the host never waits for.
+
+    host     step k: launch forward, backward, guard, update ─► step k+1: launch … ─► read the verdict of step k
+    device             ──────────── step k ────────────────────────────── step k+1 ──────────
+                        loss, finite?, norm ─► scale ─► update where finite ─► 4 + W numbers to locked memory
+
+On the CPU the host reads loss, norm and finiteness between backward pass and update, and decides. Asked of a GPU each
+of these questions empties its queue, and the GPU stands still until the host has launched more. Here the device
+decides: the norm, the factor that clips, the learning rates, Adam's step number and the flag that lets the update
+happen are scalars on the device, and a step that is not finite writes what was there before. What the host wants to
+know travels behind the step, and is read a step later, when it has long arrived.
+
+The promises are those of `train_step.py`: a step with a NaN touches no weight, clipping counts the tables, each loss
+stands under its own step. Two things differ. A run that stops at such a step has trained the step after it already
+(and saved nothing since). And a NaN in the gradient of a list of padding alone, which no row would take, counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.embeddings import EmbeddingTables, TableOptimizer
+from ziggurat.embeddings.faults import RowFaults, raise_fault
+from ziggurat.embeddings.storage import MemoryStorage
+from ziggurat.features.batch import Batch
+from ziggurat.models import Model
+from ziggurat.training.config import TrainingConfig
+from ziggurat.training.step.results import LateResult, Verdict, first_bad_of
+
+
+class LateStep:
+    """The part of a step on one GPU that follows the backward pass.
+
+    Args:
+        model: on the GPU.
+        config: rates, and the norm to clip at.
+        named: the dense weights.
+        dense_optimizer: of torch, fused; None for a model without dense weights.
+        table_optimizer: None for tables with dense gradients, which are among `named`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: TrainingConfig,
+        *,
+        named: Mapping[str, nn.Parameter],
+        dense_optimizer: torch.optim.Optimizer | None,
+        table_optimizer: TableOptimizer | None,
+    ) -> None:
+        assert isinstance(model.embeddings, EmbeddingTables)
+        self._tables, self._config, self._named = model.embeddings, config, dict(named)
+        self._dense, self._table_optimizer = dense_optimizer, table_optimizer
+        device = model.embeddings.tables.device
+        self._faults = RowFaults(device)
+        self._rates = torch.zeros(2, device=device)
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._yes = torch.ones((), dtype=torch.bool, device=device)
+        self._last: LateResult | None = None
+
+    @staticmethod
+    def why_not(model: Model, config: TrainingConfig, *, device: torch.device) -> str:
+        """Why steps of this run wait for the device; "" where they need not."""
+        if device.type != "cuda":
+            return "the CPU computes"
+        if config.weight_average:
+            return "weight_average counts steps on the host"
+        tables = model.embeddings.tables
+        kinds = {type(tables.storage(index)) for index in range(tables.num_storages)}
+        other = sorted(kind.__name__ for kind in kinds if kind is not MemoryStorage)
+        return f"tables in {', '.join(other)} find their rows on the host" if other else ""
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, lookups leave the check of their rows to the device."""
+        self._faults.lower()
+        self._tables.tables.faults = self._faults
+        try:
+            yield
+        finally:
+            self._tables.tables.faults = None
+
+    def finish(self, loss: Tensor, batch: Batch, *, factor: float, saved: Sequence[Tensor]) -> LateResult:
+        """Guard, clip and update; says what it found when it is asked.
+
+        Args:
+            loss: of the batch, detached.
+            batch: that it is of; kept until the verdict is read.
+            factor: of the schedule, on both learning rates.
+            saved: what the model's floating-point buffers held before the forward pass.
+        """
+        for parameter in self._named.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._named.values() if parameter.grad is not None]
+        norms_W = torch.stack(torch._foreach_norm(gradients)) if gradients else self._rates[:0]
+        squared, tables = norms_W.square().sum().double(), self._yes
+        if self._table_optimizer is not None and self._config.clip_norm:
+            of_tables = self._table_optimizer.norm_squared_on_device()
+            squared, tables = squared + of_tables, of_tables.isfinite()
+        elif self._table_optimizer is not None:
+            tables = self._table_optimizer.are_finite_on_device()
+        applies = loss.isfinite() & squared.isfinite() & tables & ~self._faults.flag
+        scale = self._clip(gradients, squared) if self._config.clip_norm else None
+        self._update(factor, scale=scale, applies=applies)
+        for buffer, before in zip(self._buffers, saved, strict=True):
+            buffer.copy_(torch.where(applies, buffer, before))
+        numbers = Verdict.packed(loss, applies=applies, fault=self._faults.flag, tables=tables, norms_W=norms_W)
+        into, arrived = _sent(numbers)
+        self._last = LateResult(into, arrived=arrived, batch=batch, settle=self._settle)
+        return self._last
+
+    def settle(self) -> None:
+        """Read the verdict of the last step: afterwards the host knows how many steps there were."""
+        if self._last is not None:
+            self._last.read()
+            self._last = None
+
+    def _clip(self, gradients: list[Tensor], squared: Tensor) -> Tensor:
+        scale = (self._config.clip_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0).float()
+        if gradients:
+            torch._foreach_mul_(gradients, scale)
+        return scale
+
+    def _update(self, factor: float, *, scale: Tensor | None, applies: Tensor) -> None:
+        dense_rate, table_rate = self._rates.unbind()
+        if self._dense is not None:
+            dense_rate.fill_(self._config.learning_rate * factor)
+            for group in self._dense.param_groups:
+                group["lr"] = dense_rate
+            self._dense.found_inf = (~applies).float()  # type: ignore[attr-defined]  # as torch's GradScaler does it
+            self._dense.step()
+        if self._table_optimizer is not None:
+            table_rate.fill_(self._config.table_learning_rate * factor)
+            self._table_optimizer.step_where(applies, lr=table_rate, scale=scale)
+
+    def _settle(self, verdict: Verdict, batch: Batch) -> str:
+        if not verdict.applies and self._table_optimizer is not None:
+            self._table_optimizer.take_back()
+        if verdict.fault:
+            raise_fault(self._tables, batch)
+        return first_bad_of(verdict, names=tuple(self._named), bad_weight="" if verdict.applies else self._bad_weight())
+
+    def _bad_weight(self) -> str:
+        for name, parameter in self._named.items():
+            if not bool(parameter.detach().isfinite().all()):
+                return f"weight {name}"
+        return ""
+
+
+def _sent(numbers: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """Send a few numbers to the host: the memory that they are to arrive in, and the event that says when."""
+    into = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    into.copy_(numbers, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return into, arrived
