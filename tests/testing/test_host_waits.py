@@ -41,7 +41,11 @@ KNOWN: dict[str, set[str]] = {
         "state_dict: torch.tensor",
         "load_state_dict: int",
     },
-    "ops/lookup/reference.py": {"sum_gradients: unique_consecutive", "sum_gradients: bool"},  # the CPU's step
+    "ops/lookup/reference.py": {  # the CPU's step
+        "sum_gradients: unique_consecutive",
+        "sum_gradients: bool",
+        "apply: float",
+    },
     "ops/lookup/gradient.py": {"every_sum_is_finite: bool", "every_sum_is_finite: float"},  # the CPU's step
     "ops/lookup/layout.py": {  # numbers that are made once; checks outside of training steps
         "packed: torch.tensor",

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ziggurat.errors import ConfigError
 from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
-from ziggurat.training.step.precision_choice import resolve_precision
+from ziggurat.training.step.precision_choice import resolve_precision, use_precision
 
 CPU = torch.device("cpu")
 
@@ -71,6 +72,22 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 def test_asked_for_is_asked_for() -> None:
     assert resolve_precision(Precision.BF16, device=CPU, measure=measured()) == (Precision.BF16, "as asked")
+
+
+def test_tf32_needs_a_gpu_and_is_the_gpus_alone() -> None:
+    with pytest.raises(ConfigError, match="a GPU for precision tf32"):
+        resolve_precision(Precision.TF32, device=CPU)
+    cuda, products = torch.device("cuda"), torch.backends.cuda.matmul
+    assert resolve_precision(Precision.TF32, device=cuda) == (Precision.TF32, "as asked")
+    before = products.fp32_precision
+    try:
+        use_precision(Precision.TF32, device=CPU)
+        assert products.fp32_precision == before
+        for precision, expected in ((Precision.TF32, "tf32"), (Precision.BF16, "ieee")):
+            use_precision(precision, device=cuda)
+            assert products.fp32_precision == expected
+    finally:
+        products.fp32_precision = before
 
 
 def test_rates_are_measured_in_turns() -> None:

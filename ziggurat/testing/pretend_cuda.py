@@ -123,13 +123,15 @@ class PretendCuda(Tensor):
         _note("tolist")
         return self.host.tolist()
 
-    def new_tensor(self, data: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    def new_tensor(  # type: ignore[override]
+        self, data: Any, *, dtype: torch.dtype | None = None, **options: Any
+    ) -> Tensor:
         """On this device, which torch does not know."""
         return torch.tensor(data, dtype=dtype or self.dtype, device=_CUDA, **options)
 
-    def record_stream(self, stream: Any) -> None:
+    def record_stream(self, s: Any) -> None:
         """Nothing: memory is given back when nobody names it."""
-        del stream
+        del s
 
     def numpy(self, *, force: bool = False) -> Any:
         """Refused, as a GPU's tensor refuses it."""
@@ -319,7 +321,8 @@ def _synchronize(device: Any = None) -> None:
 def _grouped(tensorlists: Any, with_indices: bool = False) -> Any:
     """What torch's optimizers group weights by, with the device that they claim to be on."""
     found = _group(tensorlists, with_indices)
-    return {(_CUDA if device.type == "meta" else device, dtype): each for (device, dtype), each in found.items()}
+    meta = torch.device("meta")
+    return {(_CUDA if device == meta else device, dtype): each for (device, dtype), each in found.items()}
 
 
 def _submit_inside(pool: ThreadPoolExecutor, fn: Any, /, *args: Any, **kwargs: Any) -> Any:

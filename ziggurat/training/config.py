@@ -33,6 +33,7 @@ class Precision(StrEnum):
 
     AUTO = "auto"  # BF16 where this machine multiplies matrices at least 1.3 times faster in it, decided once a machine
     FP32 = "fp32"
+    TF32 = "tf32"  # FP32 whose products read 10 bits of the mantissa, on the tensor cores of a GPU; never by itself
     BF16 = "bf16"
 
 

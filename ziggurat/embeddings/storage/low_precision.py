@@ -202,7 +202,7 @@ class LowPrecisionStorage(TableStorage):
         if self._has_fast_rows(kernel):
             apply_rows(self._packed(step), gradient=gradient, step=step)
             return
-        words = self.words(rows, step=step.number)
+        words = self.words(rows, step=step.number_on_host)
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
         renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)

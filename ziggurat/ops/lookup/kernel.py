@@ -98,6 +98,12 @@ class Step:
     number: int | Tensor = 1
     applies: Bool[Tensor, ""] | None = None
 
+    @property
+    def number_on_host(self) -> int:
+        """The number, for storages whose steps the host waits for."""
+        assert isinstance(self.number, int), "tables that a GPU updates without the host lie in its memory"
+        return self.number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientPart:

@@ -120,11 +120,11 @@ class TorchKernel:
             second = torch.lerp(state["exp_avg_sq"][rows], grad.square(), 1 - rule.beta2)
             state["exp_avg"].index_copy_(0, rows, first)
             state["exp_avg_sq"].index_copy_(0, rows, second)
-            factor = -adam_step_size(step)
+            factor = -float(adam_step_size(step))
             weight.index_add_(0, rows, first / (second.sqrt() + rule.eps), alpha=factor)
         else:
             assert rule.kind is TableOptimizerKind.SGD, rule.kind
-            weight.index_add_(0, rows, grad, alpha=-step.learning_rate)
+            weight.index_add_(0, rows, grad, alpha=-float(step.learning_rate))
 
     def update(
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step

@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from ziggurat.cache import cache_folder
+from ziggurat.errors import ConfigError
 from ziggurat.files import Format
 from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
@@ -51,11 +52,27 @@ def resolve_precision(
         device: of the model.
         folder: where decisions are kept; the cache folder's `precision` unless given.
         measure: one measurement; tests give another.
+
+    Raises:
+        ConfigError: TF32 where there is no GPU.
     """
+    if wanted is Precision.TF32 and device.type != "cuda":
+        raise ConfigError(
+            expected="a GPU for precision tf32: its tensor cores read FP32 numbers so",
+            found=f"device {device.type}",
+            where="training settings, precision",
+            ways_out=("--training.precision fp32", "--device cuda, on a machine that has a GPU"),
+        )
     if wanted is not Precision.AUTO:
         return wanted, "as asked"
     path = (folder or cache_folder() / "precision") / f"choice-{_fingerprint(device)}.json"
     return _kept(path) or _decide(path, measure or (lambda: measure_ratio(device=str(device))))
+
+
+def use_precision(precision: Precision, *, device: torch.device) -> None:
+    """Let products of FP32 matrices on a GPU take what a run asks for; other processes and the CPU stay as they are."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
 
 
 def _decide(path: Path, measure: Callable[[], MatmulRates]) -> tuple[Precision, str]:

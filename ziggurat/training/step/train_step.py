@@ -43,7 +43,7 @@ from ziggurat.training.config import Compile, DenseOptimizer, Precision, Trainin
 from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction
-from ziggurat.training.step.precision_choice import resolve_precision
+from ziggurat.training.step.precision_choice import resolve_precision, use_precision
 from ziggurat.training.step.results import OVERFLOW, LateResult, StepResult
 from ziggurat.training.step.weight_average import weight_average
 from ziggurat.training.step.world_sums import Totals, WorldSums, local
@@ -77,6 +77,7 @@ class TrainStep:
         _check_compile(config, parallel)
         self.device = next(model.parameters()).device if any(True for _ in model.parameters()) else torch.device("cpu")
         self.precision, self.precision_reason = resolve_precision(config.precision, device=self.device)
+        use_precision(self.precision, device=self.device)
         self.memory = keep_freed_memory() if self.device.type == "cpu" else "torch's allocator for this device"
         self.dense_named = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self._dense = list(self.dense_named.values())

@@ -249,7 +249,7 @@ class CachedStorage(TableStorage):
 
     def _place(self, kernel: LookupKernel, rows: Int64[Tensor, "U"], *, step: Step) -> _Placed:
         """Bring the rows of a step into the cache, or to places for conflicts."""
-        admission = self.ways.admit(rows, step=step.number)
+        admission = self.ways.admit(rows, step=step.number_on_host)
         places, left = admission.places, admission.left
         moving = (left != HIT).nonzero().view(-1)
         gone, entering = left[moving], rows[moving]
@@ -280,12 +280,12 @@ class CachedStorage(TableStorage):
             held = {key: self._array(key) for key in keys if key != WEIGHT}
             table = dataclasses.replace(packed.rows.packed, state=held, noise=packed.rows.noise)
             behind = {key: packed.state(key) for key in held}
-            exchange_rows(self._array(WEIGHT), table, behind=behind, moves=moves, number=step.number)
+            exchange_rows(self._array(WEIGHT), table, behind=behind, moves=moves, number=step.number_on_host)
             return
         out, new = moves.leaving >= 0, moves.entering >= 0
         if bool(out.any()):
             values = {key: self._array(key)[moves.places[out]] for key in keys}
-            self.backing.store(moves.leaving[out], values, step=step.number)
+            self.backing.store(moves.leaving[out], values, step=step.number_on_host)
         if bool(new.any()):
             for key, numbers in self.backing.fetch(moves.entering[new], keys=keys).items():
                 self._array(key)[moves.places[new]] = numbers
