@@ -153,6 +153,7 @@ def test_kernels_belong_to_machines() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     assert usable_kernel(KernelChoice.CPP, device=cuda) is KernelChoice.AUTO
     assert usable_kernel(KernelChoice.TORCH, device=cuda) is KernelChoice.TORCH
+    assert usable_kernel(KernelChoice.TRITON, device=cpu) is KernelChoice.AUTO
     with mock.patch("ziggurat.parallel.device.is_available", return_value=False):
         assert usable_kernel(KernelChoice.FBGEMM, device=cpu) is KernelChoice.AUTO
     with mock.patch("ziggurat.parallel.device.is_available", return_value=True):
