@@ -89,6 +89,8 @@ def agrees_with_the_reference(problem: Problem) -> None:
             torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
         equal(updated(kernel, problem, step, fused=False), results)
         equal(updated(kernel, problem, step), results)
+        if not num:  # row 0, which is padding and zero in tables, is all that there is
+            continue
         weight, numbers = problem.weight.clone(), state(problem, step)
         kernel.apply(weight, state=numbers, gradient=fixed, step=step)
         equal((weight, *numbers.values()), results)

@@ -18,8 +18,9 @@ Bytes of an update at D columns, for N lookups of U rows: N·D gradients, 2·U·
 Small tables need no kernel of their own: a table of 3 rows is 3 long runs, in N / 256 programs. (Products with a matrix
 of counts would save the sort of 4-byte rows and write partial sums of rows × D for each block: more bytes from D = 32.)
 
-Its times on a GPU have not been measured; `docs/guides/gpus.md` lists what is to be measured. Triton's interpreter
-holds it to the reference, and compilation for sm_90 shows neither spills nor narrow loads (`make test-triton`).
+Its times on a GPU have not been measured; `docs/guides/gpu-tables.md` lists what is to be measured. Triton's
+interpreter holds it to the reference, and compilation for sm_90 shows neither spills nor narrow loads
+(`make test-triton`).
 
 Sources: sorted runs and partial segments: Zhu et al. (FBGEMM's table-batched embeddings), arXiv 2101.05615, and
 torch's EmbeddingBackwardKernel; Triton: Tillet, Kung and Cox, MAPL 2019.
