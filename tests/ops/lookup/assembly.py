@@ -1,5 +1,7 @@
 """Compile a Triton kernel for an H100 or H200 (sm_90) without one, and read its assembly: registers, spills, widths."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import re

@@ -13,9 +13,9 @@ import torch
 
 from tests.ops.lookup_problems import make_layout
 from ziggurat.errors import ConfigError, MissingDependencyError
-from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, choose, triton
+from ziggurat.ops.lookup import FieldKind, KernelChoice, KernelSetting, TableOptimizerKind, UpdateRule, choose
 from ziggurat.ops.lookup.choose import BatchShape, choose_kernel
-from ziggurat.ops.lookup.triton import TritonKernel
+from ziggurat.ops.lookup.triton import TritonKernel, kernel
 from ziggurat.parallel.device import usable_kernel
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -47,9 +47,9 @@ def test_kernels_equal_the_reference_on_a_gpu() -> None:
 
 def pretend_triton(monkeypatch: pytest.MonkeyPatch, *, found: str) -> None:
     """Let importing the kernels give a reason against it, or none, whatever is installed here."""
-    monkeypatch.setattr(triton.kernel, "kernels_or_reason", lambda module: (None, found))
+    monkeypatch.setattr(kernel, "kernels_or_reason", lambda module: (None, found))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(triton.kernel, "is_interpreted", lambda: False)
+    monkeypatch.setattr(kernel, "is_interpreted", lambda: False)
 
 
 def test_auto_takes_triton_on_cuda_where_it_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ def test_apply(dim: int, rule: str, rounding: str, tmp_path: Path) -> None:
         pytest.skip("sums are not rounded")
     numbers = ("learning_rate", "scale", "eps", "weight_decay", "rest1", "rest2")
     integers = ("rows", "sources", "starts", "num_runs", "chunk_ends")
-    types: dict[str, str] = dict.fromkeys(numbers, "fp32") | dict.fromkeys(integers, "*i32")
+    types: dict[str, str] = {**dict.fromkeys(numbers, "fp32"), **dict.fromkeys(integers, "*i32")}
     types |= dict.fromkeys(("first_state", "second_state", "partials", "sums"), "*fp32")
     types |= {"weight": "*fp32" if rounding == "none" else "*i16", "vectors": "*bf16", "applies": "*i1"}
     types |= {"summed_rows": "*i64", "origins": "*i64", "num_origins": "i32", "step_number": "i32", "most_runs": "i32"}

@@ -213,7 +213,7 @@ def case_bfloat16_rows() -> None:
         for each in (noise, None):
             kept, kept_state = halves.clone(), state(problem, step)
             TritonKernel().update(kept, state=kept_state, parts=problem.parts(), step=step, noise=each)
-            words = None if each is None else each.words(rows.cpu(), step=step.number)
+            words = None if each is None else each.words(rows.cpu(), step=int(step.number))
             expected = halves.clone()
             expected[rows] = encode(exact[rows].cpu(), RowFormat.BF16, words_N=words).to(DEVICE)
             equal((kept, *kept_state.values()), (expected, *numbers))

@@ -60,7 +60,7 @@ _ON_CPU: _Makers = (
     (KernelChoice.FBGEMM, FbgemmKernel),
 )
 _ON_CUDA: _Makers = ((KernelChoice.TRITON, TritonKernel), (KernelChoice.TORCH, TorchKernel))
-_MAKERS = dict((*_ON_CPU, *_ON_CUDA))
+_MAKERS: dict[KernelChoice, Callable[[], LookupKernel]] = dict((*_ON_CPU, *_ON_CUDA))
 
 
 @dataclass(frozen=True, kw_only=True)
