@@ -38,7 +38,7 @@ def look_at_export(path: str | Path, *, filters: Sequence[str] = ()) -> ExportFo
             expected="an export with an index of items",
             found="one that ranks given items only",
             where=f"export {export.name}",
-            ways_out="ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
+            ways_out="ziggurat export RUN_THAT_FINDS_ITEMS --ranker RUN --out FOLDER",
         )
     schema = _schema_of(export.file(INDEX_FILE)) if any(filters) else None
     for text in filters:

@@ -266,7 +266,7 @@ class Recommender:
                 expected="an export with an index, and known users to ask for",
                 found="none",
                 where=f"export {self.export.name}",
-                ways_out="ziggurat export RUN_OF_A_TWO_TOWER --out FOLDER, without --no-users",
+                ways_out="ziggurat export RUN_THAT_FINDS_ITEMS --out FOLDER, without --no-users",
             )
         numbers = sample_numbers(len(self._users.ids), num_users)
         users = encode_frame(chain.encoder.users, self._users.frame[numbers.tolist()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import polars as pl
 import pytest
 import torch
 
+from tests.serving.server.test_app import talk
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError, SchemaError
@@ -186,3 +188,50 @@ def test_a_log_without_events_and_columns_that_are_not_there_are_refused(run: Ru
     with torch.no_grad():
         one = run.predict(log.head(1))  # a user of one event, asked from nothing
     assert len(one) == 1
+
+
+def next_schema() -> str:
+    """The same log without labels, and without what the ranker alone reads of it."""
+    blocks = [each for each in SCHEMA.split("\n\n") if not re.search(r'label|"tossed"\nkind|"country"\nkind', each)]
+    text = "\n\n".join(blocks).replace('actions = ["verb", "tossed"]', 'actions = ["verb"]')
+    return re.sub(r"(context|candidates|window) = .*\n", "", text).replace("max_length = 12", "max_length = 7")
+
+
+def likes(run: Run, log: pl.DataFrame, films: list[str]) -> pl.Series:
+    """What the run itself says of films that one user may see now."""
+    asked = (
+        log[-1:]
+        .select(
+            "user", film=pl.lit(films), verb=pl.lit(None, pl.String), tossed=pl.lit(None, pl.Int64), country="country"
+        )
+        .explode("film")
+    )
+    asked = asked.with_columns(genre="g" + (pl.col("film").str.slice(1).cast(pl.Int64) % 2).cast(pl.String))
+    asked = asked.with_columns(time=pl.lit(log["time"][-1], pl.Int64))
+    return run.predict(pl.concat([log, asked.select(log.columns)]))["like"][-len(films) :]
+
+
+def test_lists_have_the_scores_that_the_ranker_gives_behind_histories_of_the_log(run: Run, tmp_path: Path) -> None:
+    log = events(users=80, seed=0).filter(pl.col("time") < 1_600_000_120)  # ten events a user
+    log.write_parquet(tmp_path / "events.parquet")
+    (tmp_path / "next.toml").write_text(next_schema())
+    found, both, users, lists = (str(tmp_path / name) for name in ("next", "both", "users.csv", "lists.parquet"))
+    data = ("--data.train", str(tmp_path / "events.parquet"), "--schema", str(tmp_path / "next.toml"))
+    sizes = {"model.embedding-dim": 8, "model.num-layers": 1, "model.embedding.kernel": "torch", "training.threads": 1}
+    settings = [str(part) for name, value in sizes.items() for part in (f"--{name}", value)]
+    assert main(["train", "table_hstu", *data, *settings, "--training.epochs", "1", "--out", found]) == 0
+    assert main(["export", found, "--ranker", str(run.folder), "--value", "like", "--out", both]) == 0
+    Path(users).write_text("user\nu0\nu3\n")
+    assert main(["recommend", both, users, "--k", "6", "--out", lists]) == 0
+    rec = Recommender.load(both)
+    answers = {row["user"]: row for row in pl.read_parquet(lists).iter_rows(named=True)}
+    for user in ("u0", "u3"):
+        mine = log.filter(pl.col("user") == user)
+        films, scores = answers[user]["items"], answers[user]["scores"]
+        assert len(films) == 6
+        assert not set(films) & set(mine["film"])
+        np.testing.assert_allclose(scores, likes(run, mine, films), rtol=0, atol=1e-6)
+        assert scores == sorted(scores, reverse=True)
+        asked: dict[str, Any] = {"user": {"user": user}, "k": 6}
+        answer = talk(lambda http, asked=asked: http.post("/recommend", json=asked), answerer=rec, deadline_ms=1e4)
+        assert [item["id"] for item in answer.json()["items"]] == films

@@ -27,7 +27,7 @@ from ziggurat.data.raw.text_blocks import DecimalMark
 from ziggurat.errors import ConfigError
 from ziggurat.features.events import EARLIER
 from ziggurat.features.items import Items
-from ziggurat.features.schema import Categorical, Schema, column_of
+from ziggurat.features.schema import Categorical, Feature, Schema, column_of
 from ziggurat.files.stores import DataPath
 from ziggurat.runs.export.typed_columns import typed_columns
 from ziggurat.serving.answering.item_catalogue import ItemCatalogue, ItemColumns, KnownUsers, NumberOfId
@@ -45,6 +45,7 @@ class RunData:
         bad_rows: where rows with faults go.
         events: of a run on events, whose rows are samples: the events themselves; None: the rows are.
         users: of such a run: one row a user, as they are now; None: as the rows say last.
+        more: features that the rows have beside those of the schema, for requests to a ranker behind the run.
     """
 
     config: DataConfig
@@ -52,6 +53,7 @@ class RunData:
     bad_rows: BadRows
     events: RunData | None = None
     users: RunData | None = None
+    more: tuple[Feature, ...] = ()
 
     def source(self, paths: Sequence[str | DataPath] = ()) -> RawSource:
         """All rows of the run, or other files that are read in the same way."""
@@ -63,10 +65,11 @@ class RunData:
         """About so many rows with labels, the first ones of each file."""
         source, schema = self.source(), self.schema
         quota = -(-num_rows // len(source.paths))
+        columns = tuple(dict.fromkeys((*schema.columns, *map(column_of, self.more))))
         for path in source.paths:
             left = quota
             numbers = numeric_columns(schema)
-            for chunk in self.source([path]).frames(columns=schema.columns, numbers=numbers, chunk_rows=1 << 14):
+            for chunk in self.source([path]).frames(columns=columns, numbers=numbers, chunk_rows=1 << 14):
                 mask = np.arange(chunk.num_rows) < left
                 yield chunk if mask.all() else chunk.filter(mask)
                 left -= chunk.num_rows

@@ -6,6 +6,9 @@
 
 The three are written into a temporary folder, with the columns that the samples of the run have: requests name the same
 columns. Memory: that of the log (`data/events/log.py`).
+
+A ranker on events that orders what the run finds reads the same histories: users and events then have its columns too
+(what else was done, what else describes an item, the context of the latest event).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from ziggurat.data.events.candidates import asked_together, candidate_tables, la
 from ziggurat.data.events.event_columns import EventColumn
 from ziggurat.data.events.log import EventLog, read_events
 from ziggurat.data.events.questions import leave_one_out, open_questions
-from ziggurat.data.events.sequences import Purpose, sample_tables
+from ziggurat.data.events.sequences import Purpose, sample_tables, sequence_schema
 from ziggurat.data.preprocess.data_config import DataConfig
 from ziggurat.data.raw.bad_rows import BadRows
 from ziggurat.errors import DataError
@@ -33,6 +36,7 @@ from ziggurat.features.schema import NUM_RESERVED_ROWS, Schema, table_of
 from ziggurat.models.sequence.next_item import NextItem
 from ziggurat.runs.embeddings import ids_of_table
 from ziggurat.runs.export.data import RunData
+from ziggurat.runs.export.histories_of_ranker import context_columns, schema_for_both, with_context
 from ziggurat.runs.load import Run
 
 _ROWS_AT_ONCE = 1 << 20
@@ -46,11 +50,13 @@ class EventsWanted:
         folder: where files are written; the caller removes it.
         keep: further columns of the events for the catalogue.
         num_rows: samples to compare on, about.
+        ranker: events of a run that orders what this one finds, whose columns users and events have as well; or None.
     """
 
     folder: Path
     keep: Sequence[str] = ()
     num_rows: int = 1
+    ranker: Schema | None = None
 
 
 def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: EventsWanted) -> RunData:
@@ -67,25 +73,33 @@ def event_data(run: Run, *, config: DataConfig, bad_rows: BadRows, wanted: Event
     """
     schema, samples = run.config.table_schema, run.preprocessing.schema
     assert schema.items is not None, "checked by the schema"
-    labels, keep = label_columns(schema), [name for name in wanted.keep if name not in schema.items.features]
+    labels, ranker = label_columns(schema), wanted.ranker
+    whole = schema if ranker is None else schema_for_both(schema, ranker, where=f"{run.folder}, its event log")
+    context = {} if ranker is None else context_columns(ranker)
+    keep = [name for name in wanted.keep if whole.items is None or name not in whole.items.features]
+    carried = tuple(dict.fromkeys([*labels, *keep, *context.values()]))
     raw = RunData(config=config, schema=schema, bad_rows=bad_rows).source()
-    columns = tuple(dict.fromkeys([*schema.columns, *labels, *keep]))
-    log = read_events(raw.frames(columns=columns), schema, bad_rows=bad_rows, carried=[*labels, *keep])
+    chunks = raw.frames(columns=tuple(dict.fromkeys([*whole.columns, *carried])))
+    log = read_events(chunks, whole, bad_rows=bad_rows, carried=carried)
 
     def written(name: str, tables: Iterator[pa.Table], of: Schema) -> RunData:
         path = wanted.folder / f"{name}.parquet"
         _write(tables, path, log=log)
         return RunData(config=DataConfig(train=(str(path),)), schema=of, bad_rows=bad_rows)
 
-    events = written("events", _events(log, schema, keep=keep), replace(samples, time=ASKED_AT))
+    events = written("events", _events(log, whole, keep=keep), replace(samples, time=ASKED_AT))
     if labels:
         return replace(written("samples", _limited(_candidates(log, schema), wanted.num_rows), samples), events=events)
-    length = {"max_length": schema.events.max_length if schema.events is not None else 1}
-    _, _, asked = leave_one_out(log, windows=TrainingWindows.LAST, **length)
-    last = _limited(sample_tables(log, asked, schema, purpose=Purpose.EVALUATION), wanted.num_rows)
-    now = sample_tables(log, open_questions(log, **length), schema, purpose=Purpose.PREDICTION)
-    users = written("users", now, samples)
-    return replace(written("samples", last, samples), events=events, users=users)
+    assert whole.events is not None, "asked by who has events"
+    length = whole.events.max_length
+    _, _, asked = leave_one_out(log, max_length=length, windows=TrainingWindows.LAST)
+    last = sample_tables(log, asked, whole, purpose=Purpose.EVALUATION)
+    last = _limited(with_context(last, log, context, places=asked.targets), wanted.num_rows)
+    now = sample_tables(log, open_questions(log, max_length=length), whole, purpose=Purpose.PREDICTION)
+    users = written("users", with_context(now, log, context, places=log.bounds()[1:] - 1), samples)
+    known = {each.name for each in samples.features}
+    more = () if ranker is None else tuple(each for each in sequence_schema(ranker).features if each.name not in known)
+    return replace(written("samples", last, samples), events=events, users=users, more=more)
 
 
 def known_items(run: Run) -> pl.Series | None:

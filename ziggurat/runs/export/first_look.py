@@ -24,6 +24,7 @@ from ziggurat.models.retrieval.two_tower_choices import UserVectors
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_paths import located
 from ziggurat.runs.execute import raw_files
+from ziggurat.runs.export.histories_of_ranker import refuse_absent
 from ziggurat.runs.export.value_choice import AUTO
 from ziggurat.serving.answering.chain import OVER_ARCH, RETRIEVAL
 from ziggurat.serving.value_model.formula import ValueModel
@@ -60,7 +61,7 @@ def look_at_runs(
 
     Raises:
         MissingFileError: a run or a raw file is not there.
-        ConfigError: the second run is none that ranks.
+        ConfigError: the second run is none that ranks, or none that ranks what the first finds.
     """
     folders = [Path(each) for each in (run, ranker) if each is not None]
     configs = [load_config(folder, models=models) for folder in folders]
@@ -71,12 +72,16 @@ def look_at_runs(
             where="ziggurat export, --ranker",
             ways_out="name the run of a ranking model: dlrm, dcn_v2, …",
         )
+    source = _source(configs[0], folders[0], progress)
+    if len(configs) > 1 and configs[1].table_schema.events is not None:
+        where = f"ziggurat export {run} --ranker {ranker}"
+        refuse_absent(*(config.table_schema for config in configs), columns=source.columns(), where=where)
     scores: list[str] = []
     for folder, config in zip(folders, configs, strict=True):
         labels = [label.name for label in _inputs(folder).labels]
         scores += _products(config.model, labels) if getattr(config.model, "finds_items", False) else labels
     schemas = tuple(config.table_schema for config in configs)
-    return RunsSeen(scores=tuple(scores), schemas=schemas, raw=_source(configs[0], folders[0], progress))
+    return RunsSeen(scores=tuple(scores), schemas=schemas, raw=source)
 
 
 def check_asked(seen: RunsSeen, *, value: str, keep: Sequence[str], items: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ziggurat.features.schema import column_of
 from ziggurat.runs.export.data import RunData
-from ziggurat.runs.export.parity import plain_rows, request_rows
+from ziggurat.runs.export.parity import plain_columns, request_rows
 from ziggurat.serving.load_parts import ENCODER, RANKER
 from ziggurat.serving.recommender import Recommender
 
@@ -43,4 +43,4 @@ def _first_rows(data: RunData, number: int) -> list[dict[str, Any]]:
     if not number:
         return []
     chunk = next(iter(data.samples(num_rows=64 * number)))
-    return request_rows(plain_rows(chunk, data.schema).gather_every(64).head(number))
+    return request_rows(plain_columns(chunk, (*data.schema.features, *data.more)).gather_every(64).head(number))

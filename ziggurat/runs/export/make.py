@@ -130,7 +130,7 @@ def export_run(
         bad_rows = stack.enter_context(
             BadRows(BadRowPolicy.QUARANTINE, folder=stack.enter_context(tempfile.TemporaryDirectory()))
         )
-        data = {part: _data_of(each, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
+        data = {part: _data_of(each, runs, config, stack, bad_rows, progress) for part, each in runs.parts.items()}
         facts: dict[str, Any] = {"tables": config.tables.value, "by_table": to_json(config.by_table)}
         _write_models(folder, runs, config, progress)
         catalogue, users = _write_catalogue(folder, runs, data, config, progress)
@@ -176,7 +176,7 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[A
                 expected="a run that gives users and items vectors (two_tower), for a ranker to score its candidates",
                 found=f"{run}, whose model {main.config.model.kind!r} scores itself",
                 where="ziggurat export, --ranker",
-                ways_out=(f"ziggurat export {run}", f"ziggurat export RUN_OF_A_TWO_TOWER --ranker {run}"),
+                ways_out=(f"ziggurat export {run}", f"ziggurat export RUN_THAT_FINDS_ITEMS --ranker {run}"),
             )
         return _Runs(main=main, encoder=None, ranker=main)
     second = None if ranker is None else load_run(ranker, models=tuple(models))
@@ -190,13 +190,17 @@ def _load(run: str | Path, ranker: str | Path | None, *, models: Sequence[type[A
     return _Runs(main=main, encoder=main, ranker=second)
 
 
-def _data_of(run: Run, config: ExportConfig, stack: ExitStack, bad_rows: BadRows, progress: Progress) -> RunData:
+def _data_of(
+    run: Run, runs: _Runs, config: ExportConfig, stack: ExitStack, bad_rows: BadRows, progress: Progress
+) -> RunData:
     raw = raw_files(located(run.config, folder=run.folder), progress=progress)
     if run.config.table_schema.events is None:
         return RunData(config=raw, schema=run.preprocessing.schema, bad_rows=bad_rows)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     num_rows = max(config.parity_rows, 64 * config.golden)
-    wanted = EventsWanted(folder=folder, keep=() if config.items else config.keep, num_rows=num_rows)
+    other = runs.ranker.config.table_schema if run is runs.encoder and runs.ranker is not None else None
+    ranker = other if other is not None and other.events is not None else None
+    wanted = EventsWanted(folder=folder, keep=() if config.items else config.keep, num_rows=num_rows, ranker=ranker)
     progress.begin("histories", total=None)
     found = event_data(run, config=raw, bad_rows=bad_rows, wanted=wanted)
     progress.end()

@@ -127,6 +127,10 @@ def chosen_value(asked: ValueAsked, *, chain: Chain, data: RunData | None, progr
     first = chain.settings.formula
     if not asked.is_fitted:
         how = "given" if asked.value not in ("", AUTO) else "default"
+        if how == "default" and asked.encoder is not None and asked.ranker is not None:
+            progress.say(
+                f"order: {first}; for a run on events no formula is tried. --value {asked.labels[0]} orders otherwise"
+            )
         return ChosenValue(formula=first, facts={"formula": first, "how": how} | _say_missing(chain, progress=progress))
     assert data is not None
     try:

@@ -24,7 +24,7 @@ from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import ExportError
 from ziggurat.features.batch import Batch
 from ziggurat.runs.export.data import RunData
-from ziggurat.runs.export.parity import TOLERANCE, largest_difference, plain_rows, request_rows, unseen
+from ziggurat.runs.export.parity import TOLERANCE, largest_difference, plain_columns, plain_rows, request_rows, unseen
 from ziggurat.runs.load import Run
 from ziggurat.serving.answering.chain import Chain, Question
 from ziggurat.serving.answering.rescorer import Rescorer
@@ -91,7 +91,7 @@ def compare_vectors(run: Run, chain: Chain, *, data: RunData, num_rows: int) -> 
             table = encoder.packed.preprocessing.encode(chunk, bad_rows=data.bad_rows)
             found.append(_products(encoder.packed.model, table_to_batch(table, encoder.inputs)).numpy())
     assert sample is not None, "a run has rows"
-    rows = request_rows(plain_rows(sample, data.schema).head(_USERS))
+    rows = request_rows(plain_columns(sample, (*data.schema.features, *data.more)).head(_USERS))
     changed = unseen(plain_rows(sample, data.schema).head(_USERS), data.schema, joined=run.model.joined_lists)
     with_gaps = _products(mine.packed.model, run.preprocessing.batch(changed))
     as_requests = _products_of_rows(theirs, request_rows(changed))

@@ -13,7 +13,7 @@ def no_index(name: str) -> RequestError:
         where=f"export {name}",
         ways_out=(
             'rank: {"user": {…}, "items": ["…"]}',
-            "ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
+            "ziggurat export RUN_THAT_FINDS_ITEMS --ranker RUN --out FOLDER",
         ),
     )
 
@@ -24,7 +24,7 @@ def no_ranker(name: str) -> RequestError:
         expected="an export with a ranker",
         found="one that retrieves only",
         where=f"export {name}",
-        ways_out="ziggurat export RUN_OF_A_TWO_TOWER --ranker RUN --out FOLDER",
+        ways_out="ziggurat export RUN_THAT_FINDS_ITEMS --ranker RUN --out FOLDER",
     )
 
 
