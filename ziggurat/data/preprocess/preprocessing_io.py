@@ -120,7 +120,9 @@ def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:
 
 
 def _read_grown(path: Path, entry: _File) -> GrownVocabulary:
-    frame = _read_frame(path, entry, columns={"number": pl.Int32, "row": pl.Int32})
+    frame = _read_frame(path, entry, columns={"number": pl.Int64, "row": pl.Int32})
+    if pq.read_schema(path).field("number").type == pa.int32():
+        raise _damaged(path, "numbers of ids of 31 bits, of a version before the first: make it again")
     return GrownVocabulary(numbers=frame["number"].to_numpy(), table_rows=frame["row"].to_numpy())
 
 
