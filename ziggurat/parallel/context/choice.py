@@ -64,7 +64,7 @@ class ContextRates:
 
     def to_json(self) -> dict[str, JSON]:
         """The rates as plain data, for a run that is resumed to choose as it did."""
-        always = {way.value: seconds for way, seconds in self.always_s.items()}
+        always: dict[str, JSON] = {way.value: seconds for way, seconds in self.always_s.items()}
         return {"flops_per_s": self.flops_per_s, "bytes_per_s": list(self.bytes_per_s), "always_s": always}
 
     @staticmethod
