@@ -29,7 +29,7 @@ from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.ops.lookup import Step, SummedGradient, TableOptimizerKind
 from ziggurat.ops.lookup.gradient import are_finite_sums, every_sum_is_finite
-from ziggurat.ops.lookup.reference import sums_of_fixed_size
+from ziggurat.ops.lookup.triton import sums_without_waiting
 
 
 class TableOptimizer:
@@ -101,7 +101,9 @@ class TableOptimizer:
     def norm_squared_on_device(self) -> Float64[Tensor, ""]:
         """`grad_norm_squared` of gradients that nobody scaled, as a scalar that the host need not wait for."""
         self._num_summed = [len(parts) for parts in self._tables.recorded]
-        self._summed = [sums_of_fixed_size(parts) if parts else None for parts in self._tables.recorded]
+        self._summed = [
+            sums_without_waiting(self._tables.kernel, parts) if parts else None for parts in self._tables.recorded
+        ]
         total = torch.zeros((), dtype=torch.float64, device=self._tables.tables.device)
         for gradient in self._summed:
             if gradient is not None:

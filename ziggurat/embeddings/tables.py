@@ -48,7 +48,8 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
-from ziggurat.ops.lookup.reference import rows_of, sums_of_fixed_size
+from ziggurat.ops.lookup.reference import rows_of
+from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.ops.row_formats import RowFormat
 
@@ -375,7 +376,7 @@ class _DenseLookup(torch.autograd.Function):
         for index, part in enumerate(tables.parts_of(grad, lookups, layouts)):
             if part is not None:
                 is_late = part.lookups.are_checked
-                summed = sums_of_fixed_size([part]) if is_late else tables.kernel.sum_gradients([part])
+                summed = sums_without_waiting(tables.kernel, [part]) if is_late else tables.kernel.sum_gradients([part])
                 dense[index].index_copy_(0, summed.rows, summed.sums)
         gradients = [dense[place.storage][place.rows] for place in weights.places.values()]
         return (None, None, None, None, *gradients)

@@ -41,10 +41,12 @@ from ziggurat.ops.lookup.kernel import (
     GradientPart,
     KernelChoice,
     KernelSetting,
+    LookupKernel,
     Step,
     SummedGradient,
 )
 from ziggurat.ops.lookup.layout import LookupLayout, Lookups, check_rows
+from ziggurat.ops.lookup.reference import sums_of_fixed_size
 from ziggurat.ops.lookup.triton.apply import RuleTarget, SumTarget, apply_runs, apply_sums
 from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of, tile_rows
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, sort_runs
@@ -221,6 +223,11 @@ class TritonKernel:
     def _target(self, weight: Tensor, state: dict[str, Tensor], step: Step, noise: RowNoise | None) -> RuleTarget:
         origins = None if noise is None else self._kept.get(noise, weight.device, origins_of)
         return RuleTarget(weight=weight, state=state, step=step, origins=origins)
+
+
+def sums_without_waiting(kernel: LookupKernel, parts: Sequence[GradientPart]) -> SummedGradient:
+    """`sums_of_fixed_size` by Triton where it is the kernel, else by the reference."""
+    return kernel.sums_of_fixed_size(parts) if isinstance(kernel, TritonKernel) else sums_of_fixed_size(parts)
 
 
 def _no_flag(device: torch.device) -> Int32[Tensor, "1"]:
