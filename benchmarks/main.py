@@ -33,6 +33,7 @@ NAMES = {
     "compare": "models compared on one data set over seeds, with tests of their differences",
     "scaling": "loss against compute for growing models, with the fitted law",
     "sequences": "next-item models: quality over seeds on MovieLens-1M and Beauty, speed against RecTools",
+    "gpu": "one GPU: lookups against its memory, a step against plain and tuned torch, the CPU's losses, resume",
     "attention": "attention over histories of real lengths, against padded torch and the machine's products",
     "context": "histories divided between ranks: length at a fixed memory, speed, and the choice of what travels",
     "growing": "a growing table against a fixed hash in the same memory, over a stream whose users come and go",

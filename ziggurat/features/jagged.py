@@ -49,14 +49,22 @@ class JaggedRows:
         """Rows of every list."""
         return self.offsets.diff().view(num_features, -1)
 
-    def rows(self, first: int, last: int, *, batch_size: int) -> JaggedRows:
-        """The lists of samples `first` to `last`; values are copied."""
+    def rows(self, first: int, last: int, *, batch_size: int, bounds: Tensor | None = None) -> JaggedRows:
+        """The lists of samples `first` to `last`; values are copied.
+
+        Args:
+            first: sample.
+            last: sample behind the last one.
+            batch_size: samples that there are.
+            bounds: equal to `offsets`, in host memory, where those are not.
+        """
         num_features = (len(self.offsets) - 1) // batch_size if batch_size else 0
         if num_features == 0:
             return JaggedRows(self.values, self.offsets[:1])
         lengths_JB = self.offsets.diff().view(num_features, batch_size)[:, first:last]
-        begins = self.offsets[first::batch_size][:num_features].tolist()
-        ends = self.offsets[last::batch_size][:num_features].tolist()
+        bounds = self.offsets if bounds is None else bounds
+        begins = bounds[first::batch_size][:num_features].tolist()
+        ends = bounds[last::batch_size][:num_features].tolist()
         values = [self.values[begin:end] for begin, end in zip(begins, ends, strict=True)]
         return JaggedRows(torch.cat(values), offsets_of(lengths_JB.reshape(-1)))
 
@@ -72,10 +80,12 @@ class JaggedRows:
         at_N += (starts - offsets[:-1]).repeat_interleave(lengths, output_size=len(at_N))
         return JaggedRows(self.values[at_N], offsets)
 
-    def of(self, feature: int, *, batch_size: int) -> JaggedRows:
-        """The lists of one feature (views), their offsets from 0."""
-        offsets = self.offsets[feature * batch_size : (feature + 1) * batch_size + 1]
-        return JaggedRows(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+    def of(self, feature: int, *, batch_size: int, bounds: Tensor | None = None) -> JaggedRows:
+        """The lists of one feature (views), their offsets from 0; `bounds` as in `rows`."""
+        first, last = feature * batch_size, (feature + 1) * batch_size
+        bounds = self.offsets if bounds is None else bounds
+        offsets = self.offsets[first : last + 1]
+        return JaggedRows(self.values[int(bounds[first]) : int(bounds[last])], offsets - offsets[0])
 
     @staticmethod
     def stacked(parts: Sequence[tuple[JaggedRows, int]]) -> JaggedRows:

@@ -18,7 +18,7 @@ Cost: one pass to see whether whole numbers fit, one to write them; about 0.3 ns
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,8 +26,24 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ziggurat.features.batch import Batch
+    from ziggurat.features.jagged import JaggedRows
 
 _ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class HostCopy:
+    """What a batch on a GPU was copied from.
+
+    Args:
+        batch: in host memory.
+        single: rows of the batch on the GPU, and
+        lists: its lists: a batch that was made of others has another copy, or none.
+    """
+
+    batch: Batch
+    single: Tensor
+    lists: JaggedRows
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,8 @@ class PackedBatch:
             piece = arrived[place.begin : place.begin + place.num_bytes]
             return piece.view(place.stored).view(place.shape).to(place.dtype)
 
-        return self.form.map(placed)
+        moved = self.form.map(placed)
+        return replace(moved, host=HostCopy(self.form, moved.single, moved.jagged))
 
 
 def pack(batch: Batch, *, is_locked: bool = False) -> PackedBatch:

@@ -147,15 +147,21 @@ def batch_of_parts(named: Mapping[str, Tensor]) -> Batch:
     )
 
 
-def join_lists(lengths: Sequence[Int64[Tensor, "J B"]], values: Sequence[Int64[Tensor, "N"]]) -> JaggedRows:
+def join_lists(
+    lengths: Sequence[Int64[Tensor, "J B"]],
+    values: Sequence[Int64[Tensor, "N"]],
+    *,
+    num_rows: Sequence[Sequence[int]] | None = None,
+) -> JaggedRows:
     """Lists of several batches, each feature-major, as those of one batch, feature-major.
 
     Args:
         lengths: of the lists of each batch; the same J > 0.
         values: the rows of each batch.
+        num_rows: of each feature of each batch, where that is known: sums of `lengths`.
     """
-    sums = [each.sum(dim=1).tolist() for each in lengths]
-    pieces = [each.split(sizes) for each, sizes in zip(values, sums, strict=True)]
+    sums = num_rows or [each.sum(dim=1).tolist() for each in lengths]
+    pieces = [each.split(list(sizes)) for each, sizes in zip(values, sums, strict=True)]
     ordered = [pieces[part][index] for index in range(lengths[0].shape[0]) for part in range(len(pieces))]
     return JaggedRows(torch.cat(ordered), offsets_of(torch.cat(list(lengths), dim=1).reshape(-1)))
 

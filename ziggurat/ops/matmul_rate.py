@@ -1,4 +1,4 @@
-"""How fast this device multiplies matrices: the limit that dense networks run against, measured.
+"""How fast this device multiplies matrices and copies memory: the limits that a step runs against, measured.
 
 Whether BF16 pays cannot be read off a version number: CPUs without AVX512_BF16 or AMX emulate it up to a hundred
 times slower than FP32, and say nothing. So it is measured, in a few milliseconds, at the shape of a hidden layer.
@@ -85,6 +85,49 @@ def measure_ratio(
     )
 
 
+def copy_gb_per_s(*, device: str = "cpu", num_bytes: int = 1 << 28, budget_s: float = 0.05) -> float:
+    """Rate of a copy inside the device's memory, bytes read and bytes written, in 10⁹ bytes a second; the fastest.
+
+    What only moves memory (a lookup, an update) can reach this and no more. `num_bytes` should be many times the last
+    cache of the device.
+    """
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times_s: list[float] = []
+    begin = time.perf_counter()
+    while len(times_s) < 4 or time.perf_counter() - begin < budget_s:
+        start = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        times_s.append(time.perf_counter() - start)
+    return 2 * num_bytes / min(times_s[1:]) / 1e9
+
+
+def fp8_gflop_per_s(*, device: str, size: int = 512, budget_s: float = 0.05) -> float:
+    """Rate of FP8 products (e4m3, one scale a matrix) as `matmul_gflop_per_s` measures it.
+
+    Raises:
+        RuntimeError: torch or the device has none.
+    """
+    left = torch.ones(4 * size, size, device=device).to(torch.float8_e4m3fn)
+    right = torch.ones(size, size, device=device).to(torch.float8_e4m3fn).t()
+    one = torch.ones((), device=device)
+    times_s: list[float] = []
+    begin = time.perf_counter()
+    while len(times_s) < 4 or time.perf_counter() - begin < budget_s:
+        start = time.perf_counter()
+        torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        _wait(device)
+        times_s.append(time.perf_counter() - start)
+    return _gflop(size) / min(times_s[1:])
+
+
+def _wait(device: str) -> None:
+    """Until the device has computed what it was given."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
 def _product(dtype: torch.dtype, *, device: str, size: int) -> Callable[[], float]:
     """A function that multiplies once and returns the seconds."""
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -94,8 +137,7 @@ def _product(dtype: torch.dtype, *, device: str, size: int) -> Callable[[], floa
     def once() -> float:
         start = time.perf_counter()
         torch.mm(left, right)
-        if device != "cpu":
-            torch.cuda.synchronize()
+        _wait(device)
         return time.perf_counter() - start
 
     return once

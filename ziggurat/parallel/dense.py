@@ -17,10 +17,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -29,8 +31,9 @@ from ziggurat.errors import PlanError
 from ziggurat.models import AttentionActivation, Embedded, Model, Normalization, Outputs
 from ziggurat.parallel.exchange.collectives import CountedGather, CountedReduceScatter
 from ziggurat.parallel.exchange.traffic import Traffic
+from ziggurat.parallel.process_groups import let_gloo_speak_first, time_limit_s
 from ziggurat.parallel.replicated import Reduction, ReplicatedNetwork
-from ziggurat.parallel.topology import RankGroup, Topology
+from ziggurat.parallel.topology import Axis, Lane, RankGroup, Topology
 
 DenseForward = Callable[[Embedded], Outputs]
 
@@ -128,12 +131,16 @@ def parallel_dense(
     if topology.world.process_group is None or not has_weights:
         return network
     if how is DenseParallelism.DDP:
-        return replicate(network, group=topology.world, reduction=reduction, traffic=traffic, purpose="dense gradients")
+        group = topology.lane(Axis.WORLD, Lane.DENSE)
+        return replicate(network, group=group, reduction=reduction, traffic=traffic, purpose="dense gradients")
     device = next(network.parameters()).device.type
     if how is DenseParallelism.HSDP:
         mesh = DeviceMesh(device, torch.tensor(topology.host_grid), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = DeviceMesh(device, torch.arange(topology.world_size), mesh_dim_names=("shard",))
+    for group in mesh.get_all_groups():
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=time_limit_s()), group)
+        let_gloo_speak_first(group)
     reduce_dtype = torch.bfloat16 if reduction is Reduction.BF16 else None
     policy = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
     sharded: Any = fully_shard(network, mesh=mesh, mp_policy=policy)

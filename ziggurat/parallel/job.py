@@ -25,6 +25,7 @@ from ziggurat.errors import ConfigError, TopologyError, ZigguratError
 from ziggurat.parallel.agreement import ranks_text
 from ziggurat.parallel.device import ChosenDevice, Device, choose_device
 from ziggurat.parallel.lost_ranks import communicating, end_process_if_uncaught, is_lost_rank
+from ziggurat.parallel.process_groups import has_nccl, let_gloo_speak_first
 
 _FAREWELL_S = 5.0
 _NO_DEVICE = "none"
@@ -55,6 +56,8 @@ def join_job(*, backend: str = "", device: Device | None = None, timeout_s: floa
         backend = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         given = {"store": dist.PrefixStore("default_pg", store), "rank": rank, "world_size": world_size}
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **given)
+        if has_nccl():
+            let_gloo_speak_first(dist.distributed_c10d._get_default_group())
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise

@@ -24,8 +24,12 @@ import torch.distributed as dist
 
 from ziggurat.errors import TopologyError
 
-# How the errors of gloo's connections read; torch has no type for them.
+# How the errors of gloo's connections read, and those of NCCL that are no `DistError`; torch has no type for them.
 _SIGNS = (
+    "NCCL communicator was aborted",
+    "NCCL error",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
     "Connection closed by peer",
     "Connection reset",
     "Connection refused",

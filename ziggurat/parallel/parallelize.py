@@ -36,7 +36,7 @@ from ziggurat.parallel.same_model import require_same_model
 from ziggurat.parallel.tables.embeddings import Flow, ShardedEmbeddings
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
-from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.topology import Axis, Lane, Topology
 from ziggurat.parallel.towers import TowerTransform
 from ziggurat.plan import Placement, Plan
 from ziggurat.typed import checked
@@ -164,7 +164,7 @@ def parallelize(
         transform.replicate(
             lambda modules: replicate(
                 modules,
-                group=topology.tower,
+                group=topology.lane(Axis.TOWER, Lane.DENSE),
                 reduction=config.reduction,
                 traffic=traffic,
                 purpose="tower module gradients",

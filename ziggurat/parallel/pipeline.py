@@ -32,6 +32,7 @@ from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.exchange.crossing import Crossing
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
+from ziggurat.parallel.topology import Axis, Lane
 from ziggurat.parallel.towers import TowerTransform
 
 
@@ -157,7 +158,7 @@ class Pipeline:
 
     def _reduce_towers(self) -> None:
         """Sum the gradients of tower modules inside their group: one message, on fast links."""
-        group = self._parallel.topology.tower
+        group = self._parallel.topology.lane(Axis.TOWER, Lane.DENSE)
         if self._towers is None or group.process_group is None:
             return
         gradients = [p.grad for p in self._towers.parameters() if p.grad is not None]

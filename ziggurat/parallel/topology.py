@@ -31,9 +31,6 @@ Without torch.distributed the topology is one rank on one host, and every exchan
 
 from __future__ import annotations
 
-import hashlib
-import os
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -44,6 +41,7 @@ import torch.distributed as dist
 from ziggurat.errors import TopologyError
 from ziggurat.parallel.exchange.host_memory import HostMemory, open_host_memory
 from ziggurat.parallel.lost_ranks import communicating
+from ziggurat.parallel.process_groups import communication_device, has_nccl, host_number, make_group
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,14 @@ class Axis(StrEnum):
     REPLICA = "replica"
 
 
+class Lane(StrEnum):
+    """What travels. On GPUs each has a communicator of its own, so that none waits behind another; elsewhere one."""
+
+    HOPS = "hops"  # embeddings and their gradients
+    IDS = "ids"
+    DENSE = "dense"  # gradients of copies, and the few numbers that a step adds up
+
+
 @dataclass(frozen=True, kw_only=True)
 class Topology:
     """The ranks of a job, their hosts and groups. Ranks here are places; see the module's text.
@@ -91,6 +97,7 @@ class Topology:
         hosts: the host of every place, numbered from 0.
         order: the launcher's rank at every place.
         axes: the group of this process along every axis.
+        lanes: groups beside those, of the same ranks, for what is not to wait behind them.
     """
 
     rank: int
@@ -98,6 +105,11 @@ class Topology:
     hosts: tuple[int, ...]
     order: tuple[int, ...]
     axes: Mapping[Axis, RankGroup]
+    lanes: Mapping[tuple[Axis, Lane], RankGroup] = field(default_factory=dict)
+
+    def lane(self, axis: Axis, lane: Lane) -> RankGroup:
+        """This process's group along an axis, for what travels."""
+        return self.lanes.get((axis, lane), self.axes[axis])
 
     @property
     def world_size(self) -> int:
@@ -253,14 +265,20 @@ class Topology:
         for axis, groups in wanted.items():
             key = tuple(map(tuple, groups))
             made[key] = axes[axis] = made.get(key) or _join(groups, rank, order=order, hosts=places)
-        return Topology(rank=rank, tower_size=tower_size, hosts=places, order=order, axes=axes)
+        made_topology = Topology(rank=rank, tower_size=tower_size, hosts=places, order=order, axes=axes)
+        return replace(made_topology, lanes=_lanes(made_topology)) if has_nccl() else made_topology
 
 
-def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
-    """Where tensors must be to be sent: this rank's GPU under NCCL, else the CPU."""
-    if dist.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def _lanes(topology: Topology) -> dict[tuple[Axis, Lane], RankGroup]:
+    """Groups apart for ids and for gradients of copies, made in one order; collective."""
+    lanes = {
+        (Axis.WORLD, lane): own_group(topology, Axis.WORLD, what=f"exchange {lane.value}")
+        for lane in (Lane.IDS, Lane.DENSE)
+    }
+    tower = topology.tower
+    is_world = tower.size in (1, topology.world_size)
+    of_tower = lanes[Axis.WORLD, Lane.DENSE] if is_world else own_group(topology, Axis.TOWER, what="exchange dense")
+    return lanes | {(Axis.TOWER, Lane.DENSE): of_tower if tower.size > 1 else tower}
 
 
 def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...], hosts: tuple[int, ...]) -> RankGroup:
@@ -272,10 +290,9 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
             group = dist.group.WORLD
         else:
             with communicating("meeting of ranks that hold towers together, or lie on one host"):
-                group = dist.new_group(members, sort_ranks=False) if len(members) > 1 else None
+                group = make_group(members) if len(members) > 1 else None
         if rank in ranks:
-            known = group if isinstance(group, dist.ProcessGroup) else None
-            mine = RankGroup(tuple(ranks), list(ranks).index(rank), known)
+            mine = RankGroup(tuple(ranks), list(ranks).index(rank), group)
     assert mine is not None
     if mine.process_group is None or len({hosts[place] for place in mine.ranks}) > 1:
         return mine
@@ -284,6 +301,11 @@ def _join(groups: Sequence[Sequence[int]], rank: int, *, order: tuple[int, ...],
     with communicating("meeting of ranks that share memory"):
         memory, reason = open_host_memory(mine.process_group)
     return replace(mine, memory=memory, why_no_memory=reason)
+
+
+def sizes_device(group: RankGroup) -> torch.device:
+    """Where the few numbers are that tell a group how much will come: in host memory wherever it can exchange that."""
+    return torch.device("cpu") if group.process_group is None else communication_device(group.process_group)
 
 
 def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -> RankGroup:
@@ -305,8 +327,8 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
     with communicating(f"meeting of ranks, to {what}"):
         for first in range(0, topology.world_size, size):
             members = list(topology.order[first : first + size])
-            group = dist.new_group(members, backend=backend or None, sort_ranks=False)
-            made = group if first <= topology.rank < first + size else made  # type: ignore[assignment]
+            group = make_group(members, backend=backend)
+            made = group if first <= topology.rank < first + size else made
         assert isinstance(made, dist.ProcessGroup)
         mine = RankGroup(mine.ranks, mine.position, made)
         if len({topology.host_of(rank) for rank in mine.ranks}) > 1 or communication_device(made).type != "cpu":
@@ -318,7 +340,7 @@ def own_group(topology: Topology, axis: Axis, *, what: str, backend: str = "") -
 def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> list[int]:
     """The host of every rank, as all ranks report it, in any numbers; each rank raises the same error."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    mine = torch.tensor([_host(rank, ranks_per_host, hosts), tower_size]).to(communication_device())
+    mine = torch.tensor([host_number(rank, ranks_per_host, hosts), tower_size]).to(communication_device())
     gathered = [torch.empty_like(mine) for _ in range(world_size)]
     with communicating("first exchange of all ranks"):
         dist.all_gather(gathered, mine)
@@ -343,19 +365,6 @@ def _agree(*, ranks_per_host: int, hosts: Sequence[int], tower_size: int) -> lis
             ways_out="change tower_size in the plan, or the number of ranks",
         )
     return host_of
-
-
-def _host(rank: int, ranks_per_host: int, hosts: Sequence[int]) -> int:
-    """A number for the host of this rank, the same for all its ranks."""
-    if hosts:
-        return hosts[rank] if rank < len(hosts) else -1
-    if ranks_per_host:
-        return rank // ranks_per_host
-    agent = os.environ.get("GROUP_RANK")
-    if agent is None and "LOCAL_WORLD_SIZE" in os.environ:
-        return rank // int(os.environ["LOCAL_WORLD_SIZE"])
-    digest = hashlib.sha256(f"{socket.gethostname()}/{agent or 0}".encode()).digest()
-    return int.from_bytes(digest[:7], "little")
 
 
 def _check_context(size: int, world_size: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from collections.abc import Callable
+
 import torch
 
 from ziggurat.cache import cache_folder
@@ -9,16 +12,20 @@ from ziggurat.ops.attention.cpp import attention_kernel
 from ziggurat.ops.bitmask import bitmask_kernel
 from ziggurat.ops.dot import dot_kernel
 from ziggurat.ops.fields import fields_kernel
+from ziggurat.ops.kernel_choice import kernels_or_reason
 from ziggurat.ops.lookup.choose import kernel_diagnosis
 from ziggurat.ops.mask_program import mask_program_kernel
-from ziggurat.ops.matmul_rate import measure_ratio
+from ziggurat.ops.matmul_rate import copy_gb_per_s, fp8_gflop_per_s, matmul_gflop_per_s, measure_ratio
 from ziggurat.ops.scan import scan_kernel
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel
 from ziggurat.parallel.device import choose_device
+from ziggurat.parallel.process_groups import nccl_version
 from ziggurat.training.config import Precision
 from ziggurat.training.report.startup import StartupReport, machine_lines, version_lines
 from ziggurat.training.step.precision_choice import resolve_precision
+
+_LARGE = 4096  # side of a product that keeps a large GPU busy
 
 
 def diagnose() -> StartupReport:
@@ -36,6 +43,7 @@ def diagnose() -> StartupReport:
             "Machine": machine_lines() | {"runs compute on": choose_device().describe(), "cache": str(cache_folder())},
             "Versions": version_lines(),
             "Speed": speed,
+            "GPU": gpu_lines(),
             "Embedding kernels": kernel_diagnosis(),
             "Dense kernels": {
                 "pairwise dot products": dot_kernel(),
@@ -50,6 +58,47 @@ def diagnose() -> StartupReport:
             "Data kernels": text_kernel_lines(),
         }
     )
+
+
+def gpu_lines() -> dict[str, str]:
+    """Memory, rates and libraries of the GPU that this process would compute on; what it has not, with the reason."""
+    lines = {"triton": kernels_or_reason("triton")[1] or f"triton {importlib.metadata.version('triton')}"}
+    lines["NCCL"] = nccl_version()
+    if not torch.cuda.is_available():
+        return {"GPU": choose_device().reason, **lines}
+    free, total = torch.cuda.mem_get_info()
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    rates = {
+        "copies in memory": lambda: f"{copy_gb_per_s(device='cuda', num_bytes=_copied(free)):,.0f} GB/s, both ways",
+        "products BF16": lambda: _rate(matmul_gflop_per_s(torch.bfloat16, device="cuda", size=_LARGE)),
+        "products FP8": lambda: _rate(fp8_gflop_per_s(device="cuda", size=_LARGE)),
+        "products FP32": lambda: _rate(matmul_gflop_per_s(torch.float32, device="cuda", size=_LARGE)),
+    }
+    return {
+        "GPU": f"{facts.name}, {facts.multi_processor_count} multiprocessors, sm_{facts.major}{facts.minor}",
+        "memory": f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free",
+        "CUDA": f"{torch.version.cuda}, the one that torch was built with",
+        **{name: _measured(measure) for name, measure in rates.items()},
+        "products FP32 in TF32": f"{torch.backends.cuda.matmul.allow_tf32}, as torch is set",
+        **lines,
+    }
+
+
+def _copied(free_bytes: int) -> int:
+    """Bytes to copy for a rate: more than any cache holds, and no more than an eighth of what is free."""
+    return max(1 << 20, min(1 << 30, free_bytes // 8))
+
+
+def _measured(measure: Callable[[], str]) -> str:
+    """A rate, or why there is none."""
+    try:
+        return measure()
+    except (RuntimeError, NotImplementedError) as error:
+        return f"none: {(str(error).splitlines() or [type(error).__name__])[0]}"
+
+
+def _rate(gflop_per_s: float) -> str:
+    return f"{gflop_per_s / 1e3:,.1f} TFLOP/s"
 
 
 def text_kernel_lines() -> dict[str, str]:

@@ -38,11 +38,15 @@ class Precision(StrEnum):
 
 
 class Compile(StrEnum):
-    """torch.compile of the dense network. The first step then takes 10 to 110 s (2 to 5 s from the cache)."""
+    """torch.compile of the dense network. The first step then takes 10 to 110 s (2 to 5 s from the cache).
+
+    `cuda_graphs` compiles, and on a GPU starts all kernels of a full batch's forward or backward pass at once.
+    """
 
     OFF = "off"
     DEFAULT = "default"
     MAX_AUTOTUNE = "max_autotune"
+    CUDA_GRAPHS = "cuda_graphs"
 
 
 class Decay(StrEnum):

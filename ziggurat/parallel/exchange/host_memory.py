@@ -46,6 +46,7 @@ from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError, TopologyError
 from ziggurat.ops.cpp_build import CppSource
+from ziggurat.parallel.process_groups import time_limit_s
 
 _T = TypeVar("_T")
 _SOURCE = CppSource(
@@ -300,7 +301,7 @@ def open_host_memory(group: dist.ProcessGroup, *, timeout_s: float | None = None
         return None, reason or f"member {first} of the group cannot share memory"
     assert controls is not None
     assert made is not None
-    limit = _limit_s(group) if timeout_s is None else timeout_s
+    limit = time_limit_s(group) if timeout_s is None else timeout_s
     return HostMemory(made[0], controls=controls, position=position, timeout_s=limit), ""
 
 
@@ -355,11 +356,6 @@ def _gathered(numbers: list[int], group: dist.ProcessGroup) -> list[list[int]]:
     found = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(found, mine, group=group)
     return [each.tolist() for each in found]
-
-
-def _limit_s(group: dist.ProcessGroup) -> float:
-    """The time limit of a process group."""
-    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
 def _new_file(name: str, *, num_bytes: int) -> int:

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import WireFormat
-from ziggurat.parallel.topology import Topology, communication_device
+from ziggurat.parallel.process_groups import communication_device
+from ziggurat.parallel.topology import Topology
 
 
 class MeterClock(StrEnum):

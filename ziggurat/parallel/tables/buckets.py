@@ -72,7 +72,11 @@ def check_bounds(rows_N: Tensor, *, table_rows: int, feature: str, lengths: Tens
 
 
 def sort_into_buckets(
-    rows_N: Int[Tensor, "N"], lengths_B: Int[Tensor, "B"] | None, *, shards: tuple[Shard, ...]
+    rows_N: Int[Tensor, "N"],
+    lengths_B: Int[Tensor, "B"] | None,
+    *,
+    shards: tuple[Shard, ...],
+    host_rows_N: Int[Tensor, "N"] | None = None,
 ) -> dict[int, Bucket]:
     """One bucket for each rank that holds a part of the table.
 
@@ -80,16 +84,31 @@ def sort_into_buckets(
         rows_N: rows of the whole table, sample after sample, all inside it (`check_bounds`).
         lengths_B: rows of each sample; None: one each.
         shards: of a table that is cut by rows.
+        host_rows_N: the same rows in host memory, where `rows_N` are not: nobody then waits for a device.
     """
     num_samples = len(rows_N) if lengths_B is None else len(lengths_B)
     samples = torch.arange(num_samples, device=rows_N.device)
     if lengths_B is not None:
-        samples = torch.repeat_interleave(samples, lengths_B)
+        samples = torch.repeat_interleave(samples, lengths_B, output_size=len(rows_N))
     owners_N = owners(rows_N, shards=shards)
     sorted_N, order = torch.sort(owners_N, stable=True)
     local_N = local_rows(rows_N[order], sorted_N, shards=shards)
-    counts = torch.bincount(owners_N, minlength=len(shards)).tolist()
-    lengths_KB = torch.bincount(owners_N * num_samples + samples, minlength=len(shards) * num_samples)
+    lengths_KB = counted(owners_N * num_samples + samples, size=len(shards) * num_samples)
     lengths = lengths_KB.view(len(shards), num_samples)
-    pieces = local_N.split(counts)
+    pieces = local_N.split(rows_by_owner(rows_N, shards=shards, host_rows_N=host_rows_N))
     return {shard.rank: Bucket(lengths[index], pieces[index]) for index, shard in enumerate(shards)}
+
+
+def rows_by_owner(
+    rows_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...], host_rows_N: Int[Tensor, "N"] | None = None
+) -> list[int]:
+    """How many of some rows each shard holds; of those in host memory, where there are any."""
+    rows_N = rows_N if host_rows_N is None else host_rows_N
+    return torch.bincount(owners(rows_N, shards=shards), minlength=len(shards)).tolist()
+
+
+def counted(numbers_N: Int[Tensor, "N"], *, size: int) -> Int[Tensor, "size"]:
+    """How often each number below `size` occurs; `torch.bincount`, which on a GPU waits for the largest number."""
+    if numbers_N.device.type == "cpu":
+        return torch.bincount(numbers_N, minlength=size)
+    return numbers_N.new_zeros(size).scatter_add_(0, numbers_N, torch.ones_like(numbers_N))

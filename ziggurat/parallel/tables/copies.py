@@ -25,7 +25,8 @@ from torch import Tensor
 from ziggurat.ops.lookup import SummedGradient
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.topology import RankGroup
+from ziggurat.parallel.tables.buckets import counted
+from ziggurat.parallel.topology import RankGroup, sizes_device
 
 _INTEGERS = {4: torch.int32, 8: torch.int64}
 
@@ -45,9 +46,10 @@ def sum_over_ranks(gradients: Sequence[SummedGradient], *, group: RankGroup, tra
         return list(gradients)
     size, dims = group.size, [gradient.sums.shape[1] for gradient in gradients]
     outgoing: list[list[SummedGradient]] = [[] for _ in range(size)]
-    for gradient in gradients:
-        owner, order = torch.sort(gradient.rows % size, stable=True)
-        counts = torch.bincount(owner, minlength=size).tolist()
+    owners = [gradient.rows % size for gradient in gradients]
+    all_counts = torch.stack([counted(owner, size=size) for owner in owners]).tolist()  # one wait for a device
+    for gradient, owner, counts in zip(gradients, owners, all_counts, strict=True):
+        order = torch.sort(owner, stable=True).indices
         rows, sums = gradient.rows[order].split(counts), gradient.sums[order].split(counts)
         for member in range(size):
             outgoing[member].append(SummedGradient(rows=rows[member], sums=sums[member]))
@@ -82,7 +84,7 @@ def _exchange(
     """Gradients for each member, there; gradients from each member, back. Row numbers travel as bits of the values."""
     first = outgoing[0][0].sums
     integers = _INTEGERS[first.element_size()]
-    told = torch.tensor([[len(each.rows) for each in mine] for mine in outgoing], device=first.device)
+    told = torch.tensor([[len(each.rows) for each in mine] for mine in outgoing], device=sizes_device(group))
     num = len(dims)
     sizes = all_to_all(
         told.view(-1),

@@ -1,6 +1,6 @@
 """IdExchange: every row id travels to the rank that holds its row. Step (a) of the tower transform.
 
-    sizes    each rank tells each other rank the samples B of its batch and the list rows N that it will send there
+    sizes    each rank tells each other rank the samples B of its batch, and the rows of each list feature it will send
     ids      to each rank  [ one row a sample, feature-major | list lengths, feature-major | list rows ]
 
 Ids are local to the part of the table that the receiver holds, and 32 bits wide wherever that is enough (half of what
@@ -13,11 +13,15 @@ same form, behind the first, to these ranks alone.
 
 Every row is checked against its table before it is sent: a row beyond 32 bits would come out as another row.
 
+Of a batch on a GPU nothing here is asked for that the host would have to wait for: sizes are counted, and rows checked,
+in the copy that the batch came from (`Batch.on_host`), and sizes travel from host to host, beside what GPUs exchange.
+
 Batches may differ in size from rank to rank and from step to step, and be empty.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +34,7 @@ from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.buckets import Bucket, check_bounds, sort_into_buckets
 from ziggurat.parallel.tables.shards import FieldShare, Lookup, RankShare, Shard, TableGroup
-from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.topology import Axis, Lane, Topology, sizes_device
 
 
 @dataclass
@@ -41,14 +45,14 @@ class PendingIds:
         messages: to each rank; empty once they are sent.
         told: the sizes.
         sizes: samples of each rank, by rank; once the ids are sent.
-        num_values: list rows that come from each rank, for what is exchanged and for copies; once the ids are sent.
+        num_rows: rows of each list that come from each rank, for what is exchanged and for copies; once ids are sent.
         pending: the ids; None as long as only the sizes are sent.
     """
 
     messages: list[Tensor]
     told: Pending
     sizes: list[int] = field(default_factory=list)
-    num_values: tuple[list[int], ...] = ()
+    num_rows: tuple[list[list[int]], ...] = ()
     pending: Pending | None = None
 
 
@@ -90,6 +94,7 @@ class IdExchange:
         self._num_rows = torch.tensor([inputs.table(spec.table).num_rows for spec in inputs.single], dtype=torch.int64)
         self._mine = shares[topology.rank]
         self._topology = topology
+        self._lane = topology.lane(Axis.WORLD, Lane.IDS)
         self._traffic = traffic
         self._single_index = {spec.name: index for index, spec in enumerate(inputs.single)}
         self._jagged_index = {spec.name: index for index, spec in enumerate(inputs.jagged)}
@@ -115,21 +120,23 @@ class IdExchange:
             BoundsError: a row outside its table.
         """
         batch = batch.expanded()
-        self._check(batch)
-        lists = _Lists(batch, self._single_index, self._jagged_index, self._shards)
-        size = batch.batch_size
+        host = _rows_on_host(batch)
+        self._check(host)
+        lists = _Lists(batch, host, self._single_index, self._jagged_index, self._shards)
         messages, told = [], []
         for rank, letters in enumerate(self._letters):
-            pieces = [self._letter(batch, part, lists, rank) for part in letters]
-            fixed = [size * _num_fixed(part.lookup) for part in letters]
-            told.append([size, *(piece.numel() - number for piece, number in zip(pieces, fixed, strict=True))])
+            pieces, counts = [], [batch.batch_size]
+            for part in letters:
+                found = [lists.of(each, rank) for each in part.lookup.lists]
+                counts += [each.rows.numel() for each in found]
+                pieces.append(self._letter(batch, part, found))
+            told.append(counts)
             messages.append(torch.cat(pieces))
-        world, world_size = self._topology.world, self._topology.world_size
         pending = all_to_all(
-            torch.tensor(told, device=batch.single.device).view(-1),
-            sent=[3] * world_size,
-            received=[3] * world_size,
-            group=world,
+            torch.tensor([number for counts in told for number in counts], device=sizes_device(self._lane)),
+            sent=[len(counts) for counts in told],
+            received=[1 + exchanged + own for exchanged, own in self._num_lists()],
+            group=self._lane,
             traffic=self._traffic,
             purpose="sizes",
         )
@@ -139,13 +146,17 @@ class IdExchange:
         """Send the ids, unless they are sent already; collective."""
         if ids.pending is not None:
             return
-        ids.sizes, *num_values = ids.told.wait().view(-1, 3).t().tolist()
-        ids.num_values = tuple(num_values)
+        told, exchanged, own = iter(ids.told.wait().tolist()), [], []
+        for num_exchanged, num_own in self._num_lists():
+            ids.sizes.append(next(told))
+            exchanged.append([next(told) for _ in range(num_exchanged)])
+            own.append([next(told) for _ in range(num_own)])
+        ids.num_rows = (exchanged, own)
         ids.pending = all_to_all(
             torch.cat(ids.messages),
             sent=[message.numel() for message in ids.messages],
             received=[sum(lengths) for lengths in self._lengths(ids)],
-            group=self._topology.world,
+            group=self._lane,
             traffic=self._traffic,
             purpose="ids",
         )
@@ -166,7 +177,10 @@ class IdExchange:
         for index, lookup in enumerate((self._mine.exchanged, self._mine.own)):
             ranks = self._topology.peers.ranks if index else self._topology.peer_order
             batches += _read(
-                lookup, [letters[rank][index] for rank in ranks], sizes=[ids.sizes[rank] for rank in ranks]
+                lookup,
+                [letters[rank][index] for rank in ranks],
+                sizes=[ids.sizes[rank] for rank in ranks],
+                num_rows=[ids.num_rows[index][rank] for rank in ranks],
             )
         return LocalIds(ids.sizes, tuple(batches))
 
@@ -179,7 +193,7 @@ class IdExchange:
         inputs, size = self._inputs, batch.batch_size
         if inputs.single and size:
             low_S, high_S = torch.aminmax(batch.single, dim=1)
-            outside_S = (low_S < 0) | (high_S >= self._num_rows.to(high_S.device))
+            outside_S = (low_S < 0) | (high_S >= self._num_rows)
             for index in outside_S.nonzero().flatten().tolist():
                 self._check_feature(batch.single[index], inputs.single[index])
         starts = _list_starts(batch, len(inputs.jagged))
@@ -191,34 +205,44 @@ class IdExchange:
         table_rows = self._inputs.table(spec.table).num_rows
         check_bounds(rows, table_rows=table_rows, feature=spec.name, lengths=lengths, table=spec.table)
 
+    def _num_lists(self) -> list[tuple[int, int]]:
+        """Lists in the two letters of each rank to this one."""
+        exchanged, own = (len(lookup.lists) for lookup in (self._mine.exchanged, self._mine.own))
+        peers = self._topology.peers.ranks
+        return [(exchanged, own if rank in peers else 0) for rank in range(self._topology.world_size)]
+
     def _lengths(self, ids: PendingIds) -> list[tuple[int, int]]:
         """Numbers in the two letters of each rank to this one."""
-        exchanged, own = ids.num_values
         return [
-            (size * fixed[0] + values, size * fixed[1] + own_values)
-            for size, fixed, values, own_values in zip(ids.sizes, self._fixed, exchanged, own, strict=True)
+            (size * fixed[0] + sum(exchanged), size * fixed[1] + sum(own))
+            for size, fixed, exchanged, own in zip(ids.sizes, self._fixed, *ids.num_rows, strict=True)
         ]
 
     def _part(self, lookup: Lookup) -> _Part:
         indices = [self._single_index[share.field.name] for share in lookup.single]
         return _Part(lookup, torch.tensor(indices, dtype=torch.int64))
 
-    def _letter(self, batch: Batch, part: _Part, lists: _Lists, rank: int) -> Tensor:
+    def _letter(self, batch: Batch, part: _Part, lists: list[Bucket]) -> Tensor:
         """Everything of this batch that one rank needs to know for one lookup."""
-        pieces = [batch.single[part.single].view(-1)] if part.lookup.single else []
-        found = [lists.of(each, rank) for each in part.lookup.lists]
-        pieces += [each.lengths for each in found] + [each.rows for each in found]
+        pieces = [batch.single[part.on(batch.single.device)].view(-1)] if part.lookup.single else []
+        pieces += [each.lengths for each in lists] + [each.rows for each in lists]
         if not pieces:
             return batch.single.new_empty(0, dtype=self._dtype)
         return torch.cat([piece.to(self._dtype) for piece in pieces])
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Part:
     """One lookup of another rank, and the positions of its single features in `Batch.single`."""
 
     lookup: Lookup
     single: Tensor
+
+    def on(self, device: torch.device) -> Tensor:
+        """The positions on a device, where they stay."""
+        if self.single.device != device:
+            self.single = self.single.to(device)
+        return self.single
 
 
 class _Lists:
@@ -227,31 +251,33 @@ class _Lists:
     def __init__(
         self,
         batch: Batch,
+        host: Batch,
         single_index: dict[str, int],
         jagged_index: dict[str, int],
         shards: dict[str, tuple[Shard, ...]],
     ) -> None:
-        self._batch, self._single_index, self._jagged_index = batch, single_index, jagged_index
+        self._batch, self._host, self._single_index, self._jagged_index = batch, host, single_index, jagged_index
         self._shards = shards
-        self._starts = _list_starts(batch, len(jagged_index))
+        self._starts = _list_starts(host, len(jagged_index))
         self._buckets: dict[str, dict[int, Bucket]] = {}
 
     def of(self, share: FieldShare, rank: int) -> Bucket:
         """Lengths and rows of a feature that a rank looks up as a list."""
         if not share.shard.placement.cuts_rows:
-            lengths, rows = self._whole(share)
+            lengths, rows = self._whole(share, self._batch)
             assert lengths is not None
             return Bucket(lengths, rows)
         name = share.field.name
         if name not in self._buckets:
-            lengths, rows = self._whole(share)
+            lengths, rows = self._whole(share, self._batch)
             shards = self._shards[share.shard.table]
-            self._buckets[name] = sort_into_buckets(rows, lengths, shards=shards)
+            on_host = self._whole(share, self._host)[1]
+            self._buckets[name] = sort_into_buckets(rows, lengths, shards=shards, host_rows_N=on_host)
         return self._buckets[name][rank]
 
-    def _whole(self, share: FieldShare) -> tuple[Tensor | None, Tensor]:
+    def _whole(self, share: FieldShare, batch: Batch) -> tuple[Tensor | None, Tensor]:
         """Lengths (None: one a sample) and rows of a feature."""
-        batch, size = self._batch, self._batch.batch_size
+        size = batch.batch_size
         if isinstance(share.field, SingleSpec):
             return None, batch.single[self._single_index[share.field.name]]
         index = self._jagged_index[share.field.name]
@@ -264,7 +290,7 @@ def _num_fixed(lookup: Lookup) -> int:
     return len(lookup.single) + len(lookup.lists)
 
 
-def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int]) -> list[Batch]:
+def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int], num_rows: list[list[int]]) -> list[Batch]:
     """One batch a table group, from the letters of some ranks, in their order."""
     num_single, num_lists = len(lookup.single), len(lookup.lists)
     single, list_lengths, values = [], [], []
@@ -273,15 +299,26 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int]) -> list[Ba
         list_lengths.append(letter[size * num_single : size * (num_single + num_lists)].view(num_lists, size))
         values.append(letter[size * (num_single + num_lists) :])
     rows_SB = torch.cat(single, dim=1).to(torch.int64)
-    jagged = join_lists(list_lengths, [each.to(torch.int64) for each in values]) if num_lists else None
+    jagged = None
+    if num_lists:
+        jagged = join_lists(list_lengths, [each.to(torch.int64) for each in values], num_rows=num_rows)
     size = rows_SB.shape[1]
+    begins = [0, *itertools.accumulate(map(sum, zip(*num_rows, strict=True)))]
     batches, next_single, next_list = [], 0, 0
     for group in lookup.groups:
         rows = rows_SB[next_single : next_single + len(group.single)]
-        batches.append(batch_of_rows(rows, _part(jagged, size, next_list, group), size=size))
+        batches.append(batch_of_rows(rows, _part(jagged, size, next_list, group, begins=begins), size=size))
         next_single += len(group.single)
         next_list += len(group.lists)
     return batches
+
+
+def _rows_on_host(batch: Batch) -> Batch:
+    """The rows of a batch in host memory; copied there, which waits for the device, where nobody kept them."""
+    if batch.on_host is not None:
+        return batch.on_host
+    lists = JaggedRows(batch.jagged.values.cpu(), batch.jagged.offsets.cpu())
+    return batch_of_rows(batch.single.cpu(), lists, size=batch.batch_size)
 
 
 def _list_starts(batch: Batch, num_jagged: int) -> list[int]:
@@ -289,14 +326,14 @@ def _list_starts(batch: Batch, num_jagged: int) -> list[int]:
     return batch.jagged.offsets[:: batch.batch_size].tolist() if batch.batch_size else [0] * (num_jagged + 1)
 
 
-def _part(jagged: JaggedRows | None, size: int, first: int, group: TableGroup) -> JaggedRows:
-    """The lists of one table group."""
+def _part(jagged: JaggedRows | None, size: int, first: int, group: TableGroup, *, begins: list[int]) -> JaggedRows:
+    """The lists of one table group; `begins` says where the rows of each list are, and where the last ones end."""
     if jagged is None or not group.lists:
         return JaggedRows.empty()
     offsets = jagged.offsets[first * size : (first + len(group.lists)) * size + 1]
     if first == 0 and len(offsets) == len(jagged.offsets):
         return jagged
-    return JaggedRows(jagged.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+    return JaggedRows(jagged.values[begins[first] : begins[first + len(group.lists)]], offsets - offsets[0])
 
 
 def batch_of_rows(rows_SB: Tensor, jagged: JaggedRows, *, size: int) -> Batch:

@@ -31,10 +31,10 @@ from ziggurat.features.batch import Batch
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import Wire, WireConfig
-from ziggurat.parallel.tables.buckets import check_bounds, local_rows, owners
+from ziggurat.parallel.tables.buckets import check_bounds, local_rows, owners, rows_by_owner
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
-from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.topology import Axis, Lane, Topology, sizes_device
 from ziggurat.plan import Placement
 
 
@@ -72,6 +72,7 @@ class SequenceExchange:
 
     def __init__(self, tables: ShardedTables, *, topology: Topology, wire: WireConfig, traffic: Traffic) -> None:
         self._tables, self._topology, self._wire, self._traffic = tables, topology, wire, traffic
+        self._lane = topology.lane(Axis.WORLD, Lane.IDS)
         self._anchor = torch.zeros((), requires_grad=True)
         largest = max((table.num_rows for table in tables.inputs.tables), default=0)
         self._row_dtype = torch.int32 if largest + 1 < 1 << 31 else torch.int64
@@ -88,10 +89,11 @@ class SequenceExchange:
         index = [spec.name for spec in inputs.jagged].index(name)
         table = inputs.jagged[index].table
         lists, inverse_B = batch.lists(index)
-        lengths = lists.offsets.diff()
         shards = self._tables.shards[table]
-        check_bounds(lists.values, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
-        return self._vectors(lists.values, shards, dtype=dtype), lists.offsets, inverse_B
+        on_host = lists if batch.on_host is None else batch.on_host.lists(index)[0]
+        lengths, rows_N = on_host.offsets.diff(), on_host.values
+        check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
+        return self._vectors(lists.values, shards, dtype=dtype, host_rows_N=rows_N), lists.offsets, inverse_B
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
@@ -105,12 +107,19 @@ class SequenceExchange:
         check_bounds(rows_N, table_rows=shards[0].table_rows, feature="(rows by hand)", lengths=None, table=table)
         return self._vectors(rows_N, shards, dtype=dtype)
 
-    def _vectors(self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...], *, dtype: torch.dtype) -> Tensor:
+    def _vectors(
+        self,
+        rows_N: Int64[Tensor, "N"],
+        shards: tuple[Shard, ...],
+        *,
+        dtype: torch.dtype,
+        host_rows_N: Int64[Tensor, "N"] | None = None,
+    ) -> Tensor:
         """(N, D) vectors of rows of one table."""
         kind = shards[0].placement
         if kind is Placement.DATA_PARALLEL and self._topology.num_groups == 1:
             return self._tables.vectors(shards[0].table, rows_N, dtype=dtype)
-        wanted, order, asked = self.wanted(rows_N, shards)
+        wanted, order, asked = self.wanted(rows_N, shards, host_rows_N=host_rows_N)
         route = self._send_rows(wanted, device=rows_N.device)
         mine = next((shard for shard in shards if shard.rank == self._topology.rank), None)
         if mine is None:
@@ -126,13 +135,19 @@ class SequenceExchange:
         return vectors if order is None else vectors[torch.argsort(order)]
 
     def wanted(
-        self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...]
+        self, rows_N: Int64[Tensor, "N"], shards: tuple[Shard, ...], *, host_rows_N: Int64[Tensor, "N"] | None = None
     ) -> tuple[dict[int, Tensor], Tensor | None, tuple[Shard, ...]]:
-        """What to ask each rank for: rows of its part; the order in which they are asked for; and whom."""
+        """What to ask each rank for: rows of its part; the order in which they are asked for; and whom.
+
+        Args:
+            rows_N: of one table.
+            shards: its parts.
+            host_rows_N: the same rows in host memory, where `rows_N` are not.
+        """
         kind = shards[0].placement
         if kind.cuts_rows:
             owner, order = torch.sort(owners(rows_N, shards=shards), stable=True)
-            counts = torch.bincount(owner, minlength=len(shards)).tolist()
+            counts = rows_by_owner(rows_N, shards=shards, host_rows_N=host_rows_N)
             pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
             return {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}, order, shards
         asked = shards
@@ -152,10 +167,10 @@ class SequenceExchange:
         pieces = [wanted.get(rank, nothing).to(self._row_dtype) for rank in range(world_size)]
         sent = [piece.numel() for piece in pieces]
         told = all_to_all(
-            torch.tensor(sent, device=device),
+            torch.tensor(sent, device=sizes_device(self._lane)),
             sent=[1] * world_size,
             received=[1] * world_size,
-            group=self._topology.world,
+            group=self._lane,
             traffic=self._traffic,
             purpose="sequence sizes",
         )
@@ -169,7 +184,7 @@ class SequenceExchange:
                 pending.message,
                 sent=pending.sent,
                 received=pending.received,
-                group=self._topology.world,
+                group=self._lane,
                 traffic=self._traffic,
                 purpose="sequence ids",
             )

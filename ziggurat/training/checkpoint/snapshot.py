@@ -2,7 +2,8 @@
 
 An asynchronous save returns as soon as the values are copied; the copy is what a background thread writes. (Torch's
 own asynchronous save of host tensors once wrote *later* values: pytorch issue 144657.) Only the chunks that this rank
-writes are copied, into host memory, and each is given back once it is written: at most one copy beyond the model.
+writes are copied, into host memory (from a GPU through two locked blocks, `pinned.py`), and each is given back once it
+is written: at most one copy beyond the model.
 
 State is JSON in the strict sense: what is loaded equals what was saved. Tuples (they would come back as lists), keys
 that are not text and objects are refused by name; NaN and infinity are allowed, in Python's notation.
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from ziggurat.config import JSON
 from ziggurat.errors import CheckpointError
 from ziggurat.training.checkpoint.files import DTYPE_CODES
+from ziggurat.training.checkpoint.pinned import to_host
 
 _RESERVED_NAMES = ("", "__metadata__")
 
@@ -42,7 +44,7 @@ class SnapshotPlanner(DefaultSavePlanner):
             for item in plan.items:
                 name = item.index.fqn
                 source = super().lookup_object(item.index).detach()
-                self._copies[item.index] = torch.empty(source.shape, dtype=source.dtype).copy_(source)
+                self._copies[item.index] = to_host(source)
         except (MemoryError, RuntimeError) as error:
             raise CheckpointError(
                 expected="host memory for a copy of what is saved",

@@ -26,6 +26,7 @@ from ziggurat.ops.fields import fields_kernel
 from ziggurat.ops.machine_memory import host_memory
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.report.ranks import kernel_report, rank_sections
+from ziggurat.training.step.compiled import why_no_graphs
 from ziggurat.training.step.precision_choice import cpu_name
 from ziggurat.training.step.train_step import TrainStep
 
@@ -198,9 +199,11 @@ def _batch_line(step: TrainStep) -> str:
 
 def _compile_line(step: TrainStep) -> str:
     mode = step.config.compile
-    if mode is Compile.OFF or step.model.towers is None:
-        return mode.value
-    return f"{mode.value} (the interaction; tower modules run eagerly)"
+    words = [] if mode is Compile.OFF or step.model.towers is None else ["the interaction; tower modules run eagerly"]
+    if mode is Compile.CUDA_GRAPHS:
+        reason = why_no_graphs(mode, device=step.device)
+        words.append(f"without CUDA graphs: {reason}" if reason else "full batches as CUDA graphs, others eagerly")
+    return f"{mode.value} ({'; '.join(words)})" if words else mode.value
 
 
 def flat_lines(value: Any, *, prefix: str = "") -> list[tuple[str, str]]:

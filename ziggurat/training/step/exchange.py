@@ -16,8 +16,8 @@ from ziggurat.parallel.exchange.collectives import start_sum
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.prioritised.choice import ExchangeChoice
 from ziggurat.parallel.prioritised.exchange import CellCounts, PrioritisedExchange
+from ziggurat.parallel.process_groups import communication_device
 from ziggurat.parallel.tables.embeddings import ShardedEmbeddings
-from ziggurat.parallel.topology import communication_device
 
 
 class StepExchange:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from typing import Any
 
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ziggurat.cache import cache_folder
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.embeddings.storage.cached import CacheCounts
 from ziggurat.errors import ConfigError
@@ -40,6 +38,7 @@ from ziggurat.parallel.pipeline import Pipeline
 from ziggurat.parallel.tables.optimizer import ShardedTableOptimizer
 from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.training.config import Compile, DenseOptimizer, Precision, TrainingConfig
+from ziggurat.training.step.compiled import compiled_dense
 from ziggurat.training.step.exchange import StepExchange
 from ziggurat.training.step.late import LateStep
 from ziggurat.training.step.own_loss import LossFunction
@@ -108,10 +107,10 @@ class TrainStep:
         if config.compile is not Compile.OFF:
             model.reads_slices = False
         if parallel is None:
-            self._forward_dense = compiled_dense(model.forward_dense, config.compile)
+            self._forward_dense = compiled_dense(model.forward_dense, config.compile, device=self.device)
         elif config.compile is not Compile.OFF:
             eager = type(model).forward_dense.__get__(model)
-            compiled = compiled_dense(eager, config.compile)
+            compiled = compiled_dense(eager, config.compile, device=self.device)
             compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
         self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, config, device=self.device)
@@ -319,15 +318,6 @@ class _FullBatches:
         for sequence in embedded.sequences.values():
             torch._dynamo.maybe_mark_dynamic(sequence.values, 0)
         return self._compiled(embedded)
-
-
-def compiled_dense(forward_dense: DenseForward, mode: Compile) -> DenseForward:
-    """The dense network of a model, compiled as asked; artifacts are cached for the next process."""
-    if mode is Compile.OFF:
-        return forward_dense
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
-    inductor_mode = "max-autotune-no-cudagraphs" if mode is Compile.MAX_AUTOTUNE else None
-    return torch.compile(forward_dense, fullgraph=True, dynamic=False, mode=inductor_mode)
 
 
 def _check_compile(config: TrainingConfig, parallel: Parallel | None) -> None:

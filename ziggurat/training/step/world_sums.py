@@ -30,7 +30,8 @@ from torch.distributed.tensor import DTensor
 
 from ziggurat.parallel.exchange.collectives import Pending, start_sum
 from ziggurat.parallel.parallelize import Parallel
-from ziggurat.parallel.topology import communication_device
+from ziggurat.parallel.process_groups import communication_device
+from ziggurat.parallel.topology import Axis, Lane
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class WorldSums:
 
     def __init__(self, parallel: Parallel | None, named: Mapping[str, nn.Parameter]) -> None:
         self._parallel = parallel
-        self._world = None if parallel is None else parallel.topology.world
+        self._world = None if parallel is None else parallel.topology.lane(Axis.WORLD, Lane.DENSE)
         self._counted = [value for name, value in named.items() if self._counts(name, value)]
 
     def start_weight(self, weight_L: Float[Tensor, "L"]) -> Pending:
@@ -106,7 +107,7 @@ class WorldSums:
     def _start(self, numbers: Tensor, *, purpose: str) -> Pending:
         """Start to add up a few numbers over all ranks, in place."""
         assert self._parallel is not None
-        world = self._parallel.topology.world
+        world = self._parallel.topology.lane(Axis.WORLD, Lane.DENSE)
         if world.process_group is None:
             return Pending(lambda: numbers, where=purpose)
         self._parallel.traffic.count_reduction(purpose, num_bytes=numbers.numel() * numbers.element_size())

@@ -1,0 +1,65 @@
+"""One GPU: lookups against the rate of its memory, a training step against plain and tuned torch, and what is true.
+
+    lookup, update          bytes a second against a measured copy; single ids of 26 tables, as many as fit
+    small_table             a table of 3 rows against uniform ids of the same lookups
+    dlrm_step_*             DLRM, 26 tables: our TrainStep against torch as most write it, and as an expert tunes it
+    fm_norm                 Wukong's fused kernel against torch's operations
+    launches                kernels and graphs that a step of ours starts
+    loss_curve              the same batches on the CPU and on the GPU
+    resume                  saved in the middle, loaded, trained on: the same bits
+
+Contestants take turns, round by round, in this process (a GPU drifts with its clock, too); a ratio is the median of
+the rounds' ratios. Where there is no GPU every case is skipped, with the reason; `--quick` then runs tiny cases on the
+CPU, to show that this code works, and says so in every name: nothing of it is to be quoted.
+
+Needs torch and numpy alone: no polars, no FBGEMM.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.gpu import lookups, products, steps, truth
+from benchmarks.gpu.contest import Machine, machine_of
+from benchmarks.harness import say
+from benchmarks.report import Report
+
+_PARTS = (lookups.cases, steps.cases, products.cases, truth.cases)
+
+
+def run(*, quick: bool = False) -> Report:
+    """Measure every case, or say why not."""
+    report = Report(
+        benchmark="gpu",
+        claim="One GPU: lookups against its memory, a step against plain and tuned torch, the same losses and bits.",
+        command="ziggurat bench gpu",
+    )
+    machine = machine_of(quick=quick)
+    if isinstance(machine, str):
+        report.skipped.append(f"every case: {machine}")
+        return report
+    report.extra["gpu"] = _facts(machine)
+    if machine.device.type == "cpu":
+        report.notes.append("there is no GPU: tiny cases on the CPU show that this code works; no figure is a claim")
+    for part in _PARTS:
+        for name, measure in part():
+            say(f"  {name}")
+            try:
+                found = measure(machine)
+            except torch.OutOfMemoryError as error:
+                report.skipped.append(f"{name}: {str(error).splitlines()[0]}")
+            else:
+                if isinstance(found, str):
+                    report.skipped.append(f"{name}: {found}")
+                else:
+                    report.cases += found
+            if machine.device.type == "cuda":
+                torch.cuda.empty_cache()
+    return report
+
+
+def _facts(machine: Machine) -> dict[str, object]:
+    if machine.device.type == "cpu":
+        return {"name": "none"}
+    facts = torch.cuda.get_device_properties(machine.device)
+    return {"name": facts.name, "memory_bytes": facts.total_memory, "cuda": torch.version.cuda}

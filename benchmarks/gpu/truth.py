@@ -1,0 +1,106 @@
+"""What a step computes on a GPU: the losses of the CPU, and the same bits after a stop as without one."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.contest import Machine, Measure, case
+from benchmarks.ours import build, to_batch, training_config
+from benchmarks.report import Case
+from benchmarks.workload import Workload, make_batches
+from ziggurat.features.batch import Batch
+from ziggurat.ops.lookup import KernelChoice
+from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
+from ziggurat.training.state import prepare_to_load, restore_state, snapshot_tensors
+from ziggurat.training.step.train_step import TrainStep
+
+_SMALL = {"dim": 16, "num_rows": 1000, "batch_size": 256}
+
+
+def cases() -> Iterator[tuple[str, Measure]]:
+    """Names and what measures them."""
+    yield "loss_curve", loss_curve
+    yield "resume", resume
+
+
+def _batches(machine: Machine) -> tuple[Workload, list[Batch]]:
+    workload = Workload(**_SMALL, num_batches=8 if machine.quick else 64, learning_rate=1e-3)
+    return workload, [to_batch(raw, workload, labels=raw.label_sets[0]) for raw in make_batches(workload)]
+
+
+def _step(workload: Workload, device: torch.device) -> TrainStep:
+    model = build(workload, kernel=KernelChoice.TORCH if device.type == "cpu" else KernelChoice.AUTO).to(device)
+    return TrainStep(model, training_config(workload, {"precision": "fp32", "compile": "off"}))
+
+
+def loss_curve(machine: Machine) -> list[Case]:
+    """The largest difference of a loss, against how far two CPU runs are apart whose samples stand in another order.
+
+    Sums in another order are all that a GPU may change; so the noise is that of the CPU's own sums.
+    """
+    workload, batches = _batches(machine)
+    cpu = torch.device("cpu")
+    turned = [each.take(torch.arange(each.batch_size - 1, -1, -1)) for each in batches]
+    curves = [
+        [float(step(batch.to(device)).loss) for batch in given]
+        for step, device, given in (
+            (_step(workload, cpu), cpu, batches),
+            (_step(workload, cpu), cpu, turned),
+            (_step(workload, machine.device), machine.device, batches),
+        )
+    ]
+    noise = max(abs(one - other) for one, other in zip(curves[0], curves[1], strict=True))
+    apart = max(abs(one - other) for one, other in zip(curves[0], curves[2], strict=True))
+    allowed = 10 * max(noise, 1e-6)  # rounding grows from step to step; TF32 or a wrong update are 100 times as far
+    share = allowed / max(apart, 1e-12)
+    return [
+        case(
+            machine,
+            "loss_curve",
+            [share],
+            ours=apart,
+            peer=allowed,
+            peer_name="10 times the noise of sums in another order",
+            goal=1.0,
+            unit="largest difference of a loss",
+        )
+    ]
+
+
+def resume(machine: Machine) -> list[Case]:
+    """Weights after all steps, and after a stop, a checkpoint and a new start in the middle: every bit."""
+    workload, batches = _batches(machine)
+    middle = len(batches) // 2
+    whole, first = _step(workload, machine.device), _step(workload, machine.device)
+    for batch in batches:
+        whole(batch.to(machine.device))
+    for batch in batches[:middle]:
+        first(batch.to(machine.device))
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(Path(folder), config=CheckpointConfig(mode=SaveMode.SYNC))
+        store.save(middle, tensors=snapshot_tensors(first), state={})
+        second = _step(workload, machine.device)
+        prepare_to_load(second)
+        into = snapshot_tensors(second)
+        store.load(into=into)
+        restore_state(second, into)
+    for batch in batches[middle:]:
+        second(batch.to(machine.device))
+    ends = [step.model.state_dict() for step in (whole, second)]
+    same = sum(bool(torch.equal(ends[0][name], ends[1][name])) for name in ends[0])
+    return [
+        case(
+            machine,
+            "resume",
+            [same / len(ends[0])],
+            ours=same,
+            peer=len(ends[0]),
+            peer_name="all tensors",
+            goal=1.0,
+            unit="tensors with the same bits",
+        )
+    ]

@@ -1,0 +1,116 @@
+"""No order of collectives can stop a job on GPUs: recorded on every rank, for every plan."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ziggurat.config import from_json, to_json
+from ziggurat.parallel.dense import DenseParallelism
+from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
+from ziggurat.parallel.parallelize import ParallelConfig, parallelize
+from ziggurat.parallel.prioritised.choice import Exchange
+from ziggurat.parallel.topology import Topology
+from ziggurat.plan import Placement, Plan
+from ziggurat.testing.batches import random_batch
+from ziggurat.testing.collectives import Collective, check_order, on_gpus, recorded_collectives
+from ziggurat.testing.pretend_cuda import pretend_cuda
+from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.config import Precision, TrainingConfig
+from ziggurat.training.step.train_step import TrainStep
+
+from .test_parity import TOWERS, build, inputs, placed
+
+
+def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Collective]:
+    """Two steps of a small model on tensors that pretend to be on GPUs, batches of another size on every rank."""
+    sharded = case.get("dense", "ddp") != "ddp"  # FSDP asks the driver for streams
+    with contextlib.ExitStack() as around:
+        device = torch.device("cpu") if sharded else around.enter_context(pretend_cuda())
+        found = around.enter_context(recorded_collectives())
+        around.enter_context(on_gpus())
+        topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=2)
+        towers = plan.towers if case.get("modules") else None
+        model = build(towers=towers, optimizer="rowwise_adagrad").to(device)
+        config = ParallelConfig(
+            dense=DenseParallelism(case.get("dense", "ddp")),
+            exchange=Exchange(case.get("exchange", "plain")),
+            num_parts=case.get("num_parts", 1),
+            wire=WireConfig(between_towers=WireFormat(case.get("wire", "fp32"))),
+        )
+        parallel = parallelize(model, plan, topology, config=config)
+        training = TrainingConfig(precision=Precision.FP32, clip_norm=case.get("clip_norm", 0.0))
+        step = TrainStep(model, training, parallel=parallel)
+        batches = [random_batch(inputs(), size, seed=rank).to(device) for size in (3 + rank, 7 * (rank % 2))]
+        for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
+            assert step(batch, upcoming=upcoming).finite
+        step.settle()
+        return list(found)
+
+
+def record(rank: int, cases: list[tuple[str, Any, dict[str, Any]]]) -> dict[str, list[Collective]]:
+    """Runs on every rank."""
+    return {name: collectives_of(from_json(Plan, plan, where="test"), case, rank=rank) for name, plan, case in cases}
+
+
+def check(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:
+    found = run_ranks(record, 4, [(name, to_json(plan), case) for name, plan, case in cases], timeout_s=120.0)
+    for name, _, _ in cases:
+        by_rank = [each[name] for each in found]
+        assert all(by_rank), name
+        check_order(by_rank)
+
+
+def every_case() -> list[tuple[str, Plan, dict[str, Any]]]:
+    cases: list[tuple[str, Plan, dict[str, Any]]] = []
+    for kind in Placement:
+        size = 2 if kind is Placement.TABLE_ROW_WISE else 4
+        flat = placed(4, kind) if size == 4 else placed(4, Placement.TABLE_WISE)
+        cases.append((f"{kind.value}", flat, {}))
+        cases.append((f"{kind.value} towers", placed(4, kind, TOWERS, 2), {"modules": True, "clip_norm": 1.0}))
+    wise = placed(4, Placement.TABLE_WISE, TOWERS, 2)
+    cases += [(dense, wise, {"modules": True, "dense": dense}) for dense in ("fsdp", "hsdp")]
+    cases.append(("parts", wise, {"modules": True, "num_parts": 2}))
+    cases.append(("int8", placed(4, Placement.COLUMN_WISE), {"wire": "int8"}))
+    for kind in (Placement.TABLE_WISE, Placement.ROW_WISE):
+        cases.append((f"prioritised {kind.value}", placed(4, kind), {"exchange": "prioritised"}))
+    cases.append(("prioritised towers", wise, {"modules": True, "exchange": "prioritised"}))
+    return cases
+
+
+FEW = ("table_wise", "row_wise towers", "data_parallel towers", "prioritised row_wise")
+
+
+def test_collectives_have_one_order_on_all_ranks() -> None:
+    check([case for case in every_case() if case[0] in FEW])
+
+
+@pytest.mark.slow
+def test_collectives_of_every_plan_have_one_order_on_all_ranks() -> None:
+    check(every_case())
+
+
+def made(communicator: str, ranks: tuple[int, ...] = (0, 1), **other: Any) -> Collective:
+    facts = {"kind": "all_reduce", "dtype": "float32", "numel": 3, "sent": (), "received": (), "where": "here"}
+    return Collective(communicator=communicator, ranks=ranks, **(facts | other))
+
+
+def test_orders_that_stop_a_job_are_found() -> None:
+    ids, hops = made("ids/cuda"), made("hops/cuda")
+    check_order([[ids, hops, ids], [ids, hops, ids]])
+    with pytest.raises(AssertionError, match="opposite orders"):
+        check_order([[ids, hops], [hops, ids]])
+    ring = [made(f"{a}{b}", (a, b)) for a, b in ((0, 1), (1, 2), (0, 2))]
+    with pytest.raises(AssertionError, match="opposite orders"):  # no two ranks disagree
+        check_order([[ring[2], ring[0]], [ring[0], ring[1]], [ring[1], ring[2]]])
+    with pytest.raises(AssertionError, match="number 0"):
+        check_order([[ids], [made("ids/cuda", dtype="int64")]])
+    with pytest.raises(AssertionError, match="collectives by rank"):
+        check_order([[ids, ids], [ids]])
+    exchange = [made("w", kind="all_to_all_single", sent=(1, 2), received=each) for each in ((1, 1), (2, 9))]
+    with pytest.raises(AssertionError, match="waits for"):
+        check_order([[exchange[0]], [exchange[1]]])

@@ -1,0 +1,89 @@
+"""Process groups: how all of a job's are made, with its time limit, and on GPUs with a device and a second limit.
+
+    gloo    tensors of the host: sizes, agreements, counts     waits for another rank as long as the job allows
+    nccl    tensors of GPUs: ids, embeddings, gradients        twice as long
+
+Under NCCL a rank that waits for another one cannot be told anything: when its time is up, NCCL's watchdog ends the
+process, without a word on who was silent. Every step begins with sizes that travel on the host (`tables/ids.py`), so
+gloo, whose patience ends first, sees the silent rank and names it (`lost_ranks.py`).
+
+Each NCCL group is told its GPU when it is made and connects at once, on all ranks in the same order; a group that
+connects in its first exchange may do so while others are under way, in another order on another rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_NCCL_PATIENCE = 2
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def has_nccl() -> bool:
+    """Whether tensors on GPUs travel through NCCL in this job."""
+    return dist.is_available() and dist.is_initialized() and "nccl" in str(dist.get_backend())
+
+
+def nccl_version() -> str:
+    """The version of NCCL that torch has, or why there is none."""
+    if not (dist.is_available() and dist.is_nccl_available()):
+        return "none: torch was built without NCCL; ranks exchange through gloo"
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Where tensors must be to be sent: this rank's GPU under NCCL, else the CPU."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def time_limit_s(group: dist.ProcessGroup | None = None) -> float:
+    """How long a rank of a process group (None: of the job) waits for another one, on the host if they meet there."""
+    group = group or dist.distributed_c10d._get_default_group()
+    device = _CPU if _CPU in group._device_types else group._device_types[0]
+    return group._get_backend(device).options._timeout.total_seconds()
+
+
+def make_group(members: Sequence[int], *, backend: str = "") -> dist.ProcessGroup | None:
+    """A process group of these ranks, in this order; None on others. Collective over the whole job.
+
+    Args:
+        members: the launcher's ranks.
+        backend: of the group; "": that of the job.
+    """
+    timeout = timedelta(seconds=time_limit_s())
+    on_gpu = has_nccl() and "nccl" in (backend or "nccl")
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else None
+    made = dist.new_group(list(members), timeout=timeout, backend=backend or None, sort_ranks=False, device_id=device)
+    group = made if isinstance(made, dist.ProcessGroup) else None
+    if on_gpu and group is not None:
+        let_gloo_speak_first(group)
+    return group
+
+
+def let_gloo_speak_first(group: dist.ProcessGroup) -> None:
+    """Give NCCL twice the time of gloo, which can say who is silent."""
+    if _CUDA in group._device_types and _CPU in group._device_types:
+        limit = timedelta(seconds=_NCCL_PATIENCE * time_limit_s(group))
+        group._get_backend(_CUDA)._set_default_timeout(limit)
+
+
+def host_number(rank: int, ranks_per_host: int, hosts: Sequence[int]) -> int:
+    """A number for the host of this rank, the same for all its ranks."""
+    if hosts:
+        return hosts[rank] if rank < len(hosts) else -1
+    if ranks_per_host:
+        return rank // ranks_per_host
+    agent = os.environ.get("GROUP_RANK")
+    if agent is None and "LOCAL_WORLD_SIZE" in os.environ:
+        return rank // int(os.environ["LOCAL_WORLD_SIZE"])
+    digest = hashlib.sha256(f"{socket.gethostname()}/{agent or 0}".encode()).digest()
+    return int.from_bytes(digest[:7], "little")
