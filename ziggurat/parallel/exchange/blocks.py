@@ -38,7 +38,7 @@ from torch import Tensor
 from ziggurat.ops.columns import ColumnMoves, Columns
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all, outbox
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat, encode_pieces
+from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat, decode_pieces, encode_pieces
 from ziggurat.parallel.topology import RankGroup
 
 
@@ -159,7 +159,8 @@ class BlockExchange:
             message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
             message.view_as(values_RC).copy_(values_RC)
         else:
-            message = wire.encode(values_RC.contiguous())
+            sizes = [rows * mine for rows in transfer.rows_sent]
+            message = encode_pieces([wire] * len(sizes), values_RC.reshape(-1), sizes=sizes)
         transfer.forward = all_to_all(
             message,
             sent=[wire.num_items(rows * mine) for rows in transfer.rows_sent],
@@ -205,9 +206,14 @@ class BlockExchange:
         """Backward, second half."""
         assert transfer.backward is not None
         wire = self._backward_wires[self.group.position]
-        gradient = wire.decode(transfer.backward.wait(), dtype=transfer.dtype)
+        mine = self.columns[self.group.position]
+        sizes = [rows * mine for rows in transfer.rows_sent]
+        came = transfer.backward.wait()
         transfer.backward = None
-        return gradient.view(sum(transfer.rows_sent), self.columns[self.group.position])
+        if not wire.has_scales:
+            return wire.decode(came, count=sum(sizes), dtype=transfer.dtype).view(sum(transfer.rows_sent), mine)
+        pieces = decode_pieces([wire] * len(sizes), came, sizes=sizes, dtype=transfer.dtype)
+        return torch.cat(pieces).view(sum(transfer.rows_sent), mine)
 
     def _items(self, transfer: Transfer) -> list[int]:
         """Items that come from each member, of values for this rank's samples."""
@@ -222,7 +228,8 @@ class BlockExchange:
         """The columns of all members in the order of the output, in memory of its own."""
         rows, dtype, wires = transfer.num_rows, transfer.dtype, self._forward_wires
         if not self._is_direct(wires[0], dtype) or self._has_sums:
-            came = [wire.decode(piece, dtype=dtype) for wire, piece in zip(wires, came, strict=True)]
+            triples = zip(wires, came, self.columns, strict=True)
+            came = [wire.decode(piece, count=rows * columns, dtype=dtype) for wire, piece, columns in triples]
         pieces = [piece.view(rows, number) for piece, number in zip(came, self.columns, strict=True)]
         local = transfer.local.to(pieces[0].dtype)
         pieces.append(local)  # LOCAL is the last

@@ -14,6 +14,10 @@ of its own, so numbers of different features never share one:
     int8   scale ≥ max|x| / 127   q = round(x / scale)           fp8 (e4m3)   scale ≥ max|x| / 448
 
 Scales are BF16, rounded up, so that no number leaves the range; a step is at most 1/128 larger than with an FP32 scale.
+What one rank gets is all its numbers, then all its scales, each filled up to a multiple of 16 bytes: a GPU reads and
+writes 16 bytes at once, from such places.
+
+    [ numbers of row 0 | of row 1 | … | 0 ][ scales of row 0 | of row 1 | … | 0 ]
 
 Rounding to nearest is biased for gradients that are smaller than half a step: they vanish every time. Stochastic
 rounding (up with the probability of the remainder) is right on average; it is used in the backward pass where asked
@@ -71,6 +75,7 @@ class WireConfig:
 _HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = {WireFormat.FP32: torch.float32, WireFormat.BF16: torch.bfloat16, WireFormat.FP16: torch.float16}
 _SCALE_BYTES = 2
+_ALIGNMENT = 16
 _LARGEST = {WireFormat.INT8: 127.0, WireFormat.FP8: 448.0}
 # Significant bits, and the exponent of the smallest normal number: below it steps are of one size.
 _GRIDS = {torch.float32: (24, -126), torch.float16: (11, -14), torch.float8_e4m3fn: (4, -6)}
@@ -111,8 +116,10 @@ class Wire:
         return not self.has_scales and (self.is_exact(dtype) or self.rounding is Rounding.NEAREST)
 
     def bytes_per_number(self, dtype: torch.dtype) -> float:
-        """Bytes that a number of type `dtype` takes, its share of a scale included."""
-        return self.num_items(self.num_columns) * self.carried(dtype).itemsize / max(self.num_columns, 1)
+        """Bytes that a number of type `dtype` takes in a large message, its share of a scale included."""
+        if not self.has_scales:
+            return self.carried(dtype).itemsize
+        return 1 + _SCALE_BYTES * len(self.widths) / max(self.num_columns, 1)
 
     def describe(self, dtype: torch.dtype) -> str:
         """What travels, for people: "bf16, because numbers are computed in BF16: 2 bytes a number, exact"."""
@@ -127,14 +134,21 @@ class Wire:
         return sum(self.widths)
 
     def num_items(self, num_numbers: int) -> int:
-        """Items of a buffer that `num_numbers` numbers take."""
+        """Items of a message that `num_numbers` numbers for one rank take."""
         if not self.has_scales or not num_numbers:
             return num_numbers
+        return _aligned(num_numbers) + _aligned(self._num_rows(num_numbers) * self._scale_bytes)
+
+    def _num_rows(self, num_numbers: int) -> int:
         assert num_numbers % self.num_columns == 0, (num_numbers, self.num_columns)
-        return num_numbers // self.num_columns * (self.num_columns + _SCALE_BYTES * len(self.widths))
+        return num_numbers // self.num_columns
+
+    @property
+    def _scale_bytes(self) -> int:
+        return _SCALE_BYTES * len(self.widths)
 
     def encode(self, numbers: Tensor) -> Tensor:
-        """Whole rows of any shape to a flat buffer of type `carried`."""
+        """Whole rows of any shape, for one rank, to a flat message of type `carried`."""
         flat = numbers.reshape(-1)
         if self.has_scales:
             return self._encode_rows(flat.to(torch.float32).view(-1, max(self.num_columns, 1)))
@@ -148,20 +162,28 @@ class Wire:
             return _dither_to_bf16(wide.to(torch.float32))
         return _dither(wide, grid=target).to(target)  # too large for FP16 becomes infinite: the step's guard finds it
 
-    def decode(self, buffer: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The flat numbers of a buffer."""
-        if not self.has_scales or not buffer.numel():
-            return buffer.to(dtype)
-        rows = buffer.view(-1, self.num_columns + _SCALE_BYTES * len(self.widths))
+    def decode(self, buffer: Tensor, *, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The flat numbers of a message from one rank.
+
+        Args:
+            buffer: the message.
+            count: numbers in it.
+            dtype: of the numbers.
+        """
+        if not self.has_scales or not count:
+            return buffer[:count].to(dtype)
+        rows, begin = self._num_rows(count), _aligned(count)
         stored = torch.int8 if self.format is WireFormat.INT8 else torch.float8_e4m3fn
-        pieces, column = [], 0
-        for width, count in self._runs:
-            middle, end = column + count * width, column + count * (width + _SCALE_BYTES)
-            numbers = rows[:, column:middle].clone(memory_format=torch.contiguous_format).view(stored)
-            scales = rows[:, middle:end].clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
-            fields = numbers.to(torch.float32).view(-1, count, width)
-            pieces.append(fields.mul_(scales.to(torch.float32).unsqueeze(2)).flatten(1))
-            column = end
+        numbers = buffer[:count].view(stored).view(rows, self.num_columns)
+        scales = buffer[begin : begin + rows * self._scale_bytes].view(torch.bfloat16).view(rows, len(self.widths))
+        pieces, column, field = [], 0, 0
+        for width, num_fields in self._runs:
+            fields = (
+                numbers[:, column : column + num_fields * width].to(torch.float32).unflatten(1, (num_fields, width))
+            )
+            factors = scales[:, field : field + num_fields].to(torch.float32).unsqueeze(2)
+            pieces.append(fields.mul_(factors).flatten(1))
+            column, field = column + num_fields * width, field + num_fields
         whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         return whole.reshape(-1).to(dtype)
 
@@ -171,8 +193,9 @@ class Wire:
         return [(width, len(list(fields))) for width, fields in itertools.groupby(self.widths)]
 
     def _encode_rows(self, rows_RC: Tensor) -> Tensor:
-        """Payload and scales, run after run."""
-        largest, pieces, column = _LARGEST[self.format], [], 0
+        """Numbers, then scales, each filled up to a multiple of 16 bytes."""
+        largest, column = _LARGEST[self.format], 0
+        payloads, scales = [], []
         is_stochastic = self.rounding is Rounding.STOCHASTIC
         for width, count in self._runs:
             numbers = rows_RC[:, column : column + count * width].unflatten(1, (count, width))
@@ -185,8 +208,19 @@ class Wire:
             else:
                 scaled = _dither(scaled, grid=torch.float8_e4m3fn) if is_stochastic else scaled
                 payload = scaled.clamp_(-largest, largest).to(torch.float8_e4m3fn)
-            pieces += [payload.view(torch.uint8).flatten(1), scale.to(torch.bfloat16).view(torch.uint8)]
-        return torch.cat([*pieces, rows_RC.new_empty(len(rows_RC), 0, dtype=torch.uint8)], dim=1).view(-1)
+            payloads.append(payload.view(torch.uint8).flatten(1))
+            scales.append(scale.to(torch.bfloat16))
+        if not rows_RC.numel():
+            return rows_RC.new_empty(0, dtype=torch.uint8)
+        message: list[Tensor] = []
+        for part in (torch.cat(payloads, dim=1), torch.cat(scales, dim=1).view(torch.uint8)):
+            message += [part.view(-1), part.new_zeros(_aligned(part.numel()) - part.numel())]
+        return torch.cat(message)
+
+
+def _aligned(num_bytes: int) -> int:
+    """The next multiple of 16."""
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 _NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -217,9 +251,10 @@ def decode_pieces(
         dtype: of the numbers.
     """
     if not wires[0].has_scales:
-        return wires[0].decode(buffer, dtype=dtype).split(list(sizes))
+        return wires[0].decode(buffer, count=sum(sizes), dtype=dtype).split(list(sizes))
     pieces = buffer.split([wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)])
-    return tuple(wire.decode(piece, dtype=dtype) for wire, piece in zip(wires, pieces, strict=True))
+    triples = zip(wires, pieces, sizes, strict=True)
+    return tuple(wire.decode(piece, count=size, dtype=dtype) for wire, piece, size in triples)
 
 
 def _round_up(positive: Tensor) -> Tensor:

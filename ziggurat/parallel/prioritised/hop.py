@@ -256,7 +256,8 @@ class CellExchange:
     # ----------------------------------------------------------------------------------------------- details
 
     def _fill(self, gradient_RC: Tensor, pending: Pending, chosen_RU: Bool[Tensor, "R U"]) -> None:
-        flat = self._wire.decode(pending.wait(), dtype=gradient_RC.dtype)
+        came = pending.wait()
+        flat = self._wire.decode(came, count=came.numel(), dtype=gradient_RC.dtype)
         put(gradient_RC, chosen_RU, flat.view(-1, self.unit))
 
     def _chosen(self, transfer: CellTransfer, *, first: bool) -> Bool[Tensor, "R U"]:
@@ -284,7 +285,7 @@ class CellExchange:
         return [int(member.units(codes == code).sum()) * self.unit for member, codes in pairs]
 
     def _received(self, buffer: Tensor, transfer: CellTransfer, *, code: int) -> list[Float[Tensor, "n u"]]:
-        flat = self._wire.decode(buffer, dtype=transfer.dtype)
+        flat = self._wire.decode(buffer, count=buffer.numel(), dtype=transfer.dtype)
         return [piece.view(-1, self.unit) for piece in flat.split(self._coming(transfer, code))]
 
     def _send(self, message: Tensor, sent: list[int], received: list[int], purpose: str, *, behind: bool) -> Pending:

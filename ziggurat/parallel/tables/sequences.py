@@ -30,7 +30,7 @@ from torch import Tensor
 from ziggurat.features.batch import Batch
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
-from ziggurat.parallel.exchange.wire import Wire, WireConfig
+from ziggurat.parallel.exchange.wire import Wire, WireConfig, decode_pieces, encode_pieces
 from ziggurat.parallel.tables.buckets import check_bounds, local_rows, owners, rows_by_owner
 from ziggurat.parallel.tables.sharded_tables import ShardedTables
 from ziggurat.parallel.tables.shards import Shard
@@ -200,15 +200,19 @@ class SequenceExchange:
         wire = Wire(self._wire.between_towers, (width,))
         if backward:
             wire = Wire(self._wire.between_towers, (width,), self._wire.backward_rounding)
+        sizes = [number * width for number in sent]
         buffer = all_to_all(
-            wire.encode(values.contiguous()),
+            encode_pieces([wire] * len(sizes), values.reshape(-1), sizes=sizes),
             sent=[wire.num_items(number * width) for number in sent],
             received=[wire.num_items(number * width) for number in received],
             group=self._topology.world,
             traffic=self._traffic,
             purpose="sequence backward" if backward else "sequence forward",
         )
-        return wire.decode(buffer.wait(), dtype=values.dtype)
+        sizes = [number * width for number in received]
+        if not wire.has_scales:
+            return wire.decode(buffer.wait(), count=sum(sizes), dtype=values.dtype)
+        return torch.cat(decode_pieces([wire] * len(sizes), buffer.wait(), sizes=sizes, dtype=values.dtype))
 
 
 class _Return(torch.autograd.Function):
