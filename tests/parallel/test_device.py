@@ -7,7 +7,9 @@ raise as they would there, and the numbers are compared with the CPU's.
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -35,6 +37,7 @@ from ziggurat.models import (
 )
 from ziggurat.parallel.device import Device, choose_device, usable_kernel
 from ziggurat.parallel.job import join_job
+from ziggurat.parallel.process_groups import let_gloo_speak_first
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.pretend_cuda import PretendCuda, pretend_cuda
 from ziggurat.training.checkpoint import CheckpointConfig, CheckpointStore, SaveMode
@@ -158,3 +161,15 @@ def test_kernels_belong_to_machines() -> None:
         assert usable_kernel(KernelChoice.FBGEMM, device=cpu) is KernelChoice.AUTO
     with mock.patch("ziggurat.parallel.device.is_available", return_value=True):
         assert usable_kernel(KernelChoice.FBGEMM, device=cpu) is KernelChoice.FBGEMM
+
+
+def test_gloo_loses_patience_before_nccl() -> None:
+    """NCCL's watchdog ends the process and names nobody; gloo's error names the silent rank."""
+    nccl = mock.Mock()
+    gloo = SimpleNamespace(options=SimpleNamespace(_timeout=timedelta(seconds=7)))
+    group: Any = SimpleNamespace(
+        _device_types=[torch.device("cpu"), torch.device("cuda")],
+        _get_backend=lambda device: nccl if device.type == "cuda" else gloo,
+    )
+    let_gloo_speak_first(group)
+    nccl._set_default_timeout.assert_called_once_with(timedelta(seconds=14))

@@ -14,7 +14,8 @@ from ziggurat.parallel.dense import DenseParallelism
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
-from ziggurat.parallel.topology import Topology
+from ziggurat.parallel.process_groups import time_limit_s
+from ziggurat.parallel.topology import Axis, Lane, Topology
 from ziggurat.plan import Placement, Plan
 from ziggurat.testing.batches import random_batch
 from ziggurat.testing.collectives import Collective, check_order, on_gpus, recorded_collectives
@@ -25,6 +26,8 @@ from ziggurat.training.step.train_step import TrainStep
 
 from .test_parity import TOWERS, build, inputs, placed
 
+TIMEOUT_S = 120.0
+
 
 def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Collective]:
     """Two steps of a small model on tensors that pretend to be on GPUs, batches of another size on every rank."""
@@ -34,6 +37,10 @@ def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Colle
         found = around.enter_context(recorded_collectives())
         around.enter_context(on_gpus())
         topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=2)
+        lanes = [topology.world, *(topology.lane(Axis.WORLD, lane) for lane in (Lane.IDS, Lane.DENSE))]
+        groups = [lane.process_group for lane in lanes]
+        assert len(set(map(id, groups))) == 3
+        assert {time_limit_s(group) for group in groups} == {time_limit_s()} == {TIMEOUT_S}
         towers = plan.towers if case.get("modules") else None
         model = build(towers=towers, optimizer="rowwise_adagrad").to(device)
         config = ParallelConfig(
@@ -58,7 +65,7 @@ def record(rank: int, cases: list[tuple[str, Any, dict[str, Any]]]) -> dict[str,
 
 
 def check(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:
-    found = run_ranks(record, 4, [(name, to_json(plan), case) for name, plan, case in cases], timeout_s=120.0)
+    found = run_ranks(record, 4, [(name, to_json(plan), case) for name, plan, case in cases], timeout_s=TIMEOUT_S)
     for name, _, _ in cases:
         by_rank = [each[name] for each in found]
         assert all(by_rank), name

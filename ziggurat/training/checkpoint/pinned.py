@@ -5,8 +5,8 @@
 
 A GPU copies at full speed only from and to memory that the system never pages out, and that memory is scarce: locking
 as much as the tables take would take minutes, and starve the machine. So two blocks are locked, whatever is copied, and
-kept from save to save. Nothing is allocated on the GPU. The copies wait for what the GPU was given before, and the
-caller for the copies: what is trained afterwards is not seen.
+kept from save to save; of contiguous tensors nothing is allocated on the GPU. The copies wait for what the GPU was given
+before, and the caller for the copies: what is trained afterwards is not seen.
 
 Cost: bytes / rate of the bus; the processor's copy runs beside it.
 """
@@ -35,8 +35,7 @@ def to_host(source: Tensor, *, block_bytes: int = BLOCK_BYTES) -> Tensor:
     target = torch.empty(source.shape, dtype=source.dtype)
     if source.device.type != "cuda":
         return target.copy_(source)
-    blocks, copies = _blocks(block_bytes), _copies()
-    copies.begin()
+    blocks, copies = _blocks(block_bytes, is_locked=torch.cuda.is_available()), _Copies()
     under_way: deque[tuple[Any, Tensor, Tensor]] = deque()
     for number, (piece, place) in enumerate(_pieces(source, target, block_bytes=block_bytes)):
         if len(under_way) == _NUM_BLOCKS:
@@ -72,10 +71,9 @@ def _pieces(source: Tensor, target: Tensor, *, block_bytes: int) -> Iterator[tup
 
 
 @functools.lru_cache(maxsize=1)
-def _blocks(block_bytes: int) -> list[Tensor]:
-    """The blocks; locked where there is a GPU."""
-    locked = torch.cuda.is_available()
-    return [torch.empty(block_bytes, dtype=torch.uint8, pin_memory=locked) for _ in range(_NUM_BLOCKS)]
+def _blocks(block_bytes: int, *, is_locked: bool) -> list[Tensor]:
+    """The blocks; kept from save to save, because locking takes time."""
+    return [torch.empty(block_bytes, dtype=torch.uint8, pin_memory=is_locked) for _ in range(_NUM_BLOCKS)]
 
 
 class _Copies:
@@ -83,11 +81,8 @@ class _Copies:
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream() if torch.cuda.is_available() else None
-
-    def begin(self) -> None:
-        """Let what the GPU was given before come first."""
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
+            self._stream.wait_stream(torch.cuda.current_stream())  # what the GPU was given before comes first
 
     def start(self, block: Tensor, piece: Tensor) -> Any:
         """Start one; what tells when it is done."""
@@ -97,8 +92,3 @@ class _Copies:
         with torch.cuda.stream(self._stream):
             block.copy_(piece, non_blocking=True)
             return self._stream.record_event()
-
-
-@functools.cache
-def _copies() -> _Copies:
-    return _Copies()

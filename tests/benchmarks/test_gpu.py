@@ -1,0 +1,42 @@
+"""`ziggurat bench gpu`: without a GPU nothing is claimed, and `--quick` runs the code that a GPU is measured with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu.contest import Machine, machine_of
+
+WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@WITHOUT
+def test_without_a_gpu_every_case_is_skipped_with_the_reason() -> None:
+    report = gpu.run()
+    assert not report.cases
+    assert len(report.skipped) == 1
+    assert "GPU" in report.skipped[0] or "without CUDA" in report.skipped[0]
+
+
+@WITHOUT
+@pytest.mark.slow
+def test_quick_runs_every_case_on_the_cpu_and_claims_nothing() -> None:
+    assert machine_of(quick=True) == Machine(device=torch.device("cpu"), quick=True)
+    report = gpu.run(quick=True)
+    names = {case.name for case in report.cases}
+    wanted = (
+        "lookup",
+        "update",
+        "small_table",
+        "dlrm_step_plain_torch",
+        "dlrm_step_tuned_torch",
+        "loss_curve",
+        "resume",
+    )
+    assert names == {f"{name}_on_the_cpu_no_claim" for name in wanted}
+    assert not any(case.goal for case in report.cases)
+    found = {case.name.removesuffix("_on_the_cpu_no_claim"): case for case in report.cases}
+    assert found["resume"].ratio == 1.0  # the same bits
+    assert found["loss_curve"].ours == 0.0
+    assert {text.split(":")[0] for text in report.skipped} == {"launches", "fm_norm"}

@@ -1,0 +1,43 @@
+"""`ziggurat doctor` on machines with and without a GPU: what there is, and why the rest is not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+
+from ziggurat.runs import doctor
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_every_line_says_why() -> None:
+    lines = doctor.gpu_lines()
+    assert lines["GPU"] in ("no GPU", "torch was built without CUDA")
+    assert set(lines) == {"GPU", "triton", "NCCL"}
+    assert all(lines.values())
+
+
+def test_a_gpu_is_described_and_what_it_cannot_do_has_a_reason() -> None:
+    facts = SimpleNamespace(name="H200", multi_processor_count=132, major=9, minor=0)
+    cuda = mock.patch.multiple(
+        "torch.cuda",
+        is_available=lambda: True,
+        mem_get_info=lambda: (120 << 30, 139 << 30),
+        current_device=lambda: 0,
+        get_device_properties=lambda device: facts,
+    )
+    rates = mock.patch.multiple(
+        doctor,
+        copy_gb_per_s=lambda *, device, num_bytes: 4300.0 if num_bytes == 1 << 30 else 0.0,
+        matmul_gflop_per_s=lambda dtype, *, device, size: 700_000.0 if dtype is torch.bfloat16 else 50_000.0,
+        fp8_gflop_per_s=mock.Mock(side_effect=RuntimeError("torch._scaled_mm needs sm_89\nat line 3")),
+    )
+    with cuda, rates:
+        lines = doctor.gpu_lines()
+    assert lines["GPU"] == "H200, 132 multiprocessors, sm_90"
+    assert lines["memory"] == "139.0 GiB, 120.0 GiB free"
+    assert lines["copies in memory"] == "4,300 GB/s, both ways"
+    assert (lines["products BF16"], lines["products FP32"]) == ("700.0 TFLOP/s", "50.0 TFLOP/s")
+    assert lines["products FP8"] == "none: torch._scaled_mm needs sm_89"
