@@ -5,8 +5,8 @@
 
 A GPU copies at full speed only from and to memory that the system never pages out, and that memory is scarce: locking
 as much as the tables take would take minutes, and starve the machine. So two blocks are locked, whatever is copied, and
-kept from save to save; of contiguous tensors nothing is allocated on the GPU. The copies wait for what the GPU was given
-before, and the caller for the copies: what is trained afterwards is not seen.
+kept from save to save; of contiguous tensors nothing is allocated on the GPU. The copies wait for what the GPU was
+given before, and the caller for the copies: what is trained afterwards is not seen.
 
 Cost: bytes / rate of the bus; the processor's copy runs beside it.
 """
