@@ -12,7 +12,7 @@ Contestants take turns, round by round, in this process (a GPU drifts with its c
 the rounds' ratios. Where there is no GPU every case is skipped, with the reason; `--quick` then runs tiny cases on the
 CPU, to show that this code works, and says so in every name: nothing of it is to be quoted.
 
-Needs torch and numpy alone: no polars, no FBGEMM.
+Needs neither polars nor FBGEMM.
 """
 
 from __future__ import annotations

@@ -272,6 +272,7 @@ class EmbeddingTables(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EmbeddingTables:
         super()._apply(fn, recurse)
+        self._anchor = fn(self._anchor.detach()).requires_grad_()  # where lookups end that have no table to read
         self._chosen = None  # another device or dtype may need another kernel
         if self.config.kernel is not KernelChoice.AUTO:
             self.choose_kernel(BatchShape())

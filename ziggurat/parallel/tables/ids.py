@@ -299,7 +299,7 @@ def _read(lookup: Lookup, letters: list[Tensor], *, sizes: list[int], num_rows: 
         list_lengths.append(letter[size * num_single : size * (num_single + num_lists)].view(num_lists, size))
         values.append(letter[size * (num_single + num_lists) :])
     rows_SB = torch.cat(single, dim=1).to(torch.int64)
-    jagged = None
+    jagged = JaggedRows(rows_SB.new_empty(0), rows_SB.new_zeros(1))
     if num_lists:
         jagged = join_lists(list_lengths, [each.to(torch.int64) for each in values], num_rows=num_rows)
     size = rows_SB.shape[1]
@@ -326,14 +326,15 @@ def _list_starts(batch: Batch, num_jagged: int) -> list[int]:
     return batch.jagged.offsets[:: batch.batch_size].tolist() if batch.batch_size else [0] * (num_jagged + 1)
 
 
-def _part(jagged: JaggedRows | None, size: int, first: int, group: TableGroup, *, begins: list[int]) -> JaggedRows:
+def _part(jagged: JaggedRows, size: int, first: int, group: TableGroup, *, begins: list[int]) -> JaggedRows:
     """The lists of one table group; `begins` says where the rows of each list are, and where the last ones end."""
-    if jagged is None or not group.lists:
-        return JaggedRows.empty()
-    offsets = jagged.offsets[first * size : (first + len(group.lists)) * size + 1]
-    if first == 0 and len(offsets) == len(jagged.offsets):
+    last = first + len(group.lists)
+    offsets = jagged.offsets[first * size : last * size + 1]
+    if len(offsets) == len(jagged.offsets):
         return jagged
-    return JaggedRows(jagged.values[begins[first] : begins[first + len(group.lists)]], offsets - offsets[0])
+    if first == last:
+        return JaggedRows(jagged.values[:0], jagged.offsets[:1])
+    return JaggedRows(jagged.values[begins[first] : begins[last]], offsets - offsets[0])
 
 
 def batch_of_rows(rows_SB: Tensor, jagged: JaggedRows, *, size: int) -> Batch:

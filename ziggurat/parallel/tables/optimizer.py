@@ -202,11 +202,10 @@ class ShardedTableOptimizer:
         """Σ g² over all columns for every row of every cut, summed in the order of the columns on every rank."""
         owners = {cut.shard.table: [s.rank for s in self._tables.shards[cut.shard.table]] for cut in cuts}
         shared = [[cut for cut in cuts if rank in owners[cut.shard.table]] for rank in range(self._topology.world_size)]
-        tables = self._tables.local[1].tables
         sizes = [sum(len(cut.part.rows) for cut in each) for each in shared]
         flat = [cut.part.squares for each in shared for cut in each]
         received = all_to_all(
-            torch.cat(flat) if flat else torch.empty(0, device=tables.device),
+            torch.cat(flat) if flat else torch.empty(0, device=self._tables.device),
             sent=sizes,
             received=sizes,
             group=self._topology.world,

@@ -53,6 +53,7 @@ class ShardedTables(nn.Module):
         ConfigError: the parts of a machine's ranks are larger than its memory; on every rank.
 
     Attributes:
+        device: where tables are, or would be if this rank had any.
         shares: what every rank looks up, by rank.
         mine: what this rank looks up.
         local: this rank's tables, one for each of `RankShare.groups`: those with all columns, those with some, copies.
@@ -85,13 +86,13 @@ class ShardedTables(nn.Module):
                     "train on one device: the BARS protocol is for small tables",
                 ),
             )
-        self.inputs, self.config = inputs, config
+        self.inputs, self.config, self.device = inputs, config, torch.device(device)
         self.shards = cut_tables(plan, inputs, dim=config.dim)
         self.shares = tuple(share_of(rank, inputs=inputs, shards=self.shards) for rank in range(topology.world_size))
         self.mine: RankShare = self.shares[topology.rank]
         _check_cuts(self.shards, make_storage)
         check_room_of_ranks(
-            self.shares, config=config, topology=topology, device=torch.device(device), make_storage=make_storage
+            self.shares, config=config, topology=topology, device=self.device, make_storage=make_storage
         )
         # Not a ModuleList: names of tables in checkpoints do not tell where a table is.
         self.local = tuple(
