@@ -96,7 +96,8 @@ class Lists:
         for name, feature in self.features.items():
             lists, _ = batch.lists(feature.index)
             shards, rows_N = feature.shards, lists.values
-            on_host = lists if batch.on_host is None else batch.on_host.lists(feature.index)[0]
+            host = batch.on_host
+            on_host = lists if host is None or host is batch else host.lists(feature.index)[0]
             check_bounds(
                 on_host.values,
                 table_rows=shards[0].table_rows,
@@ -104,7 +105,9 @@ class Lists:
                 lengths=on_host.offsets.diff(),
                 table=shards[0].table,
             )
-            wanted, order, _ = self._sequences.wanted(rows_N, shards, host_rows_N=on_host.values)
+            wanted, order, _ = self._sequences.wanted(
+                rows_N, shards, host_rows_N=None if on_host is lists else on_host.values
+            )
             pending = self._sequences.start_rows(wanted, device=rows_N.device)
             asked[name] = AskedList(pending, order, rows_N.numel())
         self._asked.append((batch, asked))

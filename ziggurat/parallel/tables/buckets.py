@@ -95,16 +95,23 @@ def sort_into_buckets(
     local_N = local_rows(rows_N[order], sorted_N, shards=shards)
     lengths_KB = counted(owners_N * num_samples + samples, size=len(shards) * num_samples)
     lengths = lengths_KB.view(len(shards), num_samples)
-    pieces = local_N.split(rows_by_owner(rows_N, shards=shards, host_rows_N=host_rows_N))
+    pieces = local_N.split(rows_by_owner(owners_N, shards=shards, host_rows_N=host_rows_N))
     return {shard.rank: Bucket(lengths[index], pieces[index]) for index, shard in enumerate(shards)}
 
 
 def rows_by_owner(
-    rows_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...], host_rows_N: Int[Tensor, "N"] | None = None
+    owners_N: Int[Tensor, "N"], *, shards: tuple[Shard, ...], host_rows_N: Int[Tensor, "N"] | None = None
 ) -> list[int]:
-    """How many of some rows each shard holds; of those in host memory, where there are any."""
-    rows_N = rows_N if host_rows_N is None else host_rows_N
-    return torch.bincount(owners(rows_N, shards=shards), minlength=len(shards)).tolist()
+    """How many rows each shard holds.
+
+    Args:
+        owners_N: of the rows.
+        shards: of a table that is cut by rows.
+        host_rows_N: the rows in host memory, where `owners_N` are not: nobody then waits for a device.
+    """
+    if host_rows_N is not None:
+        owners_N = owners(host_rows_N, shards=shards)
+    return torch.bincount(owners_N, minlength=len(shards)).tolist()
 
 
 def counted(numbers_N: Int[Tensor, "N"], *, size: int) -> Int[Tensor, "size"]:

@@ -271,7 +271,7 @@ class _Lists:
         if name not in self._buckets:
             lengths, rows = self._whole(share, self._batch)
             shards = self._shards[share.shard.table]
-            on_host = self._whole(share, self._host)[1]
+            on_host = None if self._host is self._batch else self._whole(share, self._host)[1]
             self._buckets[name] = sort_into_buckets(rows, lengths, shards=shards, host_rows_N=on_host)
         return self._buckets[name][rank]
 

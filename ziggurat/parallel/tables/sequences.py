@@ -90,10 +90,12 @@ class SequenceExchange:
         table = inputs.jagged[index].table
         lists, inverse_B = batch.lists(index)
         shards = self._tables.shards[table]
-        on_host = lists if batch.on_host is None else batch.on_host.lists(index)[0]
+        host = batch.on_host
+        on_host = lists if host is None or host is batch else host.lists(index)[0]
         lengths, rows_N = on_host.offsets.diff(), on_host.values
         check_bounds(rows_N, table_rows=shards[0].table_rows, feature=name, lengths=lengths, table=table)
-        return self._vectors(lists.values, shards, dtype=dtype, host_rows_N=rows_N), lists.offsets, inverse_B
+        host_rows_N = None if on_host is lists else rows_N
+        return self._vectors(lists.values, shards, dtype=dtype, host_rows_N=host_rows_N), lists.offsets, inverse_B
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
@@ -147,7 +149,7 @@ class SequenceExchange:
         kind = shards[0].placement
         if kind.cuts_rows:
             owner, order = torch.sort(owners(rows_N, shards=shards), stable=True)
-            counts = rows_by_owner(rows_N, shards=shards, host_rows_N=host_rows_N)
+            counts = rows_by_owner(owner, shards=shards, host_rows_N=host_rows_N)
             pieces = local_rows(rows_N[order], owner, shards=shards).split(counts)
             return {shard.rank: piece for shard, piece in zip(shards, pieces, strict=True)}, order, shards
         asked = shards
