@@ -165,11 +165,14 @@ def test_kernels_belong_to_machines() -> None:
 
 def test_gloo_loses_patience_before_nccl() -> None:
     """NCCL's watchdog ends the process and names nobody; gloo's error names the silent rank."""
-    nccl = mock.Mock()
-    gloo = SimpleNamespace(options=SimpleNamespace(_timeout=timedelta(seconds=7)))
+    gloo, nccl = mock.Mock(), mock.Mock()
+    gloo.name.return_value, gloo.options._timeout, nccl.name.return_value = "gloo", timedelta(seconds=7), "nccl"
     group: Any = SimpleNamespace(
         _device_types=[torch.device("cpu"), torch.device("cuda")],
         _get_backend=lambda device: nccl if device.type == "cuda" else gloo,
     )
     let_gloo_speak_first(group)
     nccl._set_default_timeout.assert_called_once_with(timedelta(seconds=14))
+    group._get_backend = lambda device: gloo
+    let_gloo_speak_first(group)
+    gloo._set_default_timeout.assert_not_called()

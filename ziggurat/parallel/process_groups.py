@@ -71,9 +71,11 @@ def make_group(members: Sequence[int], *, backend: str = "") -> dist.ProcessGrou
 
 def let_gloo_speak_first(group: dist.ProcessGroup) -> None:
     """Give NCCL twice the time of gloo, which can say who is silent."""
-    if _CUDA in group._device_types and _CPU in group._device_types:
-        limit = timedelta(seconds=_NCCL_PATIENCE * time_limit_s(group))
-        group._get_backend(_CUDA)._set_default_timeout(limit)
+    if not {_CPU, _CUDA} <= set(group._device_types):
+        return
+    on_gpus = group._get_backend(_CUDA)
+    if on_gpus.name() == "nccl":  # gloo, too, says that it takes tensors of GPUs
+        on_gpus._set_default_timeout(timedelta(seconds=_NCCL_PATIENCE * time_limit_s(group)))
 
 
 def host_number(rank: int, ranks_per_host: int, hosts: Sequence[int]) -> int:
