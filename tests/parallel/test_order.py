@@ -30,10 +30,13 @@ TIMEOUT_S = 120.0
 
 
 def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Collective]:
-    """Two steps of a small model on tensors that pretend to be on GPUs, batches of another size on every rank."""
-    sharded = case.get("dense", "ddp") != "ddp"  # FSDP asks the driver for streams
+    """Two steps of a small model on tensors that pretend to be on GPUs, batches of another size on every rank.
+
+    FSDP asks the driver for streams, and some exchanges do not take pretended tensors: those are recorded on the CPU.
+    """
+    on_cpu = {"dense", "num_parts", "exchange"} & set(case)
     with contextlib.ExitStack() as around:
-        device = torch.device("cpu") if sharded else around.enter_context(pretend_cuda())
+        device = torch.device("cpu") if on_cpu else around.enter_context(pretend_cuda())
         found = around.enter_context(recorded_collectives())
         around.enter_context(on_gpus())
         topology = Topology.create(tower_size=plan.ranks_per_group, ranks_per_host=2)

@@ -187,7 +187,8 @@ class CellExchange:
         ):
             chosen_BU = member.units(codes != NOTHING)
             samples, units = chosen_BU.nonzero(as_tuple=True)
-            targets = (samples + begin) * self._output_units + member.target_of_unit[units]
+            target_U = member.target_of_unit.to(units.device)
+            targets = (samples + begin) * self._output_units + target_U[units]
             transfer.targets.append(targets)
             if not len(late):
                 values = early
