@@ -92,7 +92,7 @@ def every_case() -> list[tuple[str, Plan, dict[str, Any]]]:
     return cases
 
 
-FEW = ("table_wise", "row_wise towers", "data_parallel towers", "prioritised row_wise")
+FEW = ("row_wise towers", "data_parallel towers", "prioritised row_wise")
 
 
 def test_collectives_have_one_order_on_all_ranks() -> None:

@@ -80,7 +80,7 @@ class Axis(StrEnum):
 
 
 class Lane(StrEnum):
-    """What travels. On GPUs each has a communicator of its own, so that none waits behind another; elsewhere one."""
+    """What travels between ranks: on GPUs each has a communicator of its own, elsewhere all share one."""
 
     HOPS = "hops"  # embeddings and their gradients
     IDS = "ids"
