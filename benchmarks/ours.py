@@ -50,7 +50,6 @@ from ziggurat.models import (
 )
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.training.config import Compile, Precision, TrainingConfig
-from ziggurat.training.evaluation.evaluate import scores_of
 from ziggurat.training.step.train_step import TrainStep
 
 
@@ -73,6 +72,8 @@ class OurContestant:
         """Train on, or score, so many batches."""
         value = 0.0
         if self.mode == "score":
+            from ziggurat.training.evaluation.evaluate import scores_of  # needs polars, which training steps do not
+
             for _, scores in scores_of(self.model, (self._next() for _ in range(steps))):
                 value = float(scores[0, 0])
             return value
