@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +15,10 @@ from tests.embeddings.embedding_inputs import MIXED
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer
 from ziggurat.embeddings.config import InitialDraw
 from ziggurat.embeddings.storage import TablePart
+from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.ops.lookup import TableOptimizerKind
+from ziggurat.ops.row_file import RowFile
 from ziggurat.training.checkpoint import CheckpointStore, DamagedCheckpointError
 
 
@@ -87,3 +91,53 @@ def test_a_checkpoint_of_few_changed_rows_is_small_and_every_flip_is_noticed(tmp
     file.write_bytes(data)
     with pytest.raises(DamagedCheckpointError):
         store.load(1)
+
+
+@pytest.mark.parametrize("num_places", [0, 5])
+def test_saving_and_loading_move_the_changed_rows_once_and_held_ones_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_places: int
+) -> None:
+    moved = {"read": 0, "write": 0}
+
+    def counted(name: str) -> Callable[..., Any]:
+        plain = getattr(RowFile, name)
+
+        def call(file: RowFile, rows: np.ndarray, *values: Any) -> Any:
+            moved[name] += len(rows)
+            return plain(file, rows, *values)
+
+        return call
+
+    config = EmbeddingConfig(dim=8, kernel=KernelChoice.TORCH, init_draw=InitialDraw.ROWS)
+    _, disk = made(tmp_path, memory="100%", config=config, num_places=num_places)
+    optimizer, fresh = TableOptimizer(disk), EmbeddingTables(
+        MIXED, config, seed=None, make_storage=TablesConfig(disk=str(tmp_path), memory="100%").make_storage(seed=0)
+    )  # fmt: skip
+    for index in range(fresh.tables.num_storages):
+        fresh.tables.storage(index).num_places = num_places or None  # type: ignore[attr-defined]
+    train(disk, optimizer)
+    for index in range(disk.tables.num_storages):
+        disk.tables.storage(index).disk.flush()  # type: ignore[attr-defined]
+    state = state_of(disk, optimizer)
+    store, again = CheckpointStore(tmp_path / "checkpoints"), TableOptimizer(fresh)
+    for name in moved:
+        monkeypatch.setattr(RowFile, name, counted(name))
+    store.save(1, tensors=state, state={})
+    changed = sum(
+        len(storage.changed_rows(range(storage.num_rows)))
+        for index in range(disk.tables.num_storages)
+        for storage in [disk.tables.storage(index)]
+        if isinstance(storage, DiskStorage)
+    )
+    held = 0 if num_places else changed
+    assert moved["write"] == 0
+    assert changed - held - 100 < moved["read"] <= changed - held
+    moved.update(read=0, write=0)
+    store.load(into=state_of(fresh, again))
+    for index in range(fresh.tables.num_storages):
+        fresh.tables.storage(index).disk.flush()  # type: ignore[attr-defined]
+    assert moved["read"] == 0
+    assert changed - held - 100 < moved["write"] <= changed - held
+    monkeypatch.undo()
+    found, expected = numbers(state_of(fresh, again)), numbers(state)
+    assert all(torch.equal(found[name], expected[name]) for name in expected if name != "state.step")

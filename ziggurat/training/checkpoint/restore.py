@@ -18,7 +18,8 @@ from ziggurat.ops.machine_memory import host_memory, size_text
 from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks
-from ziggurat.training.checkpoint.sparse import SparseTensor, fill
+from ziggurat.training.checkpoint.sparse import SparseTensor
+from ziggurat.training.checkpoint.sparse_rows import fill_all
 from ziggurat.training.checkpoint.storage import CheckpointReader
 
 _MAX_NAMES = 8
@@ -163,9 +164,8 @@ def read_tensors(reader: CheckpointReader, tensors: Mapping[str, Tensor]) -> Non
     """Fill `tensors` in place; names, types and shapes were compared before."""
     sparse = reader.manifest.sparse
     whole = {name: tensor for name, tensor in tensors.items() if name not in sparse}
-    for name in tensors.keys() & sparse.keys():
-        with torch.no_grad():
-            fill(tensors[name], sparse[name], pieces=reader.rows_of)
+    with torch.no_grad():
+        fill_all({name: tensors[name] for name in tensors if name in sparse}, sparse, pieces=reader.rows_of)
     planner = _LoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     metadata = reader.read_metadata()
     planner.set_up_planner({name: as_shard(tensor) for name, tensor in whole.items()}, metadata, is_coordinator=False)

@@ -9,6 +9,9 @@ and table, checked, hashed and published like all others:
 and the manifest says of each table's name which columns of which of them are its own. So a table of 10⁹ rows of which a
 run has changed a million takes what a million rows take, and goes into tables in memory, on a disk, on any ranks.
 
+A save costs what these rows cost: those that are held in memory are taken from there and stay there, changed as they
+are; the others are read in the order of the file. `sparse_rows.py` reads them back.
+
 Rows are read from the disk while they are written to the checkpoint, so such a save is done when `save` returns,
 whatever the mode: a copy that training cannot touch would have to be in memory.
 """
@@ -28,7 +31,7 @@ from torch import Tensor
 from ziggurat.config import JSON, from_json, to_json
 from ziggurat.embeddings.config import EmbeddingConfig, InitialDraw, TableInit
 from ziggurat.embeddings.initial_rows import InitialRows
-from ziggurat.embeddings.storage import StoredRows, TablePart
+from ziggurat.embeddings.storage import TablePart
 from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.storage.table_storage import WEIGHT
 from ziggurat.errors import CheckpointError
@@ -129,8 +132,7 @@ def rows_to_save(sparse: Mapping[str, TablePart], *, step: int, rank: int) -> Ro
         place = id(storage), rows.first_row
         if place not in places:
             places[place] = f"{PREFIX}{step}.{rank}.{len(places)}"
-            storage.flush()
-            chosen = storage.disk.touched.among(range(rows.first_row, rows.first_row + rows.num_rows))
+            chosen = storage.changed_rows(range(rows.first_row, rows.first_row + rows.num_rows))
             if len(chosen):
                 shift = part.offsets[0] - rows.first_row
                 tensors |= _streams(places[place], storage=storage, rows=chosen, shift=shift)
@@ -204,80 +206,6 @@ def entries_from_json(data: Mapping[str, Any]) -> dict[str, SparseTensor]:
         raise ValueError(str(error)) from error
 
 
-Pieces = Callable[[str], Iterator[tuple[Int64[Tensor, "N"], Tensor]]]  # stored → ids with numbers, piece by piece
-
-
-def fill(tensor: Tensor, stored: SparseTensor, *, pieces: Pieces) -> None:
-    """Give a tensor, or a part of a table, the rows that a checkpoint has of it.
-
-    Args:
-        tensor: in memory, or a `TablePart`.
-        stored: what the manifest says.
-        pieces: reads the two tensors of a part.
-    """
-    rows = tensor.rows if isinstance(tensor, TablePart) else None
-    offsets = tensor.offsets if isinstance(tensor, TablePart) else (0,) * tensor.dim()
-    shape = rows.shape if rows is not None else tuple(tensor.shape)
-    _begin(tensor if rows is None else rows, stored, offsets=offsets, shape=shape)
-    for part in stored.parts:
-        for ids, numbers in pieces(part.stored):
-            mine = (ids >= offsets[0]) & (ids < offsets[0] + shape[0])
-            local, found = ids[mine] - offsets[0], numbers[mine, part.columns[0] : part.columns[1]]
-            if not len(local):
-                continue
-            if len(shape) == 1:
-                found = found[:, 0]
-            else:
-                first, last = part.first_column, part.first_column + found.shape[1]
-                begin, end = max(first, offsets[1]), min(last, offsets[1] + shape[1])
-                if begin >= end:
-                    continue
-                found = found[:, begin - first : end - first]
-                if end - begin < shape[1]:  # some columns of the part
-                    whole = tensor[local] if rows is None else _gather(rows, local)
-                    whole[:, begin - offsets[1] : end - offsets[1]] = found
-                    found = whole
-            if rows is None:
-                tensor.index_copy_(0, local, found)
-            else:
-                rows.storage.scatter(local + rows.first_row, found, key=rows.key)
-
-
-def _gather(rows: StoredRows, local: Int64[Tensor, "N"]) -> Tensor:
-    return rows.storage.gather(local + rows.first_row, key=rows.key)
-
-
-def _begin(
-    target: Tensor | StoredRows, stored: SparseTensor, *, offsets: tuple[int, ...], shape: tuple[int, ...]
-) -> None:
-    """Give all rows what they began as."""
-    initial = stored.initial()
-    if initial is not None and len(shape) == 2:
-        initial = InitialRows(
-            table=initial.table,
-            shape=initial.shape,
-            config=initial.config,
-            seed=initial.seed,
-            first_row=offsets[0],
-            first_column=offsets[1],
-            num_columns=shape[1],
-        )
-    if isinstance(target, StoredRows):
-        if initial is not None:
-            target.draw(initial)
-            return
-        if isinstance(target.storage, DiskStorage):
-            target.storage.reset(target.first_row, target.num_rows, key=target.key, value=stored.value)
-            return
-        for first, count in target.chunks():
-            target.write(first, torch.full((count, *shape[1:]), stored.value))
-    elif initial is None:
-        target.fill_(stored.value)
-    else:
-        for first, values in initial.chunks(range(shape[0])):
-            target[first : first + len(values)] = values
-
-
 def _entry(part: TablePart, storage: DiskStorage, *, parts: tuple[RowsPart, ...]) -> SparseTensor:
     shape = tuple(part.shape)
     if part.rows.key != WEIGHT:
@@ -304,7 +232,7 @@ def _streams(name: str, *, storage: DiskStorage, rows: Int64[np.ndarray, "N"], s
         return torch.from_numpy(rows[first : first + count] + shift)
 
     def numbers(first: int, count: int) -> Tensor:
-        return torch.from_numpy(storage.disk.take(rows[first : first + count]))
+        return torch.from_numpy(storage.look(rows[first : first + count]))
 
     return {
         f"{name}.ids": _stream(ids, shape=(len(rows),), dtype=torch.int64),

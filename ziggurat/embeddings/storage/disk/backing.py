@@ -10,13 +10,13 @@ time, and what it takes of the disk grows with the rows that a run touches, page
 4,096 to draw (`init_draw = "blocks"`), the whole block is written when one of its rows is first asked for.
 
 Safety. The file is scratch, without a name: it goes with the process, however that ends. What a run goes on from is in
-its checkpoints alone, which hold the rows that were changed (`changed`), written aside and published by a rename; no
+its checkpoints alone, which hold the rows that were changed (`touched`), written aside and published by a rename; no
 write-back touches them. A kill at any byte of a write-back loses what a run in memory would lose: the steps since the
 last checkpoint. Within a process a row that was written in part or overwritten is found by its tag and told; a disk
 that refuses (full, gone, read-only) is told by the next call, with what waits kept, so that training stops before it
 computes with a wrong row.
 
-Memory: three bits for each row that was ever touched, what waits to be written (32 MiB, twice while it is written), and
+Memory: two bits for each row that was ever touched, what waits to be written (32 MiB, twice while it is written), and
 what was read ahead.
 """
 
@@ -66,14 +66,13 @@ class DiskRows(RowBacking):
         FileError: from any method: the disk refuses, or gave back other bytes than were written.
 
     Attributes:
-        changed: rows that were stored since the last checkpoint.
-        touched: rows that were ever stored, which are all that a checkpoint has to hold.
+        touched: rows that were ever stored: with those that a cache holds changed, all that a checkpoint has to hold.
     """
 
     def __init__(self, num_rows: int, dim: int, *, folder: str | Path) -> None:
         super().__init__(num_rows, dim)
         self.folder = Path(folder)
-        self.changed, self.touched = RowMarks(num_rows), RowMarks(num_rows)
+        self.touched = RowMarks(num_rows)
         self._kept = RowMarks(num_rows)  # in the file, or on the way to it
         self._drawn: list[tuple[int, int, InitialRows]] = []  # first row, number of rows, what they begin as
         self._columns: dict[str, slice] = {WEIGHT: slice(0, dim)}
@@ -86,7 +85,7 @@ class DiskRows(RowBacking):
     @property
     def num_bytes(self) -> int:
         """Marks of rows, if all were touched."""
-        return 3 * self.num_rows // 8
+        return self.num_rows // 4
 
     @property
     def disk_bytes(self) -> int:
@@ -127,12 +126,30 @@ class DiskRows(RowBacking):
             num_rows: how many.
             initial: of the part of a table that these rows are.
         """
-        kept = [entry for entry in self._drawn if entry[0] >= first_row + num_rows or entry[0] + entry[1] <= first_row]
-        self._drawn = sorted([*kept, (first_row, num_rows, initial)], key=lambda entry: entry[0])
+        self._begin_as(first_row, num_rows, initial)
         for rows in self._kept.parts(range(first_row, first_row + num_rows)):
             numbers = self.take(rows)
             numbers[:, : self.dim] = self._initial(rows)[:, : self.dim]
             self._put(RowValues(rows, numbers))
+
+    def forget(self, first_row: int, num_rows: int, initial: InitialRows | None) -> None:
+        """Let rows begin anew, weights and state; what the file has of them counts for nothing.
+
+        Args:
+            first_row: of the storage.
+            num_rows: how many.
+            initial: of the part of a table that these rows are; None: zeros.
+        """
+        self._begin_as(first_row, num_rows, initial)
+        for marks in (self.touched, self._kept):
+            marks.remove(range(first_row, first_row + num_rows))
+        self._ahead = None
+
+    def _begin_as(self, first_row: int, num_rows: int, initial: InitialRows | None) -> None:
+        last = first_row + num_rows
+        kept = [entry for entry in self._drawn if entry[0] >= last or entry[0] + entry[1] <= first_row]
+        mine = [] if initial is None else [(first_row, num_rows, initial)]
+        self._drawn = sorted([*kept, *mine], key=lambda entry: entry[0])
 
     def reset(self, first_row: int, num_rows: int, *, key: str, value: float) -> None:
         """Give the rows of one array the number that they begin as.
@@ -175,7 +192,6 @@ class DiskRows(RowBacking):
         """Replace sorted distinct rows; the numbers are kept, not copied."""
         if len(rows):
             self.touched.add(rows)
-            self.changed.add(rows)
             self._put(RowValues(rows, numbers))
 
     def read(self, first_row: int, num_rows: int, *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:

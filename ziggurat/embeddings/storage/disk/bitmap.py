@@ -30,6 +30,12 @@ class RowMarks:
         """Whether each row is marked."""
         return (self._bits[rows_N >> 3] >> (rows_N & 7).astype(np.uint8) & 1).astype(bool)
 
+    def remove(self, rows: range) -> None:
+        """Unmark the rows of a range."""
+        for marked in self.parts(rows):
+            np.bitwise_and.at(self._bits, marked >> 3, ~(np.uint8(1) << (marked & 7).astype(np.uint8)))
+            self.count -= len(marked)
+
     def clear(self) -> None:
         """Unmark all rows."""
         if self.count:

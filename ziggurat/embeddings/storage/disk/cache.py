@@ -104,6 +104,16 @@ class CachedRows:
                 self.disk.put(self._rows[some], self._values[some])
         self._dirty[:] = False
 
+    def dirty(self, rows: range) -> Int64[np.ndarray, "N"]:
+        """Rows of a range that are held and were changed since they came, in order."""
+        held = self._rows[self._dirty]
+        return np.sort(held[(held >= rows.start) & (held < rows.stop)])
+
+    def drop(self, rows: range) -> None:
+        """Hold no row of a range; changes that were not flushed are lost."""
+        gone = (self._rows >= rows.start) & (self._rows < rows.stop)
+        self._rows[gone], self._dirty[gone] = -1, False
+
     def empty(self) -> None:
         """Hold nothing; changes that were not flushed are lost."""
         self._values = None

@@ -141,6 +141,29 @@ class DiskStorage(TableStorage):
         self.cached.empty()
         self.disk.reset(first_row, num_rows, key=key, value=value)
 
+    def forget(self, first_row: int, num_rows: int, *, initial: InitialRows | None) -> None:
+        """Let rows begin anew, optimizer state and all, at no cost: a checkpoint is about to be loaded.
+
+        Args:
+            first_row: of the storage.
+            num_rows: how many.
+            initial: what their weights begin as; None: zeros.
+        """
+        self.cached.drop(range(first_row, first_row + num_rows))
+        self.disk.forget(first_row, num_rows, initial)
+
+    def changed_rows(self, rows: range) -> Int64[np.ndarray, "N"]:
+        """Those that were ever changed, in order, wherever they lie: all that a checkpoint has to hold."""
+        return np.union1d(self.disk.touched.among(rows), self.cached.dirty(rows))
+
+    def look(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
+        """Weights and state of sorted distinct rows; what is held stays as it is."""
+        return self.cached.look(rows)
+
+    def hold(self, rows: Int64[np.ndarray, "N"], numbers: Float[np.ndarray, "N W"]) -> None:
+        """Replace weights and state of sorted distinct rows, and hold them; the disk gets those without a place."""
+        self.cached.put(rows, numbers)
+
     def flush(self) -> None:
         """Give all changed rows to the disk."""
         if self._cached is not None:
