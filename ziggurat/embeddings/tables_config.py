@@ -38,7 +38,9 @@ class TablesConfig:
         cache: share of the rows of a width that are kept in FP32 while they are hot, in front of rows in bf16, int8 or
             int4; 0: none.
         cache_policy: which row leaves the cache for another.
-        disk: a folder on the disk that holds the rows of tables in fp32; "": they are in memory.
+        disk: a folder on the disk that holds the rows of tables in fp32; "": they are in memory. With a memory limit
+            the disk holds those for which the limit leaves nothing better.
+        in_memory: tables in fp32 that lie in memory though there is a disk: user_id,item_id.
         memory: for rows of the disk that are held in memory, in each process: 1GiB, or a share of the rows: 10%.
     """
 
@@ -49,6 +51,7 @@ class TablesConfig:
     cache: CachedShare = 0.0
     cache_policy: CachePolicy = CachePolicy.LRU
     disk: str = ""
+    in_memory: tuple[str, ...] = ()
     memory: str = "10%"
 
     def __post_init__(self) -> None:
@@ -64,7 +67,8 @@ class TablesConfig:
 
     def is_on_disk(self, table: str) -> bool:
         """Whether the rows of a table lie on a disk."""
-        return bool(self.disk) and self.by_table.get(table, self.weights) is RowFormat.FP32
+        in_fp32 = self.by_table.get(table, self.weights) is RowFormat.FP32
+        return bool(self.disk) and in_fp32 and table not in self.in_memory
 
     def format_of(self, table: str, *, dim: int) -> RowFormat:
         """What a table of so many columns is kept as."""
@@ -88,10 +92,11 @@ class TablesConfig:
             low = LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
             return Cached(behind=low, cache=self._cache) if self.cache_of(row_format).share else low
 
-        rest = maker(self.weights)
-        if not self.by_table:
-            return rest
-        return StorageByTable(rest=rest, by_table={name: maker(each) for name, each in self.by_table.items()})
+        rest, named = maker(self.weights), {name: maker(each) for name, each in self.by_table.items()}
+        if self.disk:
+            exact = (name for name in self.in_memory if self.by_table.get(name, self.weights) is RowFormat.FP32)
+            named |= dict.fromkeys(exact, MemoryStorage)
+        return StorageByTable(rest=rest, by_table=named) if named else rest
 
     def check(self, embedding: EmbeddingConfig, *, tables: Iterable[str]) -> None:
         """Refuse an optimizer that needs tables in FP32, and formats for tables that there are not.
@@ -102,7 +107,7 @@ class TablesConfig:
 
         Raises:
             ConfigError: tables would be parameters with dense gradients; or a name in `by_table` is no table;
-                or there is a cache, and no rows that it could help.
+                or there is a cache, and no rows that it could help; or a policy of a cache, and none.
         """
         self.check_names(sorted(set(tables)))
         self._check_cache()
@@ -137,6 +142,14 @@ class TablesConfig:
         return CacheSize(share=self.cache, policy=self.cache_policy)
 
     def _check_cache(self) -> None:
+        has_or_gets_one = bool(self.cache or self.memory_limit)
+        if self.cache_policy is not CachePolicy.LRU and not has_or_gets_one:
+            raise ConfigError(
+                expected="--tables.cache SHARE beside --tables.cache-policy, which says who leaves the cache",
+                found=f"--tables.cache-policy {self.cache_policy.value} and no cache",
+                where="tables.cache-policy",
+                ways_out=("--tables.cache 0.05", f"leave it out, or --tables.cache-policy {CachePolicy.LRU.value}"),
+            )
         if (
             not self.cache
             or self.memory_limit
@@ -163,12 +176,15 @@ class TablesConfig:
                     f"leave --tables.memory out; for a run that has it already: --tables.memory {TablesConfig.memory}",
                 ),
             )
-        if self.disk and self.memory_limit:
+        if not self.disk and self.in_memory:
             raise ConfigError(
-                expected="--tables.disk with --tables.memory, or --tables.memory-limit, which chooses formats",
-                found=f"--tables.disk {self.disk} and --tables.memory-limit {self.memory_limit}",
-                where="tables.disk",
-                ways_out=(f"--tables.memory {self.memory_limit}", "leave --tables.disk out"),
+                expected="--tables.disk FOLDER beside --tables.in-memory, which is for tables that it shall not hold",
+                found=f"--tables.in-memory {','.join(self.in_memory)} alone",
+                where="tables.in-memory",
+                ways_out=(
+                    "--tables.disk FOLDER",
+                    "leave it out: all tables are in memory; for a run that has it already: --tables.in-memory ''",
+                ),
             )
         if self.disk and RowFormat.FP32 not in (self.weights, *self.by_table.values()):
             raise ConfigError(
@@ -179,12 +195,13 @@ class TablesConfig:
             )
 
     def check_names(self, tables: list[str]) -> None:
-        """Refuse formats for tables that there are not.
+        """Refuse formats and places for tables that there are not.
 
         Raises:
             ConfigError: with the nearest names.
         """
-        for name in self.by_table:
+        named = [(name, "by-table") for name in self.by_table] + [(name, "in-memory") for name in self.in_memory]
+        for name, setting in named:
             if name in tables:
                 continue
             near = difflib.get_close_matches(name, tables, n=3)
@@ -192,7 +209,7 @@ class TablesConfig:
             raise ConfigError(
                 expected=f"names of embedding tables: {shown or 'there are none'}",
                 found=repr(name),
-                where="tables.by-table",
+                where=f"tables.{setting}",
                 ways_out=(
                     *(f"did you mean {each!r}?" for each in near),
                     "a feature that names a table looks up that one: see its `table` in the schema",

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.splits import SplitBy
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.device import Device, choose_device
@@ -40,6 +41,7 @@ MAY_CHANGE = (
     "training.non-finite",
     # where rows lie, with the same numbers
     "tables.disk",
+    "tables.in-memory",
     "tables.memory",
     # what computes: other sums are rounded otherwise, and mean the same
     "training.threads",
@@ -146,7 +148,11 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
     tables = given.tables
     if tables.memory_limit and tables.memory_limit == stored.tables.memory_limit:  # it chose formats at the first start
         cache = tables.cache or stored.tables.cache
-        tables = replace(tables, by_table=stored.tables.by_table | tables.by_table, cache=cache)
+        formats, places = stored.tables.by_table | tables.by_table, {}
+        if tables.disk:
+            memory = stored.tables.memory if tables.memory == TablesConfig.memory else tables.memory
+            places = {"in_memory": tables.in_memory or stored.tables.in_memory, "memory": memory}
+        tables = replace(tables, by_table=formats, cache=cache, **places)
     if data.split.by is SplitBy.AUTO:
         data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))
     if device is Device.AUTO and choose_device().device.type == stored.device:

@@ -9,6 +9,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.growing import Counting, Evict, Growing
 from ziggurat.features.hashing import GOLDEN
 from ziggurat.ops.growing.growing_ids import GrowingIds
+from ziggurat.ops.growing.state import map_bytes
 
 
 def _ids(*ids: int) -> np.ndarray:
@@ -96,6 +97,9 @@ def test_rows_of_this_step_stay_and_a_full_table_leaves_the_rest_unknown() -> No
 
 
 def test_an_id_takes_twenty_bytes_and_settings_have_bounds() -> None:
-    assert GrowingIds(Growing(num_ids=1 << 20, admit_after=2)).num_bytes <= 20 << 20
+    grown = GrowingIds(Growing(num_ids=1 << 20, admit_after=2))
+    assert grown.num_bytes <= 20 << 20
+    for growing in (grown.growing, Growing(num_ids=10), Growing(num_ids=70, admit_after=2)):
+        assert GrowingIds(growing, kernel="cpp").num_bytes == map_bytes(growing)
     with pytest.raises(ConfigError, match="admit_after"):
         Growing(num_ids=10, admit_after=256)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.planning.tiers.test_stack_distances import zipf_trace
 from ziggurat.errors import ConfigError
+from ziggurat.ops.row_file import DiskRate
 from ziggurat.ops.row_formats import RowFormat
-from ziggurat.planning.tiers.choice import Choice, TierProblem, choose_rungs, greedy_rungs
+from ziggurat.planning.tiers.choice import Choice, TierProblem, choice_of, choose_rungs, greedy_rungs
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
 from ziggurat.planning.tiers.rungs import Rung, TieredTable
 
@@ -59,6 +60,40 @@ def test_choices_are_the_best_there_are(seed: int) -> None:
         assert table.fixed in (None, found.rungs[table.name].row_format) or table.dim == 1
     greedy = greedy_rungs(problem, cache_share=0.0)
     assert greedy is None or sum(t.num_bytes(greedy[t.name]) for t in problem.tables) <= problem.limit_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_choices_with_a_disk_are_nearly_the_best_and_fill_the_limit(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    trace = zipf_trace(seed=seed, num_rows=2_000, batches=20, size=100)
+    tables = tuple(
+        TieredTable(
+            name=f"t{index}",
+            num_rows=(rows := int(10 ** generator.uniform(5, 7))),
+            dim=int(generator.choice([4, 16, 64])),
+            lookups=float(generator.uniform(0.1, 20)),
+            curve=miss_ratio_curve(dataclasses.replace(trace, num_rows=rows)),
+            fixed=RowFormat.FP32 if index == 0 else None,
+            disk=DiskRate(read_rows_per_s=70_000.0, written_rows_per_s=30_000.0),
+        )
+        for index in range(2)
+    )
+    whole = sum(table.num_bytes(Rung(row_format=RowFormat.FP32)) for table in tables)
+    limit = max(30 << 20, int(whole * generator.uniform(0.05, 0.4)))
+    problem = TierProblem(tables=tables, limit_bytes=limit, held_shares=(0.0, 0.01, 0.2))
+    found = choose_rungs(problem)
+    costs = []
+    for rungs in itertools.product(*problem.options(0.0, 0.01)):
+        each = choice_of(problem, {t.name: rung for t, rung in zip(tables, rungs, strict=True)}, cache_share=0.0)
+        if each is not None and each.num_bytes <= limit:
+            costs.append(each.cost)
+    assert found.cost <= 1.01 * min(costs)
+    assert found.num_bytes <= limit
+    on_disk = [table for table in tables if found.rungs[table.name].is_on_disk]
+    all_held = found.held_bytes == sum(table.all_held_bytes for table in on_disk)
+    assert bool(found.held_bytes) == bool(on_disk)
+    assert not on_disk or all_held or found.num_bytes > 0.98 * limit
+    assert (found.disk_s > 0) == bool(on_disk)
 
 
 def one(limit: float, **changes: object) -> Choice:

@@ -108,6 +108,23 @@ def test_a_sample_of_rows_is_near_the_curve_and_says_how_near() -> None:
     assert np.mean(off) < 3 * np.mean(claimed) < 0.15
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_cache_of_one_place_a_row_misses_what_a_simulated_one_does(share: float) -> None:
+    trace = zipf_trace(seed=1, num_rows=2_000, batches=60, size=200)
+    curve = miss_ratio_curve(zipf_trace(seed=1, num_rows=2_000, batches=60, size=200, share=share))
+    for cache_rows in (50, 300, 1_500):
+        missed, generator = 0, np.random.default_rng(0)
+        for _ in range(4):
+            place, held = generator.integers(0, cache_rows, 2_000), np.full(cache_rows, -1)
+            for index, row in enumerate(trace.rows.tolist()):
+                missed += index >= trace.first_counted and held[place[row]] != row
+                held[place[row]] = row
+        found = curve.one_place_misses(cache_rows)
+        assert found == pytest.approx(missed / 4 / trace.all_touches, abs=0.02 if share == 1.0 else 0.06)
+        assert found > curve.misses(cache_rows) - 0.02
+    assert curve.one_place_misses(2_000) == curve.first_touches
+
+
 def test_nothing_touched_misses_nothing() -> None:
     curve = miss_ratio_curve(RowTrace.of_batches([], num_rows=10))
-    assert curve.misses(3) == curve.first_touches == 0.0
+    assert curve.misses(3) == curve.one_place_misses(3) == curve.first_touches == 0.0

@@ -13,9 +13,13 @@ import pytest
 from tests.runs.test_low_precision_runs import config_of
 from ziggurat.config import override
 from ziggurat.data.encoded.dataset import MemoryDataset
+from ziggurat.embeddings.storage import MemoryStorage, maker_of
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
+from ziggurat.features.growing import Growing
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
+from ziggurat.ops.growing.state import map_bytes
+from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.machine_memory import size_of_text
 from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import RowFormat
@@ -32,13 +36,13 @@ INPUTS = InputSpec(
 )
 
 
-def rows_of(count: int = 400) -> MemoryDataset:
+def rows_of(count: int = 400, *, inputs: InputSpec = INPUTS) -> MemoryDataset:
     generator = np.random.default_rng(0)
     columns = {
         "user": pa.array(generator.integers(3, 100_000, count).astype(np.int32)),
         "tags": pa.array([[3 + index % 50, 60] for index in range(count)], type=pa.list_(pa.int32())),
     }
-    return MemoryDataset(pa.table(columns), INPUTS)
+    return MemoryDataset(pa.table(columns), inputs)
 
 
 def limited(limit: str, **tables: object) -> RunConfig:
@@ -113,6 +117,63 @@ def test_counts_of_a_cache_that_counts_are_part_of_the_limit() -> None:
         )
     config, _ = with_rungs(limited("3.4 MB", weights=RowFormat.INT4, cache=0.2), rows_of(), list_lengths={})
     assert config.tables.cache == 0.2
+
+
+def test_the_map_of_a_table_that_grows_is_part_of_the_limit() -> None:
+    growing = Growing(num_ids=1_997)
+    tables = (INPUTS.tables[0], dataclasses.replace(INPUTS.tables[1], growing=growing))
+    grown = rows_of(inputs=dataclasses.replace(INPUTS, tables=tables))
+    whole = 100_000 * 68 + 2_000 * 260
+    assert with_rungs(limited(f"{whole + 40_000}"), grown, list_lengths={})[1]["why"].startswith("all tables fit")
+    config, _ = with_rungs(limited(f"{whole + 30_000}"), grown, list_lengths={})
+    assert config.tables.by_table["user"] is RowFormat.BF16
+    assert 30_000 < map_bytes(growing) < 40_000
+
+
+def test_tables_go_to_the_disk_where_few_bits_do_not_fit_or_exact_rows_are_asked_for(tmp_path: Path) -> None:
+    exact = {"user": RowFormat.FP32}
+    large = dataclasses.replace(INPUTS, tables=(TableSpec(name="user", num_rows=10_000_000), INPUTS.tables[1]))
+    for named, limit in (({}, "60 MB"), (exact, "200 MB")):  # INT4 takes 160 MB
+        asked = limited(limit, disk=str(tmp_path), by_table=named)
+        config, lines = with_rungs(asked, rows_of(inputs=large), list_lengths={"tags": 2.0})
+        tables = config.tables
+        assert (tables.by_table["user"], tables.is_on_disk("user"), tables.in_memory) == (
+            RowFormat.FP32,
+            True,
+            ("tag",),
+        )
+        assert re.fullmatch(r"1 of 2 tables, exact: \d+ MiB of rows held, up to 696 MiB of disk; a sample .* samples/s "
+                            r"at most \(.* thousand rows/s read.*\)", lines["disk"])  # fmt: skip
+        assert re.search(r"disk, [\d.]+ % of the rows held.*of them from the disk", lines["user"])
+        made = tables.make_storage(seed=0)
+        assert isinstance(maker_of(made, table="tag", dim=64)(8, 64), MemoryStorage)
+        storage = maker_of(made, table="user", dim=16)(10_000_000, 16)
+        storage.add_state(TableOptimizerKind.ROWWISE_ADAGRAD)
+        waiting = 2 * (4 << 20) + storage.num_bytes // 2
+        assert (
+            0.9 * size_of_text(limit, where="")
+            < storage.num_bytes + waiting + 2_000 * 260
+            <= size_of_text(limit, where="")
+        )
+        again, _ = with_rungs(config, rows_of(inputs=large), list_lengths={})
+        assert again.tables == tables
+    fits, _ = with_rungs(limited("1GiB", disk=str(tmp_path)), rows_of(inputs=large), list_lengths={})
+    assert fits.tables.in_memory == ("user", "tag")
+    with pytest.raises(ConfigError, match=r"--tables\.memory 1GiB"):
+        with_rungs(limited("60MB", disk=str(tmp_path), memory="1GiB"), rows_of(inputs=large), list_lengths={})
+    with pytest.raises(ConfigError, match=r"--tables\.disk FOLDER"):
+        with_rungs(limited("60MB"), rows_of(inputs=large), list_lengths={})
+    with pytest.raises(ConfigError, match=r"'user' as disk, 1 % of the rows held"):
+        with_rungs(limited("5MB", disk=str(tmp_path)), rows_of(inputs=large), list_lengths={})
+
+
+def test_a_policy_without_a_cache_is_refused_unless_a_limit_may_choose_one() -> None:
+    embedding = config_of("fp32").model.embedding
+    alone = TablesConfig(weights=RowFormat.INT8, cache_policy=CachePolicy.LFU)
+    with pytest.raises(ConfigError, match=r"--tables\.cache-policy lfu and no cache"):
+        alone.check(embedding, tables=["user"])
+    for more in ({"cache": 0.1}, {"memory_limit": "1GiB"}):
+        dataclasses.replace(alone, **more).check(embedding, tables=["user"])  # type: ignore[arg-type]
 
 
 def test_what_is_refused() -> None:

@@ -17,7 +17,7 @@ from jaxtyping import Int64, UInt64
 
 from ziggurat.features.growing import Evict, Growing
 from ziggurat.ops.cpp_build import CppSource
-from ziggurat.ops.growing.state import GrowingState
+from ziggurat.ops.growing.state import GrowingState, num_slots
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "growing" / "growing_ids.cpp",
@@ -46,7 +46,7 @@ class CppIndex:
 
     def __init__(self, growing: Growing, state: GrowingState) -> None:
         self._library, self._growing, self._state = _library(), growing, state
-        self._slots = np.zeros(growing.num_ids + growing.num_ids // 3 + 16, np.uint32)
+        self._slots = np.zeros(num_slots(growing), np.uint32)
         self._map = _Map(
             capacity=growing.num_ids,
             num_slots=len(self._slots),

@@ -60,13 +60,11 @@ class GrowingState:
     @staticmethod
     def empty(growing: Growing) -> GrowingState:
         """A vocabulary without ids."""
-        size = growing.num_ids
-        counts = growing.counting is Counting.SKETCH and growing.admit_after > 1
         return GrowingState(
-            rows=np.zeros(size, ROW),
+            rows=np.zeros(growing.num_ids, ROW),
             numbers=np.zeros(len(Number), np.int64),
-            queue=np.zeros(max(1, size // QUEUE_SHARE), np.int32),
-            sketch=np.zeros(max(_LEAST_SKETCH_BYTES, size + size // 2) if counts else 0, np.uint8),
+            queue=np.zeros(_queue_rows(growing), np.int32),
+            sketch=np.zeros(_sketch_bytes(growing), np.uint8),
         )
 
     @property
@@ -97,6 +95,26 @@ class GrowingState:
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays().values())
+
+
+def map_bytes(growing: Growing) -> int:
+    """What the state of a vocabulary and its index in C++ take, before there is one."""
+    state = ROW.itemsize * growing.num_ids + 8 * len(Number) + 4 * _queue_rows(growing) + _sketch_bytes(growing)
+    return state + 4 * num_slots(growing)
+
+
+def num_slots(growing: Growing) -> int:
+    """Slots of the index in C++, of 32 bits each."""
+    return growing.num_ids + growing.num_ids // 3 + 16
+
+
+def _queue_rows(growing: Growing) -> int:
+    return max(1, growing.num_ids // QUEUE_SHARE)
+
+
+def _sketch_bytes(growing: Growing) -> int:
+    counts = growing.counting is Counting.SKETCH and growing.admit_after > 1
+    return max(_LEAST_SKETCH_BYTES, growing.num_ids + growing.num_ids // 2) if counts else 0
 
 
 class GrowingIndex(Protocol):

@@ -7,18 +7,21 @@ This is a knapsack with a choice of items for each place. HiGHS solves it as a l
 with the cheapest rung of each table, and take the step down that costs least for the bytes it saves, until the limit
 holds; that is at most the cost of one step from the best. It answers where the solver has no time.
 
-One share of cached rows holds for all tables in few bits, as `--tables.cache` does; each share that may be chosen is a
-problem of its own, and the cheapest answer wins. The cost of rungs is in `rungs.py`.
+One share of cached rows holds for all tables in few bits, as `--tables.cache` does, and one share of rows held for all
+tables on a disk; each pair that may be chosen is a problem of its own, and the cheapest answer wins. The rest of the
+limit holds rows of the disk, beside those that wait to be written. The cost of rungs is in `rungs.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
+from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting
 from ziggurat.errors import ConfigError
 from ziggurat.ops.machine_memory import size_text
 from ziggurat.ops.row_formats import RowFormat
@@ -27,6 +30,7 @@ from ziggurat.planning.tiers.rungs import Rung, TieredTable
 LADDER = (RowFormat.FP32, RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)
 _TIME_LIMIT_S = 2.0
 _SHOWN = 3
+_REPRICED = 3
 _SETTING = "--tables.memory-limit"
 
 
@@ -42,6 +46,8 @@ class Choice:
         cost: of all tables, time and rounding, as `rungs.py` says.
         cost_fp32: of all tables in FP32.
         time_ratio: predicted time of lookups and updates over that of FP32.
+        held_bytes: for rows of a disk that are held; 0: nothing lies on a disk.
+        disk_s: seconds of the disk a sample, for rows that are not held.
     """
 
     rungs: dict[str, Rung]
@@ -51,6 +57,8 @@ class Choice:
     cost: float
     cost_fp32: float
     time_ratio: float
+    held_bytes: int = 0
+    disk_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +70,32 @@ class TierProblem:
         limit_bytes: for rows, optimizer state and caches.
         formats: that may be chosen.
         cache_shares: that may be chosen; 0 stands for no cache.
+        held_shares: of rows on a disk, that may be chosen; 0 stands for no disk.
     """
 
     tables: tuple[TieredTable, ...]
     limit_bytes: int
     formats: tuple[RowFormat, ...] = LADDER
     cache_shares: tuple[float, ...] = (0.0,)
+    held_shares: tuple[float, ...] = (0.0,)
 
-    def options(self, cache_share: float) -> list[tuple[Rung, ...]]:
+    def options(self, cache_share: float, held_share: float = 0.0) -> list[tuple[Rung, ...]]:
         """The rungs of each table."""
-        return [table.rungs(self.formats, cache_share=cache_share) for table in self.tables]
+        return [table.rungs(self.formats, cache_share=cache_share, held_share=held_share) for table in self.tables]
+
+    def smallest(self, table: TieredTable) -> Rung:
+        """The rung of a table that takes least memory."""
+        held = (0.0, min(share for share in self.held_shares if share)) if any(self.held_shares) else (0.0,)
+        rungs = (
+            rung
+            for share in held
+            for rung in table.rungs(self.formats, cache_share=min(self.cache_shares), held_share=share)
+        )
+        return min(rungs, key=table.num_bytes)
 
     def least_bytes(self, table: TieredTable) -> int:
         """Of the smallest rung of a table."""
-        smallest = min(self.cache_shares)
-        return min(table.num_bytes(rung) for rung in table.rungs(self.formats, cache_share=smallest))
+        return table.num_bytes(self.smallest(table))
 
 
 def choose_rungs(problem: TierProblem) -> Choice:
@@ -88,21 +107,31 @@ def choose_rungs(problem: TierProblem) -> Choice:
     Raises:
         ConfigError: no rungs fit; says which rung of which table would.
     """
-    found = [_best(problem, share) for share in problem.cache_shares]
+    shares = list(itertools.product(problem.cache_shares, problem.held_shares))
+    time_limit_s = _TIME_LIMIT_S / max(1.0, len(shares) / 5)
+    found = [_best(problem, cache, held, time_limit_s=time_limit_s) for cache, held in shares]
     fitting = [each for each in found if each is not None]
     if not fitting:
         raise _not_fitting(problem)
-    return min(fitting, key=lambda each: each.cost)
+    best = min(fitting, key=lambda each: each.cost)
+    for _ in range(_REPRICED):  # by the share of rows that the limit turned out to hold
+        share = max((rung.held_share for rung in best.rungs.values()), default=0.0)
+        again = _best(problem, best.cache_share, share, time_limit_s=time_limit_s) if 0 < share < 1 else None
+        if again is None or again.cost >= best.cost:
+            break
+        best = again
+    return best
 
 
-def greedy_rungs(problem: TierProblem, *, cache_share: float) -> dict[str, Rung] | None:
+def greedy_rungs(problem: TierProblem, *, cache_share: float, held_share: float = 0.0) -> dict[str, Rung] | None:
     """The rungs of the greedy rule; None if nothing fits.
 
     Args:
         problem: tables and limit.
         cache_share: of rows in few bits.
+        held_share: of rows on a disk.
     """
-    options = problem.options(cache_share)
+    options = problem.options(cache_share, held_share)
     chosen = [min(range(len(each)), key=lambda i, t=t, each=each: (t.cost(each[i]), t.num_bytes(each[i])))
               for t, each in zip(problem.tables, options, strict=True)]  # fmt: skip
     sizes = [[t.num_bytes(rung) for rung in each] for t, each in zip(problem.tables, options, strict=True)]
@@ -123,15 +152,19 @@ def greedy_rungs(problem: TierProblem, *, cache_share: float) -> dict[str, Rung]
     return {t.name: each[index] for t, each, index in zip(problem.tables, options, chosen, strict=True)}
 
 
-def solved_rungs(problem: TierProblem, *, cache_share: float, time_limit_s: float = _TIME_LIMIT_S) -> dict[str, Rung]:
+def solved_rungs(
+    problem: TierProblem, *, cache_share: float, held_share: float = 0.0, time_limit_s: float = _TIME_LIMIT_S
+) -> dict[str, Rung]:
     """The rungs of the linear program; {} if nothing fits, or it has no answer in its time.
 
     Args:
         problem: tables and limit.
         cache_share: of rows in few bits.
+        held_share: of rows on a disk.
         time_limit_s: for the solver.
     """
-    variables = [(index, rung) for index, rungs in enumerate(problem.options(cache_share)) for rung in rungs]
+    options = problem.options(cache_share, held_share)
+    variables = [(index, rung) for index, rungs in enumerate(options) for rung in rungs]
     tables, count = problem.tables, len(variables)
     cost = np.array([tables[index].cost(rung) for index, rung in variables])
     bytes_ = np.array([tables[index].num_bytes(rung) for index, rung in variables], dtype=np.float64)
@@ -149,16 +182,33 @@ def solved_rungs(problem: TierProblem, *, cache_share: float, time_limit_s: floa
     return {tables[index].name: rung for (index, rung), taken in zip(variables, solved.x, strict=True) if taken > 0.5}
 
 
-def _best(problem: TierProblem, cache_share: float) -> Choice | None:
-    greedy = greedy_rungs(problem, cache_share=cache_share)
+def _best(problem: TierProblem, cache_share: float, held_share: float, *, time_limit_s: float) -> Choice | None:
+    shares = {"cache_share": cache_share, "held_share": held_share}
+    greedy = greedy_rungs(problem, **shares)
     if greedy is None:
         return None
-    answers = [greedy, solved_rungs(problem, cache_share=cache_share)]
-    choices = [_choice(problem, rungs, cache_share=cache_share) for rungs in answers if rungs]
-    return min((each for each in choices if each.num_bytes <= problem.limit_bytes), key=lambda each: each.cost)
+    answers = [greedy, solved_rungs(problem, **shares, time_limit_s=time_limit_s)]
+    choices = [choice_of(problem, rungs, cache_share=cache_share) for rungs in answers if rungs]
+    fitting = [each for each in choices if each is not None and each.num_bytes <= problem.limit_bytes]
+    return min(fitting, key=lambda each: each.cost, default=None)
 
 
-def _choice(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: float) -> Choice:
+def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: float) -> Choice | None:
+    """What rungs take and cost, once the rest of the limit holds rows of the disk; None if that is too little.
+
+    Args:
+        problem: tables and limit.
+        rungs: of each table.
+        cache_share: of rows in few bits.
+    """
+    held_bytes, beside = 0, 0
+    on_disk = [table for table in problem.tables if rungs[table.name].is_on_disk]
+    if on_disk:
+        held_bytes, beside = _held(problem, rungs, on_disk)
+        if not held_bytes:
+            return None
+        share = held_bytes / sum(table.all_held_bytes for table in on_disk)
+        rungs = rungs | {table.name: replace(rungs[table.name], held_share=share) for table in on_disk}
     plain = Rung(row_format=RowFormat.FP32)
     weights = [table.lookups * (4 * table.dim + 64) for table in problem.tables]
     times = [table.time(rungs[table.name]) for table in problem.tables]
@@ -166,12 +216,27 @@ def _choice(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: float)
     return Choice(
         rungs=rungs,
         cache_share=cache_share if uses_cache else 0.0,
-        num_bytes=sum(table.num_bytes(rungs[table.name]) for table in problem.tables),
+        num_bytes=sum(table.num_bytes(rungs[table.name]) for table in problem.tables) + beside,
         limit_bytes=problem.limit_bytes,
         cost=sum(table.cost(rungs[table.name]) for table in problem.tables),
         cost_fp32=sum(table.cost(plain) for table in problem.tables),
         time_ratio=float(np.average(times, weights=weights)) if sum(weights) else 1.0,
+        held_bytes=held_bytes,
+        disk_s=sum(table.disk_s(rungs[table.name]) for table in problem.tables),
     )
+
+
+def _held(problem: TierProblem, rungs: dict[str, Rung], on_disk: list[TieredTable]) -> tuple[int, int]:
+    """Bytes for rows of the disk that the limit has room for, 0 if that is too little, and bytes of those written."""
+    taken = sum(table.num_bytes(rungs[table.name]) for table in problem.tables)
+    taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in on_disk)
+    storages = {table.dim for table in on_disk}
+    whole = sum(table.all_held_bytes for table in on_disk)
+    held = min(whole, held_room(problem.limit_bytes - taken, num_storages=len(storages)))
+    least = max(LEAST_PLACES / sum(table.num_rows for table in on_disk if table.dim == dim) for dim in storages)
+    if held < min(1.0, least) * whole:
+        return 0, 0
+    return held, most_waiting(held, num_storages=len(storages))
 
 
 def _not_fitting(problem: TierProblem) -> ConfigError:
@@ -190,12 +255,12 @@ def _not_fitting(problem: TierProblem) -> ConfigError:
 
 
 def _least_text(problem: TierProblem, table: TieredTable) -> str:
-    rungs = table.rungs(problem.formats, cache_share=min(problem.cache_shares))
-    smallest = min(rungs, key=table.num_bytes)
+    smallest = problem.smallest(table)
     fixed = ", as --tables.by-table asks" if table.fixed is not None else ""
     state = f", {size_text(table.num_rows * table.state_bytes)} of it optimizer state" if table.state_bytes else ""
+    grown = f", {size_text(table.map_bytes)} of it the map of ids" if table.map_bytes else ""
     return (
-        f"table {table.name!r} as {smallest.text}{fixed}: {size_text(table.num_bytes(smallest))}{state} "
+        f"table {table.name!r} as {smallest.text}{fixed}: {size_text(table.num_bytes(smallest))}{state}{grown} "
         f"({table.num_rows:,} rows × {table.dim})"
     )
 
@@ -209,9 +274,11 @@ def _ways_out(problem: TierProblem, largest: TieredTable, missing: int) -> list[
             rung = min(free.rungs(problem.formats, cache_share=0.0), key=free.num_bytes)
             verdict = "enough" if saved >= missing else "not enough alone"
             ways.append(f"table {table.name!r} as {rung.text} saves {size_text(saved)} ({verdict})")
+    if not any(problem.held_shares):
+        ways.append("--tables.disk FOLDER keeps exact rows on a disk, of which some are held in memory")
     if len(problem.formats) < len(LADDER):
         ways.append("leave --tables.weights out, so that every format may be chosen")
-    a_row = problem.least_bytes(largest) / max(largest.num_rows, 1)
+    a_row = problem.least_bytes(largest) / max(largest.num_rows, 1)  # with its part of the map
     rows = int((problem.least_bytes(largest) - missing) / a_row)
     if rows > 0:
         ways.append(f"at most {rows:,} rows in table {largest.name!r}: hash its ids, or drop rare ones (min_count)")

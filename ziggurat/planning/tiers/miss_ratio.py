@@ -9,6 +9,7 @@ backing format. Touches of batches before `counted_from` only fill the cache.
     smaller ones                      simulated, each by itself: rows of a batch keep each other out, so that those that
                                       are in stay as long as each batch needs them, which distances cannot say
 
+A cache in which each row has one place, as that of rows on a disk, misses more: `one_place_misses`.
 A set-associative cache of 32 ways misses a little more, and a cache of the most frequent rows a little less on streams
 that do not change.
 
@@ -157,6 +158,24 @@ class MissRatioCurve:
     def misses(self, cache_rows: float) -> float:
         """The share of touches that a cache of so many rows misses: what a step has to fetch."""
         return self.at(cache_rows).touches
+
+    def one_place_misses(self, cache_rows: float) -> float:
+        """The share of touches that a cache misses where each row has one place, that of its hash.
+
+        A row is there if none of the d others touched since has taken its place, which (1 − 1/C)^d ≈ e^(−d/C) are.
+
+        Args:
+            cache_rows: C.
+        """
+        trace = self.trace
+        if not trace.all_touches:
+            return 0.0
+        if cache_rows >= trace.num_rows:
+            return self.first_touches
+        known = self.distances[self.distances >= 0]
+        stay = np.exp(-known / max(cache_rows * trace.share, 1e-9)).sum()
+        missed = len(self.distances) - float(stay)
+        return min(1.0, missed / (trace.share * trace.all_touches))
 
     def error(self, cache_rows: float) -> float:
         """Standard error of `misses` that comes from counting a sample of the rows; 0 where all were counted."""

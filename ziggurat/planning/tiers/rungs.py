@@ -5,6 +5,8 @@
     bf16           R·(2·D + s)
     int8           R·(D + 4 + s)                    int4   R·(D/2 + 4 + s)
     int8 + cache   the same, and C·(4·D + s + 8)    C rows in FP32, with tag and stamp
+    disk           H·(4·D + s + 9) + R/4            H rows held in FP32, and two bits for each row; all lie on the disk
+    a vocabulary that grows: its map of ids beside that, on every rung
 
 The cost of a rung is the time that the table's lookups and updates take a sample, in units of one FP32 row of 64 bytes
 beside its own, plus what rounding is taken to be worth. Time follows the figures of docs/experiments.md (a row in few
@@ -14,14 +16,21 @@ long, INT8 a fifth longer, BF16 a tenth. Only rows that a cache misses are round
 
     cost = lookups · (4·D + 64) · (time + misses · worth)
 
+Rows on a disk are exact. A row that a step needs and that is not held is read, and another one written, at the rates
+that the disk was measured to have; that time is put into units of FP32 rows by the rate at which one core reads and
+updates scattered rows in memory (an assumption: 2.5 GB/s). Nothing is taken to hide behind computing, though both are
+done by threads: the choice errs to memory.
+
 A cache is shared by all tables of a width and format; here each table has its share of it to itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ziggurat.ops.row_cache import CachePolicy, CacheSize
+from ziggurat.ops.row_file import DiskRate, RowLayout
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve
 
@@ -29,6 +38,9 @@ ROUNDED = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)  # a cache stands in 
 _ROW_OVERHEAD = 64  # bytes of a row's read beyond its own
 _HIT_TIME = 1.1
 _LEAST_MISSES = 0.01  # a sample does not know all rows
+_HELD_TIME = 2.0  # a row of a disk that is held: copied for the step, and back
+_MEMORY_BYTES_PER_S = 2.5e9  # scattered rows, read and updated by one core
+_HELD_BESIDE = 9  # bytes of a held row beside its numbers: which row it is, and whether it was changed
 TIME = {RowFormat.FP32: 1.0, RowFormat.BF16: 1.28, RowFormat.INT8: 1.32, RowFormat.INT4: 1.39}
 WORTH = {RowFormat.FP32: 0.0, RowFormat.BF16: 0.1, RowFormat.INT8: 0.2, RowFormat.INT4: 1.0}
 
@@ -40,16 +52,33 @@ class Rung:
     Args:
         row_format: of all rows.
         cache_share: of the rows that lie in a cache in FP32, too.
+        held_share: of the rows on a disk that are held in memory; 0: all rows lie in memory.
     """
 
     row_format: RowFormat
     cache_share: float = 0.0
+    held_share: float = 0.0
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the rows lie on a disk."""
+        return self.held_share > 0
 
     @property
     def text(self) -> str:
-        """In words: "int8 + cache of 5 %"."""
+        """In words: "int8 + cache of 5 %", "disk, 10 % of the rows held"."""
+        if self.is_on_disk:
+            return f"disk, {100 * self.held_share:.3g} % of the rows held"
         cache = f" + cache of {100 * self.cache_share:g} %" if self.cache_share else ""
         return f"{self.row_format.value}{cache}"
+
+
+class Place(StrEnum):
+    """Where rows may lie."""
+
+    ANYWHERE = "anywhere"
+    MEMORY = "memory"
+    DISK = "disk"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +94,9 @@ class TieredTable:
         curve: what caches of its rows miss; None where nobody has counted: a cache then counts as useless.
         fixed: its rung, where the user has named it; None lets it be chosen.
         policy: of a cache in front of its rows.
+        map_bytes: of the map from ids to rows, of a table whose vocabulary grows; on every rung the same.
+        disk: what the disk gives that may hold its rows; None: there is none.
+        place: where its rows lie, if that is known.
     """
 
     name: str
@@ -75,12 +107,44 @@ class TieredTable:
     curve: MissRatioCurve | None = None
     fixed: RowFormat | None = None
     policy: CachePolicy = CachePolicy.LRU
+    map_bytes: int = 0
+    disk: DiskRate | None = None
+    place: Place = Place.ANYWHERE
 
     def num_bytes(self, rung: Rung) -> int:
         """All that the rung takes in memory."""
+        if rung.is_on_disk:
+            return int(rung.held_share * self.all_held_bytes) + self.num_rows // 4 + self.map_bytes
         row = rung.row_format.row_bytes(self.dim) + rung.row_format.beside_bytes(self.dim) + self.state_bytes
         cache = CacheSize(share=rung.cache_share, policy=self.policy)
-        return self.num_rows * row + cache.bytes_for(self.num_rows, row_bytes=4 * self.dim + self.state_bytes)
+        cached = cache.bytes_for(self.num_rows, row_bytes=4 * self.dim + self.state_bytes)
+        return self.num_rows * row + cached + self.map_bytes
+
+    @property
+    def all_held_bytes(self) -> int:
+        """Of the rows of a disk, were they all held."""
+        return self.num_rows * (4 * self.dim + self.state_bytes + _HELD_BESIDE)
+
+    @property
+    def row_bytes_on_disk(self) -> float:
+        """What a row takes of the disk: whole rows in pages, each with its checksum."""
+        layout = RowLayout(4 * self.dim + self.state_bytes)
+        return layout.unit_bytes / layout.rows_per_unit
+
+    def disk_rows(self, rung: Rung) -> float:
+        """Rows that a sample reads from the disk, mean; as many are written."""
+        if not rung.is_on_disk:
+            return 0.0
+        if self.curve is None or not self.curve.trace.all_lookups:
+            return self.lookups
+        touches = self.lookups * self.curve.trace.all_touches / self.curve.trace.all_lookups
+        return touches * max(_LEAST_MISSES, self.curve.one_place_misses(rung.held_share * self.num_rows))
+
+    def disk_s(self, rung: Rung) -> float:
+        """Seconds of the disk for the rows of a sample."""
+        if self.disk is None:
+            return 0.0
+        return self.disk_rows(rung) * (1.0 / self.disk.read_rows_per_s + 1.0 / self.disk.written_rows_per_s)
 
     def misses(self, rung: Rung) -> float:
         """The share of the rows of a step that the rung's cache does not have; 1 without a cache."""
@@ -90,6 +154,9 @@ class TieredTable:
 
     def time(self, rung: Rung) -> float:
         """Of lookups and updates, in FP32 rows."""
+        if rung.is_on_disk:
+            row_s = (4 * self.dim + _ROW_OVERHEAD) / _MEMORY_BYTES_PER_S
+            return _HELD_TIME + self.disk_s(rung) / max(self.lookups * row_s, 1e-30)
         once = TIME.get(rung.row_format, 1.0)
         if not rung.cache_share:
             return once
@@ -101,13 +168,19 @@ class TieredTable:
         worth = self.misses(rung) * WORTH.get(rung.row_format, 0.0)
         return self.lookups * (4 * self.dim + _ROW_OVERHEAD) * (self.time(rung) + worth)
 
-    def rungs(self, formats: tuple[RowFormat, ...], *, cache_share: float) -> tuple[Rung, ...]:
-        """Those that may be chosen: formats that save bytes, FP32 always without a cache.
+    def rungs(self, formats: tuple[RowFormat, ...], *, cache_share: float, held_share: float = 0.0) -> tuple[Rung, ...]:
+        """Those that may be chosen: formats that save bytes, FP32 always without a cache; the disk, for exact rows.
 
         Args:
             formats: that may be chosen.
             cache_share: of the cache in front of rows in few bits.
+            held_share: of rows on a disk; 0: no disk.
         """
         given = formats if self.fixed is None else (self.fixed,)
         kept = dict.fromkeys(each.for_columns(self.dim) for each in given)
-        return tuple(Rung(row_format=each, cache_share=cache_share if each in ROUNDED else 0.0) for each in kept)
+        may_leave = held_share > 0 and self.disk is not None and RowFormat.FP32 in given
+        on_disk = [Rung(row_format=RowFormat.FP32, held_share=held_share)] if may_leave else []
+        if on_disk and self.place is Place.DISK:
+            return tuple(on_disk)
+        in_memory = (Rung(row_format=each, cache_share=cache_share if each in ROUNDED else 0.0) for each in kept)
+        return (*in_memory, *(on_disk if self.place is not Place.MEMORY else []))

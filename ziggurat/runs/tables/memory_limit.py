@@ -1,9 +1,11 @@
 """Formats for the tables of a run, so that they fit `tables.memory_limit`: chosen before the first step, and said why.
 
     sizes, lookups, hits of caches ──► TierProblem ──► choose_rungs ──► tables.by_table and tables.cache
+    rows a second of --tables.disk ───────┘                       └──► tables.in_memory and tables.memory
 
-The run's config then names the format of every table, so that it repeats, and goes on, without choosing again. The
-choice is in `planning/tiers`; how it weighs time against rounding is in `planning/tiers/rungs.py`.
+The run's config then names the format and the place of every table, so that it repeats, and goes on, without choosing
+again: what a disk gives is another figure each time. The choice is in `planning/tiers`; how it weighs time against
+rounding is in `planning/tiers/rungs.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +14,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ziggurat.data.encoded.loader import Dataset
+from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
+from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine_memory import size_of_text, size_text
+from ziggurat.ops.row_file import disk_rate
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.choice import LADDER, Choice, TierProblem, choose_rungs
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
-from ziggurat.planning.tiers.rungs import Rung, TieredTable
+from ziggurat.planning.tiers.rungs import Place, Rung, TieredTable
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.tables.touched_rows import touched_rows
 
@@ -27,6 +32,7 @@ SETTING = "--tables.memory-limit"
 _SHOWN = 12
 _SAMPLES = 200_000  # whose touched rows say what caches hit
 _SHARES = (0.0, 0.01, 0.05, 0.1, 0.2)  # of rows in a cache, where the settings name none
+_HELD_SHARES = (0.0, 0.01, 0.05, 0.2, 0.5)  # of rows on a disk; what is left of the limit then holds more
 _FP32 = Rung(row_format=RowFormat.FP32)
 
 
@@ -61,19 +67,42 @@ def with_rungs(
     limit_bytes = size_of_text(limit, where=SETTING)
     problem = tier_problem(config, dataset.inputs, list_lengths=list_lengths, limit_bytes=limit_bytes)
     if config.tables.cache or sum(table.num_bytes(_FP32) for table in problem.tables) > limit_bytes:
-        problem = _with_caches(problem, config, dataset)
+        problem = _with_tiers(problem, config, dataset)
     choice = choose_rungs(problem)
     formats = {name: rung.row_format for name, rung in choice.rungs.items()}
     tables = replace(config.tables, by_table=formats, cache=choice.cache_share)
+    if tables.disk:
+        on_disk = {name for name, rung in choice.rungs.items() if rung.is_on_disk}
+        exact = (name for name, each in formats.items() if each is RowFormat.FP32 and name not in on_disk)
+        memory = f"{choice.held_bytes}B" if on_disk else TablesConfig.memory
+        tables = replace(tables, in_memory=tuple(exact), memory=memory)
     return replace(config, tables=tables), rung_lines(problem, choice)
 
 
-def _with_caches(problem: TierProblem, config: RunConfig, dataset: Dataset) -> TierProblem:
-    """The problem with caches of hot rows: the share that the settings name, or one of several."""
+def _with_tiers(problem: TierProblem, config: RunConfig, dataset: Dataset) -> TierProblem:
+    """The problem with caches of hot rows, of the share that the settings name or one of several, and with the disk."""
     touched = touched_rows(dataset, loader=config.training.loader, samples=_SAMPLES)
     tables = tuple(replace(table, curve=miss_ratio_curve(touched.trace([table.name]))) for table in problem.tables)
     shares = (config.tables.cache,) if config.tables.cache else _SHARES
-    return replace(problem, tables=tables, cache_shares=shares)
+    folder = config.tables.disk
+    if not folder:
+        return replace(problem, tables=tables, cache_shares=shares)
+    is_chosen = all(table.fixed is not None for table in tables)
+    if config.tables.memory != TablesConfig.memory and not is_chosen:
+        raise ConfigError(
+            expected=f"{SETTING}, which says how many rows of the disk are held, or --tables.memory",
+            found=f"{SETTING} {config.tables.memory_limit} and --tables.memory {config.tables.memory}",
+            where="tables.memory",
+            ways_out=("leave --tables.memory out", f"leave {SETTING} out: then all tables in fp32 lie on the disk"),
+        )
+
+    def with_disk(table: TieredTable) -> TieredTable:
+        here = Place.DISK if config.tables.is_on_disk(table.name) else Place.MEMORY
+        place = here if is_chosen or table.name in config.tables.in_memory else Place.ANYWHERE
+        rate = disk_rate(folder, payload_bytes=4 * table.dim + table.state_bytes)
+        return replace(table, disk=rate, place=place)
+
+    return replace(problem, tables=tuple(map(with_disk, tables)), cache_shares=shares, held_shares=_HELD_SHARES)
 
 
 def tier_problem(
@@ -102,6 +131,7 @@ def tier_problem(
             lookups=sum(list_lengths.get(spec.name, 1.0) for spec in inputs.lookups if spec.table == table.name),
             fixed=config.tables.by_table.get(table.name),
             policy=config.tables.cache_policy,
+            map_bytes=0 if table.growing is None else map_bytes(table.growing),
         )
         for table in inputs.tables
     )
@@ -122,12 +152,15 @@ def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
         f"the formats that fit at the least predicted cost: lookups and updates take {choice.time_ratio:.2f} times as "
         "long as in FP32, and rounding falls on tables that are looked up least for their bytes"
     )
+    if choice.held_bytes:
+        lines["disk"] = _disk_line(problem, choice)
     saved = {table: table.num_bytes(_FP32) - table.num_bytes(choice.rungs[table.name]) for table in problem.tables}
     lower = sorted((table for table in problem.tables if saved[table]), key=lambda table: -saved[table])
     for table in lower[:_SHOWN]:
         asked = ", as --tables.by-table asks" if table.fixed is not None else ""
         rung = choice.rungs[table.name]
         hits = f", {1 - table.misses(rung):.0%} of the rows of a step in the cache" if rung.cache_share else ""
+        hits += f", {table.disk_rows(rung):.3g} of them from the disk" if rung.is_on_disk else ""
         lines[table.name] = (
             f"{rung.text}{asked}: {size_text(table.num_bytes(rung))}, in FP32 "
             f"{size_text(table.num_bytes(_FP32))}; {table.num_rows:,} rows × {table.dim}, {table.lookups:.3g} lookups "
@@ -141,3 +174,18 @@ def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
     if kept:
         lines[f"{len(kept)} in FP32"] = size_text(sum(table.num_bytes(_FP32) for table in kept))
     return lines
+
+
+def _disk_line(problem: TierProblem, choice: Choice) -> str:
+    """What lies on the disk, and how fast that lets samples go."""
+    tables = [table for table in problem.tables if choice.rungs[table.name].is_on_disk]
+    rates = [table.disk for table in tables if table.disk is not None]
+    slowest = min(rates, key=lambda rate: rate.read_rows_per_s, default=None)
+    on_disk = sum(table.num_rows * table.row_bytes_on_disk for table in tables)
+    pace = f"{1 / choice.disk_s:,.0f} samples/s at most" if choice.disk_s else "no limit"
+    missed = sum(table.disk_rows(choice.rungs[table.name]) for table in tables)
+    return (
+        f"{len(tables)} of {len(problem.tables)} tables, exact: {size_text(choice.held_bytes)} of rows held, up to "
+        f"{size_text(on_disk)} of disk; a sample reads and writes {missed:.3g} rows, which this disk allows for {pace}"
+        + (f" ({slowest.text()})" if slowest is not None else "")
+    )

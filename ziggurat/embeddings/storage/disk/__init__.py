@@ -1,6 +1,13 @@
 """Tables on a disk: a flat file of rows behind a cache in memory."""
 
 from ziggurat.embeddings.storage.disk.backing import DiskRows
-from ziggurat.embeddings.storage.disk.storage import DiskStorage, DiskTables, MemoryBudget
+from ziggurat.embeddings.storage.disk.storage import (
+    LEAST_PLACES,
+    DiskStorage,
+    DiskTables,
+    MemoryBudget,
+    held_room,
+    most_waiting,
+)
 
-__all__ = ["DiskRows", "DiskStorage", "DiskTables", "MemoryBudget"]
+__all__ = ["LEAST_PLACES", "DiskRows", "DiskStorage", "DiskTables", "MemoryBudget", "held_room", "most_waiting"]

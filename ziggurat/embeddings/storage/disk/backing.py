@@ -16,8 +16,8 @@ last checkpoint. Within a process a row that was written in part or overwritten 
 that refuses (full, gone, read-only) is told by the next call, with what waits kept, so that training stops before it
 computes with a wrong row.
 
-Memory: two bits for each row that was ever touched, what waits to be written (32 MiB, twice while it is written), and
-what was read ahead.
+Memory: two bits for each row that was ever touched, what waits to be written (a quarter of what is
+held, at most 32 MiB, twice while it is written), and what was read ahead.
 """
 
 from __future__ import annotations
@@ -201,6 +201,10 @@ class DiskRows(RowBacking):
     def write(self, first_row: int, values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """Replace consecutive rows of one array."""
         self.store(torch.arange(first_row, first_row + len(values)), {key: values})
+
+    def limit_waiting(self, num_bytes: int) -> None:
+        """Let no more bytes than these wait to be written."""
+        self._behind.limit_bytes = num_bytes
 
     def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
         """Begin to read the rows of a coming batch that the file has."""

@@ -21,11 +21,29 @@ from torch import Tensor
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.embeddings.storage.disk.cache import CachedRows
+from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
 from ziggurat.ops.machine_memory import size_text
 
-_LEAST_PLACES = 1024
+LEAST_PLACES = 1024
+
+
+def waiting_bytes(held_bytes: int) -> int:
+    """What may wait to be written, for so many bytes of rows held; as much again is being written."""
+    return max(LEAST_WAITING_BYTES, min(MOST_WAITING_BYTES, held_bytes // 4))
+
+
+def most_waiting(held_bytes: int, *, num_storages: int) -> int:
+    """Bytes that wait to be written and are being written, at most, however some storages share what is held."""
+    least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    return min(most, held_bytes // 2 + least)
+
+
+def held_room(num_bytes: int, *, num_storages: int) -> int:
+    """The bytes of rows that may be held where so many are for these and for `most_waiting`; 0 or less: none."""
+    least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
+    return max(num_bytes - most, int((num_bytes - least) / 1.5))
 
 
 @dataclass(eq=False)
@@ -48,9 +66,9 @@ class MemoryBudget:
     def places(self, storage: DiskStorage) -> int:
         """How many rows a storage may hold."""
         if self.num_bytes is None:
-            return max(_LEAST_PLACES, int(self.share * storage.num_rows))
+            return max(LEAST_PLACES, int(self.share * storage.num_rows))
         whole = sum(each.num_rows * each.held_row_bytes for each in self._members)
-        return max(_LEAST_PLACES, int(storage.num_rows * min(1.0, self.num_bytes / whole)))
+        return max(LEAST_PLACES, int(storage.num_rows * min(1.0, self.num_bytes / whole)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +114,7 @@ class DiskStorage(TableStorage):
         """Rows that are held; made at the first use, when it is known what state they have."""
         if self._cached is None:
             self._cached = CachedRows(self.disk, num_places=self.num_places or self._budget.places(self))
+            self.disk.limit_waiting(waiting_bytes(self._cached.num_bytes))
         return self._cached
 
     @property

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-LIMIT_BYTES = 32 << 20
+LEAST_WAITING_BYTES, MOST_WAITING_BYTES = 4 << 20, 32 << 20
 _MOST_WAITING = 64
 
 
@@ -42,10 +42,13 @@ class WriteBehind:
     Args:
         write: writes sorted distinct rows to the file.
         limit_bytes: of numbers that wait; the thread holds as much again while it writes.
+
+    Attributes:
+        limit_bytes: see above; may be changed.
     """
 
-    def __init__(self, write: Callable[[RowValues], None], *, limit_bytes: int = LIMIT_BYTES) -> None:
-        self._write, self._limit_bytes = write, limit_bytes
+    def __init__(self, write: Callable[[RowValues], None], *, limit_bytes: int = MOST_WAITING_BYTES) -> None:
+        self._write, self.limit_bytes = write, limit_bytes
         self._waiting: list[RowValues] = []
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -97,7 +100,7 @@ class WriteBehind:
 
     def _is_full(self) -> bool:
         waiting = sum(each.values.nbytes + each.rows.nbytes for each in self._waiting)
-        return waiting > self._limit_bytes or len(self._waiting) > _MOST_WAITING
+        return waiting > self.limit_bytes or len(self._waiting) > _MOST_WAITING
 
     def _start(self) -> None:
         if self._thread is None and self._waiting:
