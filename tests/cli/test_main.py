@@ -89,7 +89,7 @@ FROZEN = {
     },
     "plan": {
         *("--cluster", "--towers", "--compare", "--save", "--schema", "--compression", "--rows", "--list-length"),
-        *("--budget-s", "--seed", "--costs", "--model", "--memory-limit"),
+        *("--budget-s", "--seed", "--costs", "--model", "--memory-limit", "--tiers"),
     },
     "simulate": {
         *("--cluster", "--towers", "--plot", "--schema", "--compression", "--rows", "--list-length", "--budget-s"),

@@ -23,6 +23,7 @@ rank), --parallel.wire.between-towers, --model.embedding-dim … Examples:
   ziggurat plan movielens_dlrm --cluster h100x64
   ziggurat plan mlperf_dlrm --cluster h100x16 --compare
   ziggurat plan mlperf_dlrm --cluster h100x8 --memory-limit 8GiB
+  ziggurat plan mlperf_dlrm --cluster h100x64 --memory-limit 2GiB --tiers
   ziggurat plan mlperf_dlrm --cluster cluster.toml --towers towers.json --save plan.json
   torchrun --nproc-per-node 8 -m ziggurat train mlperf_dlrm --plan plan.json
 """
@@ -50,6 +51,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         default="",
         help="what tables with their optimizer state may take on a device (20GiB): chooses the format of each table",
+    )
+    parser.add_argument(
+        "--tiers",
+        action="store_true",
+        help="in place of a plan: machines needed with memory of hosts and disks below that of devices, and without",
     )
     parser.add_argument("--save", metavar="FILE", help="write plan.json, for ziggurat train --plan")
 
@@ -85,6 +91,8 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
 
     config = _config(options, rest)
     request = dataclasses.replace(_request(options), costs=options.costs, memory_limit=options.memory_limit)
+    if options.tiers:
+        return _machines(config, options, request)
     found = plan_run(config, find_cluster(options.cluster), request=request)
     report = PlanReport(found.planned)
     _print_rows(report.table())
@@ -108,6 +116,28 @@ def plan(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
+def _machines(config: RunConfig, options: argparse.Namespace, request: PlanRequest) -> int:
+    """Print what numbers of machines do with tiers below memory of devices."""
+    from ziggurat.errors import ConfigError
+    from ziggurat.planning.cluster.catalogue import find_cluster
+    from ziggurat.runs.planning.machines import COLUMNS, machines_report
+
+    given = {"--save": options.save, "--compare": options.compare, "--costs": options.costs}
+    without = [flag for flag, value in given.items() if value]
+    if without:
+        raise ConfigError(
+            expected="--tiers, which makes no plan, or what belongs to one",
+            found=f"--tiers and {', '.join(without)}",
+            where="command line, --tiers",
+            ways_out=("leave --tiers out", f"leave {', '.join(without)} out"),
+        )
+    report = machines_report(config, find_cluster(options.cluster), request=request)
+    print_table(COLUMNS, report.rows())
+    for line in report.lines():
+        print_line(line)
+    return 0
+
+
 def _print_formats(found: PlannedRun) -> None:
     """Formats that a limit of memory chose, why, and what their prediction leaves out."""
     if not found.formats:
@@ -116,7 +146,8 @@ def _print_formats(found: PlannedRun) -> None:
         print_line(f"formats   {name}: {line}")
     print_line(
         "note      a limit of all devices together; formats alone are chosen: no rows are cached, or lie in the memory "
-        "of the host or on a disk, and that rows in few bits are decoded is not in the predicted step"
+        "of the host or on a disk (--tiers says what those would do), and that rows in few bits are decoded is not in "
+        "the predicted step"
     )
 
 

@@ -119,12 +119,12 @@ def test_a_cache_of_one_place_a_row_misses_what_a_simulated_one_does(share: floa
             for index, row in enumerate(trace.rows.tolist()):
                 missed += index >= trace.first_counted and held[place[row]] != row
                 held[place[row]] = row
-        found = curve.one_place_misses(cache_rows)
+        found = curve.one_place(cache_rows).touches
         assert found == pytest.approx(missed / 4 / trace.all_touches, abs=0.02 if share == 1.0 else 0.06)
         assert found > curve.misses(cache_rows) - 0.02
-    assert curve.one_place_misses(2_000) == curve.first_touches
+    assert curve.one_place(2_000).touches == curve.first_touches
 
 
 def test_nothing_touched_misses_nothing() -> None:
     curve = miss_ratio_curve(RowTrace.of_batches([], num_rows=10))
-    assert curve.misses(3) == curve.one_place_misses(3) == curve.first_touches == 0.0
+    assert curve.misses(3) == curve.one_place(3).touches == curve.first_touches == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -113,6 +114,25 @@ def test_the_verb(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert hits == sorted(hits)
     assert found["shared"][0]["num_rows"] == sum(each["num_rows"] for each in found["tables"])
     assert picture.read_text().lstrip().startswith("<?xml")
+
+
+def test_rows_on_a_disk_are_counted_there_and_what_is_held_in_memory(tmp_path: Path) -> None:
+    config = override(recipe_named("synthetic_dlrm"), {"tables.memory": "20%", "tables.disk": str(tmp_path)})
+    touched = touched_rows(growing_dataset(300), loader=LOADER, samples=600)
+    config = dataclasses.replace(config, tables=dataclasses.replace(config.tables, in_memory=("tags",)))
+    found = {each.name: each for each in tables_report(config, touched).tables}
+    user, tags = found["user"], found["tags"]
+    numbers = 4 * user.dim + 4
+    assert (user.weight_bytes, user.state_bytes, tags.disk_bytes) == (0, 0, 0)
+    assert user.disk_bytes == 4096 * -(-user.num_rows // (4096 // (numbers + 4)))
+    assert user.cache_bytes == int(0.2 * user.num_rows * (numbers + 9))
+    assert user.own_hits is not None
+    assert user.own_hits.touches < user.hits[3].touches + 0.01
+    assert user.map_bytes > 0
+    assert tags.weight_bytes == tags.num_rows * tags.dim * 4
+    lines = "\n".join(tables_report(config, touched).lines())
+    assert f"disk      {user.num_rows:,} rows of 1 tables" in lines
+    assert "maps of ids" in lines
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import dataclasses
 import difflib
 import os
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import check_version, read_toml
 from ziggurat.ops.machine_memory import host_memory
-from ziggurat.planning.cluster.cluster import Cluster, Device, Launch, Link, Origin, Port, Source, expect
+from ziggurat.planning.cluster.cluster import Cluster, Device, Host, Launch, Link, Origin, Port, Source, expect
 from ziggurat.typed import Reader
 
 DEVICES_PER_HOST = 8
@@ -38,12 +40,32 @@ _ASSUMED = {
     "between.efficiency": "all-to-all of NCCL against the port",
     "between.latency_s": "start of a collective over the network",
     "between.message_s": "per peer",
+    "host.link_bytes_per_s": "0.6 of the PCIe of a device",
+    "host.disk_read_rows_per_s": "500,000 reads of 4 KiB a second for each NVMe disk",
+    "host.disk_written_rows_per_s": "100,000 pages a second read and written for each NVMe disk",
     "reserve": "context, fragmentation, activations: what nobody counts",
 }
 
 
+def _host(*, memory_gb: float, link: float, disk_tb: float, disks: int) -> Host:
+    """A kind of host below its devices; the rate of a device's PCIe in GB/s of one direction."""
+    return Host(
+        memory_bytes=int(memory_gb * _GB),
+        link_bytes_per_s=0.6 * link * _GB,
+        disk_bytes=int(disk_tb * 1e12),
+        disk_read_rows_per_s=disks * 5e5,
+        disk_written_rows_per_s=disks * 1e5,
+    )
+
+
 def _gpu(
-    *, name: str, memory_gb: float, memory_rate: float, tflop: tuple[float, float, float], link: tuple[float, float]
+    *,
+    name: str,
+    memory_gb: float,
+    memory_rate: float,
+    tflop: tuple[float, float, float],
+    link: tuple[float, float],
+    host: Host,
 ) -> Cluster:
     """A kind of host; rates in GB/s of one direction and TFLOP/s (FP32, TF32, BF16)."""
     fp32, tf32, half = tflop
@@ -57,6 +79,8 @@ def _gpu(
         "inside.bytes_per_s": f"{sheet}: NVLink, {2 * link[0]:g} GB/s in both directions",
         "between.bytes_per_s": f"arXiv 2403.00877, platform table: {link[1] * 8:g} Gbit/s a device",
         "devices_per_host": "DGX and HGX boards",
+        "host.memory_bytes": "NVIDIA data sheet of the DGX with these devices",
+        "host.disk_bytes": "NVIDIA data sheet of the DGX with these devices: its disks for data",
     }
     return Cluster(
         name=name,
@@ -76,6 +100,7 @@ def _gpu(
         ),
         inside=Link(bytes_per_s=link[0] * _GB, efficiency=0.75, latency_s=2e-5, message_s=5e-7),
         between=Link(bytes_per_s=link[1] * _GB, efficiency=0.7, latency_s=4e-5, message_s=1e-6),
+        host=host,
         sources=(
             *(Source(constant=key, origin=Origin.PUBLISHED, text=text) for key, text in published.items()),
             *(Source(constant=key, origin=Origin.ASSUMED, text=text) for key, text in _ASSUMED.items()),
@@ -85,9 +110,30 @@ def _gpu(
 
 
 KINDS: dict[str, Cluster] = {
-    "v100": _gpu(name="V100 SXM2 32 GB", memory_gb=32, memory_rate=900, tflop=(15.7, 0.0, 0.0), link=(150, 12.5)),
-    "a100": _gpu(name="A100 SXM 40 GB", memory_gb=40, memory_rate=1555, tflop=(19.5, 156.0, 312.0), link=(300, 25)),
-    "h100": _gpu(name="H100 SXM 80 GB", memory_gb=80, memory_rate=3350, tflop=(67.0, 494.7, 989.4), link=(450, 50)),
+    "v100": _gpu(
+        name="V100 SXM2 32 GB",
+        memory_gb=32,
+        memory_rate=900,
+        tflop=(15.7, 0.0, 0.0),
+        link=(150, 12.5),
+        host=_host(memory_gb=512, link=16, disk_tb=7.68, disks=4),
+    ),
+    "a100": _gpu(
+        name="A100 SXM 40 GB",
+        memory_gb=40,
+        memory_rate=1555,
+        tflop=(19.5, 156.0, 312.0),
+        link=(300, 25),
+        host=_host(memory_gb=1024, link=32, disk_tb=15.36, disks=4),
+    ),
+    "h100": _gpu(
+        name="H100 SXM 80 GB",
+        memory_gb=80,
+        memory_rate=3350,
+        tflop=(67.0, 494.7, 989.4),
+        link=(450, 50),
+        host=_host(memory_gb=2048, link=64, disk_tb=30.72, disks=8),
+    ),
 }
 
 
@@ -108,6 +154,10 @@ def local_cluster(ranks: int) -> Cluster:
         "inside.bytes_per_s": "gloo over the loopback",
         "between.bytes_per_s": "10 Gbit/s Ethernet; one host sends nothing over it",
         "reserve": _ASSUMED["reserve"],
+        "host.memory_bytes": "none beside the ranks' own",
+        "host.link_bytes_per_s": "of no meaning without such memory",
+        "host.disk_read_rows_per_s": "a virtual disk; a run with --tables.disk measures yours in its start-up report",
+        "host.disk_written_rows_per_s": "likewise",
         **{
             f"{link}.{name}": "gloo"
             for link in ("inside", "between")
@@ -116,6 +166,7 @@ def local_cluster(ranks: int) -> Cluster:
     }
     measured = {
         "hosts": "this one",
+        "host.disk_bytes": "size of the disk that has the folder for temporary files",
         "devices_per_host": f"as asked for; the machine has {cores} cores",
         "device.memory_bytes": f"the system's or its container's, divided by {ranks} ranks",
     }
@@ -136,6 +187,7 @@ def local_cluster(ranks: int) -> Cluster:
         ),
         inside=Link(bytes_per_s=2 * _GB, efficiency=0.8, latency_s=2e-4, message_s=2e-5),
         between=Link(bytes_per_s=1.25 * _GB, efficiency=0.9, latency_s=3e-4, message_s=2e-5, port=Port.HOST),
+        host=Host(disk_bytes=shutil.disk_usage(tempfile.gettempdir()).total),
         sources=(
             *(Source(constant=key, origin=Origin.MEASURED, text=text) for key, text in measured.items()),
             *(Source(constant=key, origin=Origin.ASSUMED, text=text) for key, text in assumed.items()),

@@ -1,6 +1,7 @@
 """Cluster: the machines that a plan is made for, as numbers. Plain data, by name or from a TOML file.
 
     cluster ── hosts × devices
+       host     memory and disks below that of its devices, for tables of which devices hold the hot rows
        device   memory, memory rate, matrix-product rates, what a kernel launch and a packed byte cost
        inside   the link of a device to the others of its host    (NVLink, shared memory)
        between  the link of a device, or of a whole host, to other hosts    (a port a device, or one a host)
@@ -134,6 +135,32 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 @checked
+class Host:
+    """What a host has below the memory of its devices.
+
+    Args:
+        memory_bytes: of the host; 0: none beside its devices', as where devices are shares of a CPU.
+        link_bytes_per_s: of each device from and to it, as an exchange of rows reaches it.
+        disk_bytes: of all its disks; 0: none.
+        disk_read_rows_per_s: rows in random order, of all its disks.
+        disk_written_rows_per_s: replaced, each with what lies in its page.
+    """
+
+    memory_bytes: int = 0
+    link_bytes_per_s: float = 10e9
+    disk_bytes: int = 0
+    disk_read_rows_per_s: float = 5e4
+    disk_written_rows_per_s: float = 2.5e4
+
+    def __post_init__(self) -> None:
+        sizes = (self.memory_bytes, self.disk_bytes)
+        expect(min(sizes) >= 0, "bytes of 0 or more", str(sizes), "host")
+        rates = (self.link_bytes_per_s, self.disk_read_rows_per_s, self.disk_written_rows_per_s)
+        expect(min(rates) > 0, "rates above 0", str(rates), "host")
+
+
+@dataclass(frozen=True, kw_only=True)
+@checked
 class Source:
     """Where one constant comes from.
 
@@ -178,6 +205,7 @@ class Cluster:
         device: each of them.
         inside: link of a device to the others of its host.
         between: link to other hosts.
+        host: each of the hosts, below its devices.
         reserve: share of a device's memory that a plan leaves alone, for what nobody counts.
         sources: of the constants; those without one count as assumed.
     """
@@ -190,6 +218,7 @@ class Cluster:
     device: Device
     inside: Link
     between: Link
+    host: Host = field(default_factory=Host)
     reserve: float = 0.15
     sources: tuple[Source, ...] = field(default=())
 
@@ -284,6 +313,7 @@ def _shown(name: str, value: float) -> str:
     for suffix, unit, scale in (
         ("flop_per_s", "TFLOP/s", 1e12),
         ("bytes_per_s", "GB/s", 1e9),
+        ("rows_per_s", "million rows/s", 1e6),
         ("_bytes", "GB", 1e9),
         ("_s", "µs", 1e-6),
     ):

@@ -9,7 +9,7 @@ backing format. Touches of batches before `counted_from` only fill the cache.
     smaller ones                      simulated, each by itself: rows of a batch keep each other out, so that those that
                                       are in stay as long as each batch needs them, which distances cannot say
 
-A cache in which each row has one place, as that of rows on a disk, misses more: `one_place_misses`.
+A cache in which each row has one place, as that of rows on a disk, misses more: `one_place`.
 A set-associative cache of 32 ways misses a little more, and a cache of the most frequent rows a little less on streams
 that do not change.
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from ziggurat.data.mixing import splitmix64
 from ziggurat.planning.tiers.stack_distances import stack_distances
@@ -159,23 +159,20 @@ class MissRatioCurve:
         """The share of touches that a cache of so many rows misses: what a step has to fetch."""
         return self.at(cache_rows).touches
 
-    def one_place_misses(self, cache_rows: float) -> float:
-        """The share of touches that a cache misses where each row has one place, that of its hash.
+    def one_place(self, cache_rows: float) -> Misses:
+        """What a cache misses where each row has one place, that of its hash.
 
         A row is there if none of the d others touched since has taken its place, which (1 − 1/C)^d ≈ e^(−d/C) are.
 
         Args:
             cache_rows: C.
         """
-        trace = self.trace
-        if not trace.all_touches:
-            return 0.0
-        if cache_rows >= trace.num_rows:
-            return self.first_touches
-        known = self.distances[self.distances >= 0]
-        stay = np.exp(-known / max(cache_rows * trace.share, 1e-9)).sum()
-        missed = len(self.distances) - float(stay)
-        return min(1.0, missed / (trace.share * trace.all_touches))
+        if not self.trace.all_touches:
+            return Misses(touches=0.0, lookups=0.0)
+        if cache_rows >= self.trace.num_rows:
+            return self.at(np.inf)
+        stay_N = np.exp(-self.distances / max(cache_rows * self.trace.share, 1e-9))
+        return _misses(self.trace, np.where(self.distances >= 0, stay_N, 0.0))
 
     def error(self, cache_rows: float) -> float:
         """Standard error of `misses` that comes from counting a sample of the rows; 0 where all were counted."""
@@ -235,10 +232,10 @@ def _curve(trace: RowTrace, *, parts: tuple[MissRatioCurve, ...] = ()) -> MissRa
     return MissRatioCurve(trace=trace, distances=stack_distances(trace.rows)[trace.first_counted :], parts=parts)
 
 
-def _misses(trace: RowTrace, hit_N: Bool[np.ndarray, " N"]) -> Misses:
-    """Shares of misses; what hot rows a sample lacks, or has too many of, are hits."""
-    lookups_N = trace.lookups[trace.first_counted :]
-    missed_touches, missed_lookups = int((~hit_N).sum()), int(lookups_N[~hit_N].sum())
+def _misses(trace: RowTrace, hit_N: Bool[np.ndarray, " N"] | Float64[np.ndarray, " N"]) -> Misses:
+    """Shares of misses, of touches that hit or do so with a probability; what a sample has wrong are hits."""
+    lookups_N, missed_N = trace.lookups[trace.first_counted :], 1.0 - hit_N
+    missed_touches, missed_lookups = float(missed_N.sum()), float(missed_N @ lookups_N)
     return Misses(
         touches=min(1.0, missed_touches / (trace.share * trace.all_touches)),
         lookups=min(1.0, missed_lookups / (trace.share * trace.all_lookups)),

@@ -29,6 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ziggurat.embeddings.storage.disk import HELD_BESIDE_BYTES
 from ziggurat.ops.row_cache import CachePolicy, CacheSize
 from ziggurat.ops.row_file import DiskRate, RowLayout
 from ziggurat.ops.row_formats import RowFormat
@@ -40,7 +41,6 @@ _HIT_TIME = 1.1
 _LEAST_MISSES = 0.01  # a sample does not know all rows
 _HELD_TIME = 2.0  # a row of a disk that is held: copied for the step, and back
 _MEMORY_BYTES_PER_S = 2.5e9  # scattered rows, read and updated by one core
-_HELD_BESIDE = 9  # bytes of a held row beside its numbers: which row it is, and whether it was changed
 TIME = {RowFormat.FP32: 1.0, RowFormat.BF16: 1.28, RowFormat.INT8: 1.32, RowFormat.INT4: 1.39}
 WORTH = {RowFormat.FP32: 0.0, RowFormat.BF16: 0.1, RowFormat.INT8: 0.2, RowFormat.INT4: 1.0}
 
@@ -123,13 +123,12 @@ class TieredTable:
     @property
     def all_held_bytes(self) -> int:
         """Of the rows of a disk, were they all held."""
-        return self.num_rows * (4 * self.dim + self.state_bytes + _HELD_BESIDE)
+        return self.num_rows * (4 * self.dim + self.state_bytes + HELD_BESIDE_BYTES)
 
     @property
-    def row_bytes_on_disk(self) -> float:
-        """What a row takes of the disk: whole rows in pages, each with its checksum."""
-        layout = RowLayout(4 * self.dim + self.state_bytes)
-        return layout.unit_bytes / layout.rows_per_unit
+    def disk_bytes(self) -> int:
+        """What all rows take of the disk: whole rows in pages, each with its checksum."""
+        return RowLayout(4 * self.dim + self.state_bytes).file_bytes(self.num_rows)
 
     def disk_rows(self, rung: Rung) -> float:
         """Rows that a sample reads from the disk, mean; as many are written."""
@@ -138,7 +137,7 @@ class TieredTable:
         if self.curve is None or not self.curve.trace.all_lookups:
             return self.lookups
         touches = self.lookups * self.curve.trace.all_touches / self.curve.trace.all_lookups
-        return touches * max(_LEAST_MISSES, self.curve.one_place_misses(rung.held_share * self.num_rows))
+        return touches * max(_LEAST_MISSES, self.curve.one_place(rung.held_share * self.num_rows).touches)
 
     def disk_s(self, rung: Rung) -> float:
         """Seconds of the disk for the rows of a sample."""

@@ -181,7 +181,7 @@ def _disk_line(problem: TierProblem, choice: Choice) -> str:
     tables = [table for table in problem.tables if choice.rungs[table.name].is_on_disk]
     rates = [table.disk for table in tables if table.disk is not None]
     slowest = min(rates, key=lambda rate: rate.read_rows_per_s, default=None)
-    on_disk = sum(table.num_rows * table.row_bytes_on_disk for table in tables)
+    on_disk = sum(table.disk_bytes for table in tables)
     pace = f"{1 / choice.disk_s:,.0f} samples/s at most" if choice.disk_s else "no limit"
     missed = sum(table.disk_rows(choice.rungs[table.name]) for table in tables)
     return (

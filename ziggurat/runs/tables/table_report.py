@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,15 @@ import numpy as np
 
 from ziggurat.config import to_json
 from ziggurat.embeddings.room import TableSize
+from ziggurat.embeddings.storage.disk import HELD_BESIDE_BYTES
+from ziggurat.embeddings.tables_config import budget_of
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format
+from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.row_file import RowLayout
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
 from ziggurat.recipes.run_config import RunConfig
@@ -32,7 +37,7 @@ from ziggurat.training.records.log import read_records
 SHARES = (0.01, 0.05, 0.1, 0.2)
 TABLES = Format(name="ziggurat.tables", what="a report on the tables of a run")
 COLUMNS = (
-    *("table", "rows × columns", "kept as", "weights", "state", "cache"),
+    *("table", "rows × columns", "kept as", "weights", "state", "cache", "map", "disk"),
     *("rows touched", "age", "lookups a sample", *(f"hits at {share:.0%}" for share in SHARES)),
 )
 
@@ -56,10 +61,16 @@ class CacheHits:
     error: float
 
     @staticmethod
-    def at(curve: MissRatioCurve, share: float) -> CacheHits:
-        """The hits of a cache of a share of the rows of a curve."""
+    def at(curve: MissRatioCurve, share: float, *, has_one_place: bool = False) -> CacheHits:
+        """The hits of a cache of a share of the rows of a curve.
+
+        Args:
+            curve: of the rows.
+            share: of them that the cache holds.
+            has_one_place: each row has one place in it, as rows of a disk do.
+        """
         cache_rows = round(share * curve.trace.num_rows)
-        missed = curve.at(cache_rows)
+        missed = curve.one_place(cache_rows) if has_one_place else curve.at(cache_rows)
         return CacheHits(
             share=share,
             cache_rows=cache_rows,
@@ -83,9 +94,11 @@ class TableUse:
         num_rows: rows.
         dim: columns.
         row_format: what rows are kept as.
-        weight_bytes: of what lookups read.
-        state_bytes: of the optimizer's numbers, and of lower halves.
-        cache_bytes: of hot rows in FP32 with their state, and of what says which rows they are.
+        weight_bytes: of memory, for what lookups read; 0 where rows lie on a disk.
+        state_bytes: of memory, for the optimizer's numbers and lower halves; 0 where rows lie on a disk.
+        cache_bytes: of hot rows in FP32, or of rows of a disk that are held; with state, and what says which they are.
+        map_bytes: of the map from ids to rows, where the vocabulary grows.
+        disk_bytes: of the disk, once every row was changed.
         rows_touched: different rows in the sample.
         age_batches: batches since these were used last, at the end of the sample: the median of them.
         lookups_per_sample: mean.
@@ -102,6 +115,8 @@ class TableUse:
     weight_bytes: int
     state_bytes: int
     cache_bytes: int
+    map_bytes: int
+    disk_bytes: int
     rows_touched: int
     age_batches: float
     lookups_per_sample: float
@@ -115,10 +130,11 @@ class TableUse:
         return (
             self.name,
             f"{self.num_rows:,} × {self.dim}",
-            self.row_format,
-            size_text(self.weight_bytes),
-            size_text(self.state_bytes),
-            size_text(self.cache_bytes) if self.cache_bytes else "",
+            self.row_format + (" on disk" if self.disk_bytes else ""),
+            *(
+                size_text(each) if each else ""
+                for each in (self.weight_bytes, self.state_bytes, self.cache_bytes, self.map_bytes, self.disk_bytes)
+            ),
             f"{self.rows_touched:,}",
             f"{self.age_batches:,.0f}",
             f"{self.lookups_per_sample:.2f}",
@@ -163,13 +179,15 @@ class TablesReport:
 
     def lines(self) -> list[str]:
         """What the figures are of."""
-        names = ("weight_bytes", "state_bytes", "cache_bytes")
-        weights, state, cache = (sum(getattr(each, name) for each in self.tables) for name in names)
+        names = ("weight_bytes", "state_bytes", "cache_bytes", "map_bytes", "disk_bytes")
+        weights, state, cache, maps, disk = (sum(getattr(each, name) for each in self.tables) for name in names)
         cached = f", cache {size_text(cache)}" if cache else ""
+        cached += f", maps of ids {size_text(maps)}" if maps else ""
         order = "the second epoch" if self.epochs == 2 else "the second half of the sample"
         found = [
-            f"bytes     {size_text(weights + state + cache)}: weights {size_text(weights)}, optimizer state "
-            f"{size_text(state)}{cached}",
+            f"bytes     {size_text(weights + state + cache + maps)} of memory: weights {size_text(weights)}, optimizer "
+            f"state {size_text(state)}{cached}",
+            *self._disk_lines(disk),
             f"hits      predicted for {self.num_samples:,} samples of {order}, in batches of {self.batch_size:,}: "
             "rows a step needs that a cache of so many per cent of the rows has, those touched last",
         ]
@@ -192,6 +210,18 @@ class TablesReport:
                 f"went; {share:.1%} of the look-ups met an unknown id{log}"
             )
         return found
+
+    def _disk_lines(self, disk_bytes: int) -> list[str]:
+        """What lies on the disk, where something does."""
+        on_disk = [each for each in self.tables if each.disk_bytes]
+        if not on_disk:
+            return []
+        rows, touched = sum(each.num_rows for each in on_disk), sum(each.rows_touched for each in on_disk)
+        held = sum(each.cache_bytes for each in on_disk)
+        return [
+            f"disk      {rows:,} rows of {len(on_disk)} tables, {size_text(disk_bytes)} once all were changed "
+            f"({touched:,} rows touched in the sample); {size_text(held)} of memory hold rows, each in one place"
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the curves."""
@@ -263,10 +293,14 @@ def tables_report(
     curves = {name: miss_ratio_curve(touched.trace([name])) for name in chosen}
     tables = tuple(_use(config, [name], name=name, touched=touched, curve=curves[name]) for name in chosen)
     shared = []
-    for dim, row_format in dict.fromkeys((sizes[name].dim, sizes[name].row_format) for name in chosen):
-        together = [name for name in chosen if (sizes[name].dim, sizes[name].row_format) == (dim, row_format)]
+
+    def kind(name: str) -> tuple[int, RowFormat, bool]:
+        return sizes[name].dim, sizes[name].row_format, config.tables.is_on_disk(name)
+
+    for each in dict.fromkeys(map(kind, chosen)):
+        together = [name for name in chosen if kind(name) == each]
         if len(together) > 1:
-            name = f"all of {dim} columns in {row_format.value}"
+            name = f"all of {each[0]} columns in {each[1].value}" + (" on disk" if each[2] else "")
             curve = curves[name] = miss_ratio_curve(touched.trace(together))
             shared.append(_use(config, together, name=name, touched=touched, curve=curve))
     return TablesReport(
@@ -309,19 +343,44 @@ def _use(
     sizes = table_sizes(config, touched.inputs)
     formats = [sizes[each].row_format for each in tables]
     per_sample = [touched.per_sample(each) for each in tables]
+    on_disk = config.tables.is_on_disk(tables[0])
+    own = held_share(config, sizes) if on_disk else config.tables.cache_of(formats[0]).share
+    in_memory = () if on_disk else tables
+    growing = (touched.inputs.table(each).growing for each in tables)
     return TableUse(
         name=name,
         num_rows=sum(sizes[each].num_rows for each in tables),
         dim=sizes[tables[0]].dim,
         row_format=formats[0].value,
-        weight_bytes=sum(sizes[each].weight_bytes for each in tables),
-        state_bytes=sum(sizes[each].state_bytes for each in tables),
-        cache_bytes=sum(cache_bytes(config, sizes[each]) for each in tables),
+        weight_bytes=sum(sizes[each].weight_bytes for each in in_memory),
+        state_bytes=sum(sizes[each].state_bytes for each in in_memory),
+        cache_bytes=sum(
+            int(own * held_bytes(sizes[each])) if on_disk else cache_bytes(config, sizes[each]) for each in tables
+        ),
+        map_bytes=sum(map_bytes(each) for each in growing if each is not None),
+        disk_bytes=sum(_on_disk(sizes[each]) for each in tables) if on_disk else 0,
         rows_touched=sum(touched.rows_touched(each) for each in tables),
         age_batches=float(np.median(np.concatenate([touched.ages(each) for each in tables]))),
         lookups_per_sample=sum(lookups for lookups, _ in per_sample),
         touches_per_sample=sum(touches for _, touches in per_sample),
         hits=tuple(CacheHits.at(curve, share) for share in SHARES),
-        own_hits=CacheHits.at(curve, own) if (own := config.tables.cache_of(formats[0]).share) else None,
+        own_hits=CacheHits.at(curve, own, has_one_place=on_disk) if own else None,
         first_touches=curve.first_touches,
     )
+
+
+def held_share(config: RunConfig, sizes: Mapping[str, TableSize]) -> float:
+    """The share of the rows on a disk that are held."""
+    whole = sum(held_bytes(size) for name, size in sizes.items() if config.tables.is_on_disk(name))
+    return budget_of(config.tables.memory).share_of(whole)
+
+
+def held_bytes(size: TableSize) -> int:
+    """Of all rows of a table on a disk, were they held."""
+    return size.weight_bytes + size.state_bytes + size.num_rows * HELD_BESIDE_BYTES
+
+
+def _on_disk(size: TableSize) -> int:
+    """What the file of a table takes of the disk, all its rows changed."""
+    row_bytes = (size.weight_bytes + size.state_bytes) // max(size.num_rows, 1)
+    return RowLayout(row_bytes).file_bytes(size.num_rows)

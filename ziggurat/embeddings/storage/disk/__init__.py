@@ -2,6 +2,7 @@
 
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.embeddings.storage.disk.storage import (
+    HELD_BESIDE_BYTES,
     LEAST_PLACES,
     DiskStorage,
     DiskTables,
@@ -10,4 +11,13 @@ from ziggurat.embeddings.storage.disk.storage import (
     most_waiting,
 )
 
-__all__ = ["LEAST_PLACES", "DiskRows", "DiskStorage", "DiskTables", "MemoryBudget", "held_room", "most_waiting"]
+__all__ = [
+    "HELD_BESIDE_BYTES",
+    "LEAST_PLACES",
+    "DiskRows",
+    "DiskStorage",
+    "DiskTables",
+    "MemoryBudget",
+    "held_room",
+    "most_waiting",
+]

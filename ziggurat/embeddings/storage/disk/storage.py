@@ -27,6 +27,7 @@ from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimiz
 from ziggurat.ops.machine_memory import size_text
 
 LEAST_PLACES = 1024
+HELD_BESIDE_BYTES = 9  # of a held row: which row it is, and whether it was changed
 
 
 def waiting_bytes(held_bytes: int) -> int:
@@ -68,7 +69,11 @@ class MemoryBudget:
         if self.num_bytes is None:
             return max(LEAST_PLACES, int(self.share * storage.num_rows))
         whole = sum(each.num_rows * each.held_row_bytes for each in self._members)
-        return max(LEAST_PLACES, int(storage.num_rows * min(1.0, self.num_bytes / whole)))
+        return max(LEAST_PLACES, int(storage.num_rows * self.share_of(whole)))
+
+    def share_of(self, whole_bytes: int) -> float:
+        """The share of the rows that may be held, where all of them would take so many bytes."""
+        return self.share if self.num_bytes is None else min(1.0, self.num_bytes / max(whole_bytes, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +135,7 @@ class DiskStorage(TableStorage):
     @property
     def held_row_bytes(self) -> int:
         """Of a row that is held."""
-        return 4 * self.disk.width + 9
+        return 4 * self.disk.width + HELD_BESIDE_BYTES
 
     @property
     def num_bytes(self) -> int:
