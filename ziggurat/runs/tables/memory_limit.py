@@ -120,7 +120,8 @@ def tier_problem(
         ConfigError: the optimizer has dense gradients, so that no table can be in fewer bits.
     """
     embedding, columns = config.model.embedding, config.model.table_columns(inputs)
-    replace(config.tables, weights=RowFormat.INT8).check(embedding, tables=columns)
+    config.tables.check(embedding, tables=columns)
+    TablesConfig(weights=RowFormat.INT8).check(embedding, tables=columns)  # no dense gradients
     per_row, per_element = state_bytes(embedding.optimizer)
     tables = tuple(
         TieredTable(
