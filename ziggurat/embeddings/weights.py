@@ -24,6 +24,7 @@ from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, cache_of, maker_of
 from ziggurat.embeddings.storage.cached import CachedStorage
+from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.storage.part import reader, table_tensor
 from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.errors import ConfigError
@@ -207,6 +208,11 @@ class TableWeights(nn.Module):
     def caches(self) -> list[CachedStorage]:
         """The storages that keep hot rows in a cache."""
         return [storage for storage in self._storages if isinstance(storage, CachedStorage)]
+
+    @property
+    def on_disk(self) -> list[DiskStorage]:
+        """The storages whose rows lie on a disk."""
+        return [storage for storage in self._storages if isinstance(storage, DiskStorage)]
 
     def about_to_load(self) -> None:
         """Tell storages that all rows are about to be written."""

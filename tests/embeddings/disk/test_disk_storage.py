@@ -10,7 +10,7 @@ import torch
 from tests.embeddings.embedding_inputs import MIXED, make_batch, some_loss
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer
 from ziggurat.embeddings.config import InitialDraw
-from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.storage.disk import DiskStorage, held_facts
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, FileError
 from ziggurat.ops.lookup import TableOptimizerKind
@@ -58,6 +58,8 @@ def test_training_on_a_disk_has_the_bits_of_training_in_memory(
     optimizers = [TableOptimizer(memory), TableOptimizer(disk)]
     for one, other in zip(train(memory, optimizers[0]), train(disk, optimizers[1]), strict=True):
         assert torch.equal(one, other)
+    assert 0 <= held_facts(disk.tables.on_disk)["disk_hit_rate"] < 1
+    assert held_facts(disk.tables.on_disk) == {}
     for name in memory.tables.places:
         assert torch.equal(memory.table(name), disk.table(name)), name
     for name, rows in optimizers[0].state_rows().items():

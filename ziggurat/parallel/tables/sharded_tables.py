@@ -21,6 +21,7 @@ from ziggurat.embeddings.growing.new_rows import NewRows, first_vectors
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
 from ziggurat.embeddings.storage.cached import CachedStorage
+from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.storage.part import reader
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import PlanError
@@ -128,6 +129,11 @@ class ShardedTables(nn.Module):
     def caches(self) -> list[CachedStorage]:
         """The storages of this rank that keep hot rows in a cache."""
         return [cache for tables in self.local for cache in tables.tables.caches]
+
+    @property
+    def on_disk(self) -> list[DiskStorage]:
+        """The storages of this rank whose rows lie on a disk."""
+        return [storage for tables in self.local for storage in tables.tables.on_disk]
 
     def about_to_load(self) -> None:
         """Tell storages that all rows are about to be written."""

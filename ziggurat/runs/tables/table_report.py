@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,16 @@ import numpy as np
 
 from ziggurat.config import to_json
 from ziggurat.embeddings.room import TableSize
-from ziggurat.embeddings.storage.disk import HELD_BESIDE_BYTES
-from ziggurat.embeddings.tables_config import budget_of
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format
 from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine_memory import size_text
-from ziggurat.ops.row_file import RowLayout
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
 from ziggurat.recipes.run_config import RunConfig
+from ziggurat.runs.tables.disk_bytes import bytes_on_disk, held_bytes, held_share
 from ziggurat.runs.tables.touched_rows import TouchedRows
 from ziggurat.training.records.log import read_records
 
@@ -156,6 +154,7 @@ class TablesReport:
         measured: share of the rows of steps that the run's caches had, as its log says; None: no log, or no cache.
         growing: by table whose ids come and go, what became of them in the sample.
         logged_unknown: share of its look-ups that met an unknown id, as the log says of the whole run.
+        measured_held: share of the rows of lookups on a disk that were held, likewise.
     """
 
     tables: tuple[TableUse, ...]
@@ -167,6 +166,7 @@ class TablesReport:
     measured: float | None = None
     growing: dict[str, dict[str, int]] = field(default_factory=dict)
     logged_unknown: dict[str, float] = field(default_factory=dict)
+    measured_held: float | None = None
 
     @property
     def _caches(self) -> tuple[TableUse, ...]:
@@ -193,10 +193,11 @@ class TablesReport:
         ]
         if any(hits.error for each in (*self.tables, *self.shared) for hits in each.hits):
             found.append("±         standard error: a share of the rows, chosen by hash, stands for all")
-        own = [f"{each.own_hits.text} ({each.name})" for each in self._caches if each.own_hits is not None]
-        if own:
-            log = "the log has no rate yet" if self.measured is None else f"{100 * self.measured:.1f} % in the log"
-            found.append(f"cache     the run's own: predicted {', '.join(own)}; measured: {log}")
+        for is_held, name, measured in ((False, "cache", self.measured), (True, "held", self.measured_held)):
+            caches = [each for each in self._caches if each.own_hits is not None and bool(each.disk_bytes) is is_held]
+            own = [f"{each.own_hits.text} ({each.name})" for each in caches if each.own_hits is not None]
+            log = "the log has no rate yet" if measured is None else f"{100 * measured:.1f} % in the log"
+            found += [f"{name:<9} the run's own: predicted {', '.join(own)}; measured: {log}"] if own else []
         new = {each.name: each.first_touches for each in self.tables if each.first_touches >= 0.005}
         if new:
             shown = ", ".join(f"{name} {100 * share:.0f} %" for name, share in list(new.items())[:5])
@@ -234,17 +235,21 @@ class TablesReport:
             "measured_hits": self.measured,
             "growing": self.growing,
             "logged_unknown": self.logged_unknown,
+            "measured_held_hits": self.measured_held,
         }
 
 
-def measured_hits(log: Path) -> float | None:
-    """The share of the rows of steps that a run's caches had, over the second half of its training log.
+def measured_hits(log: Path | None, *, name: str) -> float | None:
+    """The mean of a share that a run's training log has, over the second half of it; None where it has none.
 
     Args:
         log: its metrics.jsonl.
+        name: cache_hit_rate, of the rows of steps, or disk_hit_rate, of those of lookups.
     """
+    if log is None:
+        return None
     timings = [each.get("timing", {}) for each in read_records(log) if each.get("kind") == "train"]
-    rates = [each["cache_hit_rate"] for each in timings if "cache_hit_rate" in each]
+    rates = [each[name] for each in timings if name in each]
     return statistics.fmean(rates[len(rates) // 2 :]) if rates else None
 
 
@@ -310,9 +315,10 @@ def tables_report(
         epochs=touched.epochs,
         batch_size=config.training.loader.batch_size,
         curves=curves,
-        measured=None if log is None else measured_hits(log),
         growing={name: counts for name, counts in touched.growing.items() if name in chosen},
         logged_unknown={} if log is None else logged_unknown(log),
+        measured=measured_hits(log, name="cache_hit_rate"),
+        measured_held=measured_hits(log, name="disk_hit_rate"),
     )
 
 
@@ -358,7 +364,7 @@ def _use(
             int(own * held_bytes(sizes[each])) if on_disk else cache_bytes(config, sizes[each]) for each in tables
         ),
         map_bytes=sum(map_bytes(each) for each in growing if each is not None),
-        disk_bytes=sum(_on_disk(sizes[each]) for each in tables) if on_disk else 0,
+        disk_bytes=sum(bytes_on_disk(sizes[each]) for each in tables) if on_disk else 0,
         rows_touched=sum(touched.rows_touched(each) for each in tables),
         age_batches=float(np.median(np.concatenate([touched.ages(each) for each in tables]))),
         lookups_per_sample=sum(lookups for lookups, _ in per_sample),
@@ -367,20 +373,3 @@ def _use(
         own_hits=CacheHits.at(curve, own, has_one_place=on_disk) if own else None,
         first_touches=curve.first_touches,
     )
-
-
-def held_share(config: RunConfig, sizes: Mapping[str, TableSize]) -> float:
-    """The share of the rows on a disk that are held."""
-    whole = sum(held_bytes(size) for name, size in sizes.items() if config.tables.is_on_disk(name))
-    return budget_of(config.tables.memory).share_of(whole)
-
-
-def held_bytes(size: TableSize) -> int:
-    """Of all rows of a table on a disk, were they held."""
-    return size.weight_bytes + size.state_bytes + size.num_rows * HELD_BESIDE_BYTES
-
-
-def _on_disk(size: TableSize) -> int:
-    """What the file of a table takes of the disk, all its rows changed."""
-    row_bytes = (size.weight_bytes + size.state_bytes) // max(size.num_rows, 1)
-    return RowLayout(row_bytes).file_bytes(size.num_rows)

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.embeddings.storage.cached import CacheCounts
+from ziggurat.embeddings.storage.disk import held_facts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
@@ -179,7 +180,7 @@ class TrainStep:
             counts = sum((cache.counts for cache in caches), CacheCounts())
             found |= (counts - self._counted).facts()
             self._counted = counts
-        return found
+        return found | held_facts(storage for tables in tables_of(self.model) for storage in tables.on_disk)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

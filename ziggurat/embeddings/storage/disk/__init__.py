@@ -7,6 +7,7 @@ from ziggurat.embeddings.storage.disk.storage import (
     DiskStorage,
     DiskTables,
     MemoryBudget,
+    held_facts,
     held_room,
     most_waiting,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "DiskStorage",
     "DiskTables",
     "MemoryBudget",
+    "held_facts",
     "held_room",
     "most_waiting",
 ]

@@ -20,7 +20,7 @@ from ziggurat.features.hashing import mix
 
 @dataclass
 class CacheCounts:
-    """What was asked of a cache: rows, and those of them that it held."""
+    """What lookups asked of a cache: rows, each once a lookup, and those of them that it held."""
 
     rows: int = 0
     hits: int = 0
@@ -34,7 +34,7 @@ class CachedRows:
         num_places: C.
 
     Attributes:
-        counts: of rows that batches asked for.
+        counts: of rows that lookups asked for.
     """
 
     def __init__(self, disk: DiskRows, *, num_places: int) -> None:
@@ -48,12 +48,18 @@ class CachedRows:
         """Of the places, taken or still to be taken."""
         return self.num_places * (4 * self.disk.width + 9)
 
-    def take(self, rows: Int64[np.ndarray, "N"]) -> Float[np.ndarray, "N W"]:
-        """Numbers of sorted distinct rows, which are held from now on."""
+    def take(self, rows: Int64[np.ndarray, "N"], *, counts: bool = False) -> Float[np.ndarray, "N W"]:
+        """Numbers of sorted distinct rows, which are held from now on.
+
+        Args:
+            rows: which.
+            counts: a lookup asks, which is counted.
+        """
         values, places = self._held(), self._places(rows)
         hit = self._rows[places] == rows
-        self.counts.rows += len(rows)
-        self.counts.hits += int(np.count_nonzero(hit))
+        if counts:
+            self.counts.rows += len(rows)
+            self.counts.hits += int(np.count_nonzero(hit))
         out = np.empty((len(rows), values.shape[1]), dtype=np.float32)
         out[hit] = values[places[hit]]
         if not hit.all():

@@ -9,7 +9,7 @@ happens on the disk, and why a kill does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage.disk.backing import DiskRows
-from ziggurat.embeddings.storage.disk.cache import CachedRows
+from ziggurat.embeddings.storage.disk.cache import CacheCounts, CachedRows
 from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
@@ -196,7 +196,7 @@ class DiskStorage(TableStorage):
     def gather(self, rows_N: Int64[Tensor, "N"], *, key: str = WEIGHT) -> Float[Tensor, "N *D"]:
         """See `TableStorage.gather`."""
         rows, inverse = np.unique(rows_N.numpy(), return_inverse=True)
-        return self.disk.part(self.cached.take(rows), key)[torch.from_numpy(inverse)]
+        return self.disk.part(self.cached.take(rows, counts=True), key)[torch.from_numpy(inverse)]
 
     def scatter(self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N *D"], *, key: str = WEIGHT) -> None:
         """Replace some rows; those that are not held go to the disk."""
@@ -244,3 +244,12 @@ class DiskStorage(TableStorage):
         cached = self.cached
         held = f"{cached.num_places:,} of {self.num_rows:,} rows ({size_text(cached.num_bytes)})"
         return {"rows": "disk", **self.disk.describe(), "held_in_memory": held}
+
+
+def held_facts(storages: Iterable[DiskStorage]) -> dict[str, float]:
+    """What a training log says: the share of the rows of lookups since the last call that were held; {} for none."""
+    rows = hits = 0
+    for storage in storages:
+        counts, storage.cached.counts = storage.cached.counts, CacheCounts()
+        rows, hits = rows + counts.rows, hits + counts.hits
+    return {"disk_hit_rate": round(hits / rows, 6)} if rows else {}
