@@ -25,7 +25,7 @@ TABLE = TableProfile(name="t", num_rows=10_000_000, dim=63, pooling_factor=4.0, 
 
 
 def steps_of(table: UsedTable, *, host: Host = HOST, room: int = 80_000_000) -> list[TieredStep]:
-    cluster: Cluster = dataclasses.replace(named_cluster("h100x16"), host=host)
+    cluster: Cluster = dataclasses.replace(named_cluster("h100x16"), below=host)
     return tiered_steps([table], cluster, batch_size=100, room_bytes=room, step_s=lambda machines: 0.01)
 
 

@@ -40,9 +40,9 @@ _ASSUMED = {
     "between.efficiency": "all-to-all of NCCL against the port",
     "between.latency_s": "start of a collective over the network",
     "between.message_s": "per peer",
-    "host.link_bytes_per_s": "0.6 of the PCIe of a device",
-    "host.disk_read_rows_per_s": "500,000 reads of 4 KiB a second for each NVMe disk",
-    "host.disk_written_rows_per_s": "100,000 pages a second read and written for each NVMe disk",
+    "below.link_bytes_per_s": "0.6 of the PCIe of a device",
+    "below.disk_read_rows_per_s": "500,000 reads of 4 KiB a second for each NVMe disk",
+    "below.disk_written_rows_per_s": "100,000 pages a second read and written for each NVMe disk",
     "reserve": "context, fragmentation, activations: what nobody counts",
 }
 
@@ -79,8 +79,8 @@ def _gpu(
         "inside.bytes_per_s": f"{sheet}: NVLink, {2 * link[0]:g} GB/s in both directions",
         "between.bytes_per_s": f"arXiv 2403.00877, platform table: {link[1] * 8:g} Gbit/s a device",
         "devices_per_host": "DGX and HGX boards",
-        "host.memory_bytes": "NVIDIA data sheet of the DGX with these devices",
-        "host.disk_bytes": "NVIDIA data sheet of the DGX with these devices: its disks for data",
+        "below.memory_bytes": "NVIDIA data sheet of the DGX with these devices",
+        "below.disk_bytes": "NVIDIA data sheet of the DGX with these devices: its disks for data",
     }
     return Cluster(
         name=name,
@@ -100,7 +100,7 @@ def _gpu(
         ),
         inside=Link(bytes_per_s=link[0] * _GB, efficiency=0.75, latency_s=2e-5, message_s=5e-7),
         between=Link(bytes_per_s=link[1] * _GB, efficiency=0.7, latency_s=4e-5, message_s=1e-6),
-        host=host,
+        below=host,
         sources=(
             *(Source(constant=key, origin=Origin.PUBLISHED, text=text) for key, text in published.items()),
             *(Source(constant=key, origin=Origin.ASSUMED, text=text) for key, text in _ASSUMED.items()),
@@ -154,10 +154,10 @@ def local_cluster(ranks: int) -> Cluster:
         "inside.bytes_per_s": "gloo over the loopback",
         "between.bytes_per_s": "10 Gbit/s Ethernet; one host sends nothing over it",
         "reserve": _ASSUMED["reserve"],
-        "host.memory_bytes": "none beside the ranks' own",
-        "host.link_bytes_per_s": "of no meaning without such memory",
-        "host.disk_read_rows_per_s": "a virtual disk; a run with --tables.disk measures yours in its start-up report",
-        "host.disk_written_rows_per_s": "likewise",
+        "below.memory_bytes": "none beside the ranks' own",
+        "below.link_bytes_per_s": "of no meaning without such memory",
+        "below.disk_read_rows_per_s": "a virtual disk; a run with --tables.disk measures yours in its start-up report",
+        "below.disk_written_rows_per_s": "likewise",
         **{
             f"{link}.{name}": "gloo"
             for link in ("inside", "between")
@@ -166,7 +166,7 @@ def local_cluster(ranks: int) -> Cluster:
     }
     measured = {
         "hosts": "this one",
-        "host.disk_bytes": "size of the disk that has the folder for temporary files",
+        "below.disk_bytes": "size of the disk that has the folder for temporary files",
         "devices_per_host": f"as asked for; the machine has {cores} cores",
         "device.memory_bytes": f"the system's or its container's, divided by {ranks} ranks",
     }
@@ -187,7 +187,7 @@ def local_cluster(ranks: int) -> Cluster:
         ),
         inside=Link(bytes_per_s=2 * _GB, efficiency=0.8, latency_s=2e-4, message_s=2e-5),
         between=Link(bytes_per_s=1.25 * _GB, efficiency=0.9, latency_s=3e-4, message_s=2e-5, port=Port.HOST),
-        host=Host(disk_bytes=shutil.disk_usage(tempfile.gettempdir()).total),
+        below=Host(disk_bytes=shutil.disk_usage(tempfile.gettempdir()).total),
         sources=(
             *(Source(constant=key, origin=Origin.MEASURED, text=text) for key, text in measured.items()),
             *(Source(constant=key, origin=Origin.ASSUMED, text=text) for key, text in assumed.items()),

@@ -1,7 +1,7 @@
 """Cluster: the machines that a plan is made for, as numbers. Plain data, by name or from a TOML file.
 
     cluster ── hosts × devices
-       host     memory and disks below that of its devices, for tables of which devices hold the hot rows
+       below    memory and disks of a host, for tables of which devices hold the hot rows
        device   memory, memory rate, matrix-product rates, what a kernel launch and a packed byte cost
        inside   the link of a device to the others of its host    (NVLink, shared memory)
        between  the link of a device, or of a whole host, to other hosts    (a port a device, or one a host)
@@ -205,7 +205,7 @@ class Cluster:
         device: each of them.
         inside: link of a device to the others of its host.
         between: link to other hosts.
-        host: each of the hosts, below its devices.
+        below: what each host has below the memory of its devices.
         reserve: share of a device's memory that a plan leaves alone, for what nobody counts.
         sources: of the constants; those without one count as assumed.
     """
@@ -218,7 +218,7 @@ class Cluster:
     device: Device
     inside: Link
     between: Link
-    host: Host = field(default_factory=Host)
+    below: Host = field(default_factory=Host)
     reserve: float = 0.15
     sources: tuple[Source, ...] = field(default=())
 

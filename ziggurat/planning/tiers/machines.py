@@ -137,7 +137,7 @@ def fewest_hosts(steps: Sequence[TieredStep], tiers: Tiers, *, most_s: float) ->
 
 
 def _available(cluster: Cluster) -> list[Tiers]:
-    host = cluster.host
+    host = cluster.below
     return [
         Tiers.DEVICES,
         *([Tiers.HOSTS] if host.memory_bytes else []),
@@ -148,7 +148,7 @@ def _available(cluster: Cluster) -> list[Tiers]:
 def _step(
     tables: Sequence[UsedTable], cluster: Cluster, tiers: Tiers, *, batch_size: int, room_bytes: int, base_s: float
 ) -> TieredStep:
-    host, whole = cluster.host, max(1, sum(table.num_bytes for table in tables))
+    host, whole = cluster.below, max(1, sum(table.num_bytes for table in tables))
     device_share = min(1.0, max(0, room_bytes) * cluster.world_size / whole)
     memory = _USABLE * host.memory_bytes * cluster.hosts
     host_share = 0.0 if tiers is Tiers.DEVICES else min(1.0, memory / whole)

@@ -47,8 +47,8 @@ class MachinesReport:
         """The answer: machines with the disk and without, at an equal step."""
         yield (
             f"tables    {size_text(self.table_bytes)} with optimizer state; a device has room for "
-            f"{size_text(self.room_bytes)}, a host for {size_text(self.cluster.host.memory_bytes)}, its disks for "
-            f"{size_text(self.cluster.host.disk_bytes)}"
+            f"{size_text(self.room_bytes)}, a host for {size_text(self.cluster.below.memory_bytes)}, its disks for "
+            f"{size_text(self.cluster.below.disk_bytes)}"
         )
         alone = next((each for each in self.steps if each.tiers is Tiers.DEVICES and each.fits), None)
         if alone is None:
