@@ -14,7 +14,7 @@ from tests.runs.test_low_precision_runs import config_of
 from ziggurat.config import override
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.embeddings.storage import MemoryStorage, maker_of
-from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.storage.disk import DiskStorage, most_waiting
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.growing import Growing
@@ -27,7 +27,7 @@ from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
-from ziggurat.runs.tables.memory_limit import with_rungs
+from ziggurat.runs.tables.memory_limit import tier_problem, with_rungs
 from ziggurat.training.records.run_folder import STARTUP, RunFolder
 
 INPUTS = InputSpec(
@@ -123,12 +123,13 @@ def test_counts_of_a_cache_that_counts_are_part_of_the_limit() -> None:
 def test_the_map_of_a_table_that_grows_is_part_of_the_limit() -> None:
     growing = Growing(num_ids=1_997)
     tables = (INPUTS.tables[0], dataclasses.replace(INPUTS.tables[1], growing=growing))
-    grown = rows_of(inputs=dataclasses.replace(INPUTS, tables=tables))
-    whole = 100_000 * 68 + 2_000 * 260
-    assert with_rungs(limited(f"{whole + 40_000}"), grown, list_lengths={})[1]["why"].startswith("all tables fit")
-    config, _ = with_rungs(limited(f"{whole + 30_000}"), grown, list_lengths={})
-    assert config.tables.by_table["user"] is RowFormat.BF16
-    assert 30_000 < map_bytes(growing) < 40_000
+    settings = {"list_lengths": {}, "limit_bytes": 1 << 30}
+    grown = tier_problem(limited("1GiB"), dataclasses.replace(INPUTS, tables=tables), **settings)  # type: ignore[arg-type]
+    plain = tier_problem(limited("1GiB"), INPUTS, **settings)  # type: ignore[arg-type]
+    more = [
+        grown.least_bytes(one) - plain.least_bytes(other) for one, other in zip(grown.tables, plain.tables, strict=True)
+    ]
+    assert more == [0, map_bytes(growing)]
 
 
 def test_tables_go_to_the_disk_where_few_bits_do_not_fit_or_exact_rows_are_asked_for(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_tables_go_to_the_disk_where_few_bits_do_not_fit_or_exact_rows_are_asked
         storage = maker_of(made, table="user", dim=16)(10_000_000, 16)
         storage.add_state(TableOptimizerKind.ROWWISE_ADAGRAD)
         assert isinstance(storage, DiskStorage)
-        waiting = 2 * (4 << 20) + storage.cached.num_bytes // 2
+        waiting = most_waiting(storage.cached.num_bytes, num_storages=1)
         assert (
             0.9 * size_of_text(limit, where="")
             < storage.num_bytes + waiting + 2_000 * 260
