@@ -94,16 +94,16 @@ def part_scores(
     seen = visible(part, mask=layout.rule)
     scores_HMN = scale * torch.einsum("mhd,nhd->hmn", q[part.queries], k[part.keys])
     if bias is not None:
-        scores_HMN = scores_HMN + _bias(bias, seen, part=part, dtype=q.dtype)
+        scores_HMN = scores_HMN + _bias(bias, seen, part=part, like=q)
     length = part.keys.stop - part.keys.start
     return scores_HMN, seen.dense(length, first=part.key_start).to(q.device)
 
 
-def _bias(bias: AttentionBias, seen: Visible, *, part: SequencePart, dtype: torch.dtype) -> Tensor:
+def _bias(bias: AttentionBias, seen: Visible, *, part: SequencePart, like: Tensor) -> Tensor:
     """What is added to the scores (M, N) of one sequence."""
-    length = part.keys.stop - part.keys.start
+    length, dtype = part.keys.stop - part.keys.start, like.dtype
     columns = torch.arange(part.key_start, part.key_start + length)
-    added = torch.zeros(len(seen.rows), length, dtype=dtype, device=_device(bias))
+    added = like.new_zeros(len(seen.rows), length)
     if bias.w_pos is not None:
         reach = (len(bias.w_pos) + 1) // 2
         distance = columns.clamp(max=part.history) - seen.position[:, None]
@@ -115,8 +115,3 @@ def _bias(bias: AttentionBias, seen: Visible, *, part: SequencePart, dtype: torc
         durations = bias.query_times[part.queries][:, None] - bias.key_times[part.keys][None, :]
         added = added + bias.w_time.to(dtype)[time_buckets(durations, num_buckets=len(bias.w_time))]
     return added
-
-
-def _device(bias: AttentionBias) -> torch.device:
-    given = bias.w_pos if bias.w_pos is not None else bias.w_time
-    return given.device if given is not None else torch.device("cpu")

@@ -120,11 +120,15 @@ def join_lists(
 
 def cut_lists(values: Tensor, *, offsets: Int64[Tensor, "B+1"], keep: Int64[Tensor, "B"]) -> Tensor:
     """The first `keep` rows of every list."""
-    position = torch.arange(len(values)) - offsets[:-1].repeat_interleave(offsets.diff(), output_size=len(values))
+    position = torch.arange(len(values), device=values.device) - offsets[:-1].repeat_interleave(
+        offsets.diff(), output_size=len(values)
+    )
     return values[position < keep.repeat_interleave(offsets.diff(), output_size=len(values))]
 
 
 def _moved(offsets: Tensor, begins: Tensor) -> Tensor:
     """For each row of lists, where it stands if list b begins at `begins[b]`."""
     total = int(offsets[-1])
-    return torch.arange(total) + (begins - offsets[:-1]).repeat_interleave(offsets.diff(), output_size=total)
+    return torch.arange(total, device=offsets.device) + (begins - offsets[:-1]).repeat_interleave(
+        offsets.diff(), output_size=total
+    )

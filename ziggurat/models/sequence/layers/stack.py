@@ -178,7 +178,7 @@ class SequenceStack(nn.Module):
         lengths, outputs = offsets.diff(), torch.zeros_like(candidates_MD)
         most = int(lengths.max()) if len(lengths) else 0
         step = micro_batch or max(1, most)
-        position = torch.arange(len(candidates_MD)) - offsets[:-1].repeat_interleave(lengths)
+        position = torch.arange(len(candidates_MD), device=offsets.device) - offsets[:-1].repeat_interleave(lengths)
         for first in range(0, most, step):
             chosen = (position >= first) & (position < first + step)
             asked = (lengths - first).clamp(0, step)
