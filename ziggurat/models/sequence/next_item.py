@@ -37,6 +37,7 @@ from functools import reduce
 from typing import Annotated, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
@@ -244,7 +245,11 @@ class NextItem(Model):
         if not torch.is_grad_enabled():
             return named
         rows_C = self._draw(batch)
-        return named | {_CANDIDATES: self._items_at(rows_C), _ROWS: rows_C}
+        if batch.batch_size:
+            return named | {_CANDIDATES: self._items_at(rows_C), _ROWS: rows_C}
+        # Nothing is asked, so nothing is looked up: where a run is resumed, tables hold nothing yet.
+        nothing_CD = F.pad(self._items_at(rows_C[:0]), (0, 0, 0, len(rows_C)))
+        return named | {_CANDIDATES: nothing_CD, _ROWS: rows_C}
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """The logit is the score of what came next; `named` has what the loss reads."""
