@@ -176,7 +176,6 @@ class Batch:
         single = self.single[:, samples].contiguous()
         bounds = None if kept is None else kept.jagged.offsets
         jagged = self.jagged.rows(first, last, batch_size=self.batch_size, bounds=bounds)
-        is_copied = kept is not None and kept is not self
         return Batch(
             dense=self.dense[samples],
             single=single,
@@ -189,7 +188,7 @@ class Batch:
             groups=None if self.groups is None else self.groups[samples],
             row_ids=self.row_ids[samples],
             extras={name: value[samples] for name, value in self.extras.items()},
-            host=HostCopy(kept.rows(first, last), single, jagged) if is_copied else None,
+            host=None if kept is None or kept is self else HostCopy(kept.rows(first, last), single, jagged),
         )
 
     def take(self, samples_S: Int64[Tensor, "S"]) -> Batch:

@@ -14,6 +14,7 @@ connects in its first exchange may do so while others are under way, in another 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import socket
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def nccl_version() -> str:
     """The version of NCCL that torch has, or why there is none."""
     if not (dist.is_available() and dist.is_nccl_available()):
         return "none: torch was built without NCCL; ranks exchange through gloo"
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    return ".".join(map(str, importlib.import_module("torch.cuda.nccl").version()))
 
 
 def communication_device(group: dist.ProcessGroup | None = None) -> torch.device:

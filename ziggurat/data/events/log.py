@@ -143,7 +143,7 @@ def compared_with_training(log: EventLog, samples: Schema) -> str:
     Raises:
         DataError: another unit.
     """
-    seen = next(
+    seen: tuple[int, ...] = next(
         (each.seen for each in samples.features if isinstance(each, Moments) and each.name == HISTORY_TIMES), ()
     )
     other = of_another_unit(log.times, seen=seen)
@@ -151,7 +151,7 @@ def compared_with_training(log: EventLog, samples: Schema) -> str:
         return far_from_seen(log.times, seen=seen)
     at = int(other[0])
     raise DataError(
-        expected=f"times in the unit of the training data: {unit_of(seen)}, from {seen[0]} to {seen[1]}",
+        expected=f"times in the unit of the training data: {unit_of(seen)}, from {min(seen)} to {max(seen)}",
         found=f"time {int(log.times[at])} of user {log.user_ids[int(log.users[at])]!r}, by its size "
         f"{unit_of([int(log.times[at])])}; {len(other):,} of {len(log.times):,} events are of another unit",
         where="the event log, column of the time (dates count microseconds)",

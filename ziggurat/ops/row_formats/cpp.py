@@ -157,7 +157,7 @@ def apply_rows(table: PackedRows, *, gradient: SummedGradient, step: Step) -> No
 @contextlib.contextmanager
 def _given(table: PackedRows, step: Step) -> Iterator[_CStorage]:
     """What C++ is given of a storage, as long as the arrays that it points to are kept."""
-    with given_noise(table.noise, number=step.number) as origins:
+    with given_noise(table.noise, number=step.number_on_host) as origins:
         yield _CStorage(
             table.rows.data_ptr(),
             None if table.lower is None else table.lower.data_ptr(),
