@@ -159,7 +159,7 @@ def test_every_verb_has_examples_that_parse(parser: argparse.ArgumentParser) -> 
         (["train", "movielens_dlrm", "--training.lr", "2"], "did you mean --training.learning-rate?"),
         (["train", "movielens_dlrm", "--dropout", "0.1"], "did you mean --model.bottom.dropout?"),
         (["train", "movielens_dlrm", "--batchsize", "64"], "did you mean --training.loader.batch-size?"),
-        (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, bf16"),
+        (["train", "movielens_dlrm", "--precision", "bf17"], "one of auto, fp32, tf32, bf16"),
         (["train", "movielens_dlrm", "--training.epochs", "many"], "a whole number"),
         (["train", "movielens_dlrm", "--training.epochs"], "a value after --training.epochs"),
         (["train", "movielens_dlrm", "epochs=2"], "begins with --"),
