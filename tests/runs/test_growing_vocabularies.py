@@ -18,7 +18,7 @@ from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.preprocess.preprocessing_io import load_preprocessing, save_preprocessing
 from ziggurat.data.preprocess.values.grown import GrownVocabulary
 from ziggurat.data.raw.chunk import RawChunk
-from ziggurat.errors import CheckpointError, ConfigError, SchemaError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, SchemaError
 from ziggurat.features.growing import Evict
 from ziggurat.features.schema import Encoding, Schema, Table
 from ziggurat.features.schema_io import schema_from_toml, schema_to_toml
@@ -91,6 +91,36 @@ def test_a_grown_vocabulary_is_saved_and_found_damaged(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="SHA-256"):
         load_preprocessing(tmp_path / "p")
+
+
+def test_numbers_of_31_bits_are_refused_where_raw_data_is_given_those_of_62(tmp_path: Path) -> None:
+    fitted = Preprocessing.fit(schema_of(), [RawChunk.of(events(50))])
+    older = GrownVocabulary.of(np.array([2**31 - 1, 77]))
+    with pytest.raises(CheckpointError, match=r"31 bits for all 2 of its ids") as refused:
+        fitted.with_grown({"user": older}, where="runs/a/checkpoints")
+    assert refused.value.where == "runs/a/checkpoints"
+
+
+@pytest.mark.slow
+def test_a_run_with_numbers_of_31_bits_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))
+    events(200).write_parquet(tmp_path / "events.parquet")
+    config = recipe_named("table_dlrm", schema=schema_of())
+    config = dataclasses.replace(config, data=zg.DataConfig(train=(str(tmp_path / "events.parquet"),)))
+    tiny = {"model.bottom.hidden-dims": "4", "model.top.hidden-dims": "4", "training.epochs": "1"}
+    config = override(config, tiny | {"training.early-stop.patience": "0"})
+    with monkeypatch.context() as before:
+        for module in ("preprocessing", "build"):
+            before.setattr(f"ziggurat.data.preprocess.{module}.NUM_NUMBERS", 2**31 - 4)
+        train_run(config, folder=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="numbers of 31 bits"):
+        load_run(tmp_path / "run")
+    more = override(config, {"training.epochs": "2"})
+    with pytest.raises(DataError, match="31 bits"):
+        train_run(more, folder=tmp_path / "run", resume=True)
+    (tmp_path / "run" / "data.json").unlink()
+    with pytest.raises(CheckpointError, match="31 bits"):
+        train_run(more, folder=tmp_path / "run", resume=True)
 
 
 def test_leaks_are_looked_for_without_memory_for_every_number() -> None:

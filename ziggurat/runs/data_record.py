@@ -141,6 +141,10 @@ _TO_RESUME = (
     "restore the raw files; where they lie now may be named: --data.train FILE",
     "start a new run on this data: --out ANOTHER_FOLDER",
 )
+_OLD_NUMBERS = (
+    "if the raw files are the same, a version before trained the run: it named ids of {} by numbers of 31 bits; "
+    "train it again, or go on with that version"
+)
 
 
 def refuse_other_data(
@@ -168,11 +172,12 @@ def refuse_other_data(
     given = now.facts() if record is not None else {"vocabulary": now.vocabulary}
     found = [each for each in differences(saved, given) if not _is_incomparable(each)]
     if found:
+        growing = prepared.inputs.numbered if all(it.setting.endswith(" content") for it in found) else ()
         raise DataError(
             expected="the data that the run was trained on: the same rows in the same order",
             found="; ".join(f"{it.setting}: {_short(it.first)} in the run, {_short(it.second)} now" for it in found),
             where=f"{where}, {asked}",
-            ways_out=ways_out,
+            ways_out=(*ways_out, *((_OLD_NUMBERS.format(", ".join(sorted(growing))),) if growing else ())),
         )
     return "" if record is not None else "data: its vocabularies are the run's; the run has no digest of its rows"
 

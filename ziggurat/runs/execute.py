@@ -219,6 +219,8 @@ def train_run(
         trainer, facts = _trainer(config, prepared, ranks=ranks, run=run, resume=resume, given=functions)
         # A checkpoint that does not fit raises here, before anything is written.
         is_over = resume and trainer.restore() and trainer.ending.is_finished
+        if trainer.growing is not None:
+            prepared.preprocessing.with_grown(trainer.growing.grown(), where=str(run.checkpoints))
         if is_over:
             progress.say(f"finished: {trainer.ending.text()}")
             progress.say(f"to go on: ziggurat train {run.path} --resume {trainer.ending.ways_on()}")

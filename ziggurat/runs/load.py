@@ -386,7 +386,7 @@ def load_run(
     return Run(
         folder=run.path,
         config=config,
-        preprocessing=preprocessing.with_grown(growing.grown()),
+        preprocessing=preprocessing.with_grown(growing.grown(), where=str(run.checkpoints)),
         model=model,
         step=loaded.step,
         team=team,

@@ -139,8 +139,14 @@ class Preprocessing:
         self.counters: dict[str, FeatureCounters] = {item.name: FeatureCounters() for item in schema.features}
         self._fingerprint = ""
 
-    def with_grown(self, grown: Mapping[str, GrownVocabulary]) -> Preprocessing:
-        """The same, with rows for the ids of growing vocabularies."""
+    def with_grown(self, grown: Mapping[str, GrownVocabulary], *, where: str = "a grown vocabulary") -> Preprocessing:
+        """The same, with rows for the ids of growing vocabularies, read from `where`.
+
+        Raises:
+            CheckpointError: they name ids by numbers of a version before.
+        """
+        for table, each in grown.items():
+            each.refuse_older(table, where=where)
         return Preprocessing(self.schema, vocabularies=self.vocabularies, numbers=self.numbers, grown=grown)
 
     @staticmethod

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int32, Int64, Shaped
 
+from ziggurat.errors import CheckpointError
 from ziggurat.features.schema import NUM_RESERVED_ROWS, UNKNOWN_ROW
+
+_MOST_OF_BEFORE = 1 << 31  # numbers had 31 bits once; one of 62 bits is as small with a probability of 2^-31
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,24 @@ class GrownVocabulary:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def refuse_older(self, table: str, *, where: str) -> None:
+        """Raise unless the numbers are those of 62 bits that raw data is given today.
+
+        Args:
+            table: whose rows they are.
+            where: the folder that the map was read from.
+
+        Raises:
+            CheckpointError: all of them are numbers of 31 bits, so that every id of raw data would be unknown.
+        """
+        if len(self.numbers) and int(self.numbers.max()) < _MOST_OF_BEFORE:
+            raise CheckpointError(
+                expected=f"numbers of 62 bits for the ids of the growing table {table!r}",
+                found=f"numbers of 31 bits for all {len(self.numbers):,} of its ids, as a version before wrote them",
+                where=where,
+                ways_out=("train the run again, into another folder", "load it with the version that trained it"),
+            )
 
     def rows(self, numbers: Shaped[np.ndarray, " N"]) -> Shaped[np.ndarray, " N"]:
         """(N,) rows of numbers, in their dtype: reserved ones stay, ids without a row are unknown."""
