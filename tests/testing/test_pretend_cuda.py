@@ -69,3 +69,13 @@ def test_a_copy_arrives_when_somebody_waits_for_it() -> None:
             arrived.synchronize()
         assert into.tolist() == [1.0, 2.0]
         assert not waits
+
+
+def test_a_weight_that_is_given_the_memory_of_a_tensor_shares_it() -> None:
+    with pretend_cuda() as cuda:
+        weight, rows = torch.nn.Parameter(torch.zeros(3, device=cuda)), torch.zeros(3, device=cuda)
+        weight.data = rows
+        rows.fill_(2.0)
+        assert weight.sum().item() == 6.0
+        assert weight.requires_grad
+        assert not weight.data.requires_grad

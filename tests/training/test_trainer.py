@@ -231,6 +231,27 @@ def test_plateau_lowers_the_rate_at_each_evaluation_without_improvement(tmp_path
     assert min(rates) == pytest.approx(1e-6)
 
 
+def test_a_log_line_has_the_rate_of_its_own_step(tmp_path: Path) -> None:
+    schedule = ScheduleConfig(warmup_steps=2, decay=Decay.LINEAR)
+    config = replace(CONFIG, max_steps=6, log_every=1, schedule=schedule)
+    make(tmp_path, config=config, train=tiny_dataset(400)).fit()
+    rates = [record["lr"] for record in log_of(tmp_path) if record["kind"] == "train"]
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01 * 2 / 3, 0.01 / 3, 0.0])
+
+
+def test_a_run_goes_on_from_a_checkpoint_before_its_first_update(tmp_path: Path) -> None:
+    train = tiny_dataset(64, nan_row=7)  # one batch an epoch, skipped each time
+    config = replace(CONFIG, non_finite=NonFinite.SKIP, checkpoint_every=1)
+    with pytest.raises(KilledError):
+        make(tmp_path, config=config, train=train, kill=2).fit()
+    again = make(tmp_path, config=config, train=train)
+    assert again.fit(resume=True).steps == 3
+    optimizer = again.step.dense_optimizer
+    assert optimizer is not None
+    assert all(float(value.abs().sum()) == 0.0 for parts in optimizer.state.values() for value in parts.values())
+    assert_same_weights(again.model, build_model(SMALL, train.inputs, seed=3))  # pyright: ignore[reportArgumentType]
+
+
 def test_unknown_metric_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     config = replace(CONFIG, early_stop=EarlyStopConfig(metric="acu"))
     with pytest.raises(ConfigError, match="auc"):

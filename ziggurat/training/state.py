@@ -34,6 +34,7 @@ RNG = "rng."
 def state_tensors(step: TrainStep) -> dict[str, Tensor]:
     """All tensors of a run by name. They share memory with the run: loading into them restores it. Collective."""
     step.settle()
+    _make_optimizer_state(step)
     if step.average is not None:
         tensors = step.average.state()
     else:
@@ -93,15 +94,30 @@ def into_model(model: Model) -> dict[str, Tensor]:
 
 
 def prepare_to_load(step: TrainStep) -> None:
-    """Tell tables that they are about to be loaded, and make torch create its (lazily made) optimizer state.
-
-    One update with zero gradients does that; what it changes is overwritten by the load that follows.
-    """
+    """Tell tables that they are about to be loaded, and make torch create its (lazily made) optimizer state."""
     for tables in tables_of(step.model):
         tables.about_to_load()
-    if step.dense_optimizer is None:
+    _make_optimizer_state(step)
+
+
+@torch.no_grad()
+def _make_optimizer_state(step: TrainStep) -> None:
+    """Make torch create what its optimizer keeps, as it is before the first update, where there was none yet.
+
+    A checkpoint may come before the first update: when all batches until then were skipped. An update with zero
+    gradients at rate 0 leaves the weights as they are.
+    """
+    optimizer = step.dense_optimizer
+    if optimizer is None or optimizer.state or isinstance(optimizer, torch.optim.SGD):  # ours keeps nothing
         return
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # every step sets its own
     for parameter in step.dense_named.values():
         parameter.grad = torch.zeros_like(parameter)
-    step.dense_optimizer.step()
-    step.zero_grad()
+    optimizer.step()
+    for parts in optimizer.state.values():
+        for value in parts.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+    for parameter in step.dense_named.values():
+        parameter.grad = None

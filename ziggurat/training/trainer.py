@@ -226,12 +226,13 @@ class Trainer:
 
     def _train(self, fed: Fed) -> StepResult | LateResult:
         position, num_rows = self.position, fed.num_rows
-        result = self.step(fed.batch, factor=self._factor(), upcoming=fed.upcoming)
+        factor = self._factor()
+        result = self.step(fed.batch, factor=factor, upcoming=fed.upcoming)
         position.step += 1
         position.step_in_epoch += 1
         position.rows += num_rows
         numbers = {"step": position.step, "epoch": position.epoch, "num_rows": num_rows}
-        self.judge.take(MadeStep(result=result, batch=fed.batch, line=self._line(), **numbers))
+        self.judge.take(MadeStep(result=result, batch=fed.batch, line=self._line(factor), **numbers))
         self.ledger.append(epoch=position.epoch, step=position.step, row_ids=fed.row_ids.numpy())
         return result
 
@@ -244,13 +245,13 @@ class Trainer:
             learning_rate=self.config.learning_rate,
         )
 
-    def _line(self) -> dict[str, Any] | None:
-        """What the log says of the step that was just made, beside its loss; None where no line is due."""
+    def _line(self, factor: float) -> dict[str, Any] | None:
+        """What the log says of the step that was just made with `factor`, beside its loss; None where none is due."""
         position = self.position
         if position.step % self.config.log_every:
             return None
         line: dict[str, Any] = {"kind": "train", "step": position.step, "epoch": position.epoch}
-        line |= {"rows": position.rows, "loss": None, "lr": self.config.learning_rate * self._factor()}
+        line |= {"rows": position.rows, "loss": None, "lr": self.config.learning_rate * factor}
         return line | ({} if self.growing is None else self.growing.report())
 
     def _timing(self) -> dict[str, Any]:
