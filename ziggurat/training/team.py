@@ -163,15 +163,22 @@ class Team:
         return growing if growing.is_any else None
 
     def context_rates(self, model: Model) -> dict[str, JSON]:
-        """What a checkpoint keeps of how ranks divide histories: the rates by which it was chosen what travels."""
+        """What a checkpoint keeps of divided histories: the rates by which each rank chose what travels. Collective.
+
+        Ranks that divide the same histories have the same rates; each such group has measured its own.
+        """
         attention = context_attention_of(model)
-        return {} if attention is None or attention.rates is None else {_RATES: attention.rates.to_json()}
+        if attention is None:
+            return {}
+        rates = self.gather(None if attention.rates is None else attention.rates.to_json())
+        return {_RATES: rates} if any(rates) else {}
 
     def restore_context_rates(self, model: Model, state: Mapping[str, Any]) -> None:
         """Choose by the rates of a checkpoint, so that a resumed run adds up in the order of one never stopped."""
-        attention = context_attention_of(model)
-        if attention is not None and _RATES in state:
-            attention.use_rates(ContextRates.from_json(state[_RATES]))
+        attention, kept = context_attention_of(model), state.get(_RATES)
+        rates = [kept] * self.world_size if isinstance(kept, dict) else kept or []  # once there was one group's
+        if attention is not None and len(rates) == self.world_size and rates[self.rank]:
+            attention.use_rates(ContextRates.from_json(rates[self.rank]))
 
     def feed(self, train: Any, model: Model, config: TrainingConfig) -> Feed:
         """The training data of this rank, its samples dealt as the settings say."""

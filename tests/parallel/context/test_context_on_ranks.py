@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from ziggurat.models.sequence.next_item_loss import NextItemNegatives
 from ziggurat.ops.attention.problem import AttentionMask, Spans
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.context.attention import ContextAttention
-from ziggurat.parallel.context.choice import Passing
+from ziggurat.parallel.context.choice import ContextRates, Passing, Travelling
 from ziggurat.parallel.context.extending import extend_spread, share_of_events
 from ziggurat.parallel.context.histories import remember_spread, score_spread, share_of_candidates
 from ziggurat.parallel.context.pieces import Pieces, head_and_tail
@@ -40,6 +41,7 @@ from ziggurat.plan import Placement, Plan, TablePlacement
 from ziggurat.testing.batches import small_inputs
 from ziggurat.testing.parity import Tolerance, assert_same_as_single_device
 from ziggurat.testing.ranks import run_ranks
+from ziggurat.training.team import Team
 
 # All items are candidates: drawn ones depend on the rank that draws.
 MODEL = NextItemConfig(
@@ -201,11 +203,29 @@ def check_scores(size: int) -> None:
             assert max(each.num_sets for each in spread.pieces) <= 4
 
 
+def check_kept_rates(rank: int) -> None:
+    """Two groups that each divide histories keep their own rates, in a checkpoint that is the same on every rank."""
+    topology = Topology.create(context_size=2)
+    attention = ContextAttention(topology.context, traffic=Traffic(topology), passing=Passing.AUTO)
+    model: Any = SimpleNamespace(stack=SimpleNamespace(attention=attention))
+    team = Team(cast(Any, SimpleNamespace(topology=topology)))
+    assert team.context_rates(model) == {}
+    always = dict.fromkeys(Travelling, 1.0)
+    own, other = (ContextRates(flops_per_s=each, bytes_per_s=(each,), always_s=always) for each in (rank // 2 + 1, 9))
+    attention.use_rates(own)
+    kept = team.context_rates(model)
+    assert all(each == kept for each in team.gather(kept))
+    attention.use_rates(other)
+    team.restore_context_rates(model, kept)
+    assert attention.rates == own
+
+
 def check_all(rank: int, model_json: Any) -> list[tuple[int, str, float, float]]:
     """Attention alone on two and on four ranks, then whole steps: in one group of processes."""
     found = differences(rank, list(range(4)), 2) + differences(rank, list(range(4, 8)), 4)
     check_scores(2)
     check_scores(4)
+    check_kept_rates(rank)
     check(rank, model_json)
     return found
 
