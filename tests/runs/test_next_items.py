@@ -12,9 +12,11 @@ import torch
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError, RequestError
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.runs import load
 from ziggurat.runs.execute import prepare_run
 from ziggurat.runs.load import Run, load_run
+from ziggurat.runs.tables.quantisation import QuantisationConfig, quantisation_report
 from ziggurat.serving.recommender import Recommender
 
 SCHEMA = """
@@ -73,6 +75,9 @@ def test_from_events_to_what_comes_next(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     command = ["train", "table_hstu", *data, *SETTINGS, *sizes]
     assert main([*command, "--out", str(whole)]) == 0
+    report = quantisation_report(whole, config=QuantisationConfig(formats=(RowFormat.INT4,)))
+    assert report.within == "", "no AUC says which format an export takes"
+    assert report.cells()[-1][-1] == "", "a score of what is always 1 says nothing"
     assert "leave one out" in capsys.readouterr().err
     assert main([*command, "--training.max-steps", "13", "--out", str(parts)]) == 0
     assert main(["train", str(parts), "--resume", "--training.max-steps", "0"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,12 @@ from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.runs.execute import train_run
 from ziggurat.runs.load import load_run
-from ziggurat.runs.tables.quantisation import QuantisationConfig, quantisation_report
+from ziggurat.runs.tables.quantisation import (
+    FormatCost,
+    QuantisationConfig,
+    QuantisationReport,
+    quantisation_report,
+)
 from ziggurat.training.evaluation.evaluate import ordered_batches, scores_of
 from ziggurat.training.metrics.functions import auc, log_loss
 
@@ -23,7 +29,7 @@ from ziggurat.training.metrics.functions import auc, log_loss
 def scored(folder: Path, tables: TablesConfig | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Scores and labels of the validation rows."""
     run = load_run(folder, tables=tables)
-    batches = ordered_batches(run._split("valid", None), batch_size=64).batches(epoch=0)
+    batches = ordered_batches(run._rows(run._prepared("valid", None), "valid"), batch_size=64).batches(epoch=0)
     pairs = [(scores[:, 0], batch.labels[:, 0].numpy()) for batch, scores in scores_of(run.model, batches)]
     scores, labels = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return scores.astype(np.float64), labels
@@ -85,3 +91,17 @@ def test_tables_of_a_run_with_a_cache_stay_exact_where_one_is_tried() -> None:
     assert rounded_tables(config, RowFormat.INT4, table="") == TablesConfig(weights=RowFormat.INT4)
     kept = rounded_tables(config_of("int8"), RowFormat.INT4, table="C1")
     assert kept == TablesConfig(weights=RowFormat.INT8, by_table={"C1": RowFormat.INT4})
+
+
+def test_a_format_is_named_where_an_export_takes_all_of_its_metrics() -> None:
+    def named(run: dict[str, float], changes: dict[str, float]) -> str:
+        tried = FormatCost(row_format="int4", table="", weight_bytes=1, metrics=run, changes=changes)
+        whole = replace(tried, row_format="", changes={})
+        sizes = {"labels": tuple(run), "table_bytes": {}, "shapes": {}, "num_rows": 1, "step": 1, "rows": ""}
+        return QuantisationReport(run=whole, tried=(tried,), **sizes).within
+
+    both = {"auc/like": 0.7, "rmse/price": 20.0}
+    assert named(both, {"auc/like": -9e-5, "rmse/price": 1.9e-3}) == "int4"
+    assert named(both, {"auc/like": -1.1e-4, "rmse/price": 0.0}) == ""
+    assert named(both, {"auc/like": 0.0, "rmse/price": 2.1e-3}) == ""
+    assert named({"full_ndcg@10": 0.3}, {"full_ndcg@10": 0.0}) == ""

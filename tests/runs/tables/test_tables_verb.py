@@ -87,6 +87,10 @@ def test_lines_say_how_many_lookups_met_an_unknown_id(tmp_path: Path) -> None:
     shown = tables_report(config, found, names=["user"]).lines()
     share = counts["unknown"] / 600
     assert any(line.startswith("growing   user: 30 ids") and f"{share:.1%} of the look-ups" in line for line in shown)
+    cached = override(config, {"tables.cache": "0.1"})
+    (own,) = (each.own_hits for each in tables_report(cached, found, names=["user"]).tables)
+    assert own is not None
+    assert own.cache_rows == 32, "a tenth of 32 rows is one set of 32 ways"
 
 
 @pytest.fixture(scope="module")

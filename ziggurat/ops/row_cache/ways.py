@@ -72,6 +72,16 @@ class CacheSize:
 NO_CACHE = CacheSize()
 
 
+def num_sets(num_rows: int, *, share: float) -> int:
+    """Sets S of a cache, one at least: it holds 32·S rows.
+
+    Args:
+        num_rows: R, of the storage behind it.
+        share: of the rows that it has ways for.
+    """
+    return max(1, -(-int(num_rows * share + 0.5) // NUM_WAYS))
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Where the rows of a step go.
@@ -103,7 +113,7 @@ class Ways:
 
     def __init__(self, num_rows: int, *, share: float, policy: CachePolicy) -> None:
         self.num_rows, self.policy = num_rows, policy
-        self.num_sets = max(1, -(-int(num_rows * share + 0.5) // NUM_WAYS))
+        self.num_sets = num_sets(num_rows, share=share)
         self.tags_SW = torch.full((self.num_sets, NUM_WAYS), -1, dtype=torch.int32)
         self.stamps_SW = torch.zeros(self.num_sets, NUM_WAYS, dtype=torch.int32)
         self.counts_R = torch.zeros(num_rows, dtype=torch.int32) if policy is CachePolicy.LFU else None

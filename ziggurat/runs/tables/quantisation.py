@@ -28,6 +28,7 @@ from jaxtyping import Float
 from ziggurat.config import to_json
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
+from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.schema import Task
 from ziggurat.files import Format
 from ziggurat.ops.machine_memory import size_text
@@ -37,7 +38,7 @@ from ziggurat.runs.export.parity import METRIC_TOLERANCE
 from ziggurat.runs.load import Run, load_run
 from ziggurat.runs.tables.table_report import table_sizes
 from ziggurat.training.evaluation.evaluate import Evaluation
-from ziggurat.training.metrics.accumulator import MetricFunction
+from ziggurat.training.metrics.accumulator import MetricFunction, has_metrics
 from ziggurat.training.metrics.functions import sample_losses
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.typed import checked
@@ -143,11 +144,11 @@ class QuantisationReport:
 
     @property
     def within(self) -> str:
-        """The smallest format for all tables with which an export is made without further questions; "" for none."""
+        """The smallest format for all tables whose AUC and RMSE an export takes; "" for none, or for no AUC."""
         fits = [
             cost
             for cost in self.tried
-            if not cost.table and all(abs(change) <= METRIC_TOLERANCE for change in _aucs(cost.changes))
+            if not cost.table and _has_auc(cost.metrics) and _is_within(cost.changes, run=self.run.metrics)
         ]
         return min(fits, key=lambda cost: cost.weight_bytes).row_format if fits else ""
 
@@ -177,7 +178,7 @@ class QuantisationReport:
 
     def _cells(self, cost: FormatCost, label: str) -> tuple[str, ...]:
         metrics, changes = self._of(cost.metrics, label), self._of(cost.changes, label)
-        error, largest = cost.log_loss_error.get(label, math.nan), cost.largest_change.get(label)
+        error, largest = cost.log_loss_error.get(label, math.nan), cost.largest_change.get(label, math.nan)
         spread = f" ± {error:.5f}" if math.isfinite(error) else ""
         before = self.run.weight_bytes if not cost.table else self.table_bytes[cost.table]["run"]
         return (
@@ -195,7 +196,7 @@ class QuantisationReport:
             _shown(changes, "rmse", sign="+"),
             _shown(metrics, "full_ndcg@10"),
             _shown(changes, "full_ndcg@10", sign="+"),
-            "" if largest is None else f"{largest:.2g}",
+            f"{largest:.2g}" if math.isfinite(largest) else "",
         )
 
     def _of(self, metrics: dict[str, float], label: str) -> dict[str, float]:
@@ -221,17 +222,21 @@ class _ScoresOfRun:
 
         return {_LARGEST: keep}
 
-    def comparing(self, tasks: Sequence[Task]) -> dict[str, MetricFunction]:
-        """For evaluations of the same samples: an evaluation asks for each label once, in order."""
-        kept, again, kinds = iter(self._kept), iter(self._kept), iter(tasks)
+    def comparing(self, labels: Sequence[LabelSpec]) -> dict[str, MetricFunction]:
+        """For evaluations of the same samples: an evaluation asks for each label once, in order.
+
+        A label that is always 1 (what came next) has NaN: its items are judged by their ranks, and no score says more.
+        """
+        kept, again, asked, kinds = iter(self._kept), iter(self._kept), iter(labels), iter(labels)
 
         def largest(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
             del labels, weights
-            return float(np.abs(scores - next(kept)).max(initial=0.0))
+            found = float(np.abs(scores - next(kept)).max(initial=0.0))
+            return found if has_metrics(next(asked)) else math.nan
 
         def error(scores: _Scores, labels: _Scores, weights: _Scores) -> float:
-            of_run, is_binary = next(again), next(kinds) is Task.BINARY
-            if not is_binary or not weights.sum():
+            of_run, label = next(again), next(kinds)
+            if not has_metrics(label) or label.task is not Task.BINARY or not weights.sum():
                 return math.nan
             epsilon = float(np.finfo(np.float32).eps)  # scores are FP32
             difference = sample_losses(scores, labels, epsilon=epsilon) - sample_losses(of_run, labels, epsilon=epsilon)
@@ -264,7 +269,9 @@ def quantisation_report(
     settings, inputs, step = run.config, run.preprocessing.inputs, run.step
     table_bytes = _table_bytes(settings, run, formats=config.formats)
     sizes, labels = table_sizes(settings, inputs), tuple(label.name for label in inputs.labels)
+    progress.begin("the run", total=None)
     found = _evaluated(run, config, scores.keeping(), progress)
+    progress.end()
     as_it_is = FormatCost(
         row_format="",
         table="",
@@ -276,7 +283,7 @@ def quantisation_report(
     for row_format, table in _choices(config, table_bytes):
         progress.begin(f"{row_format.value}, {table or 'all tables'}", total=None)
         rounded = load_run(folder, step=step, models=models, tables=rounded_tables(settings, row_format, table=table))
-        metrics = scores.comparing([label.task for label in inputs.labels])
+        metrics = scores.comparing(inputs.labels)
         other = _evaluated(rounded, config, metrics, NoProgress())
         del rounded
         progress.end()
@@ -354,9 +361,16 @@ def _by_label(metrics: dict[str, float], own: str, *, labels: Sequence[str]) -> 
     return {label: metrics[f"{own}/{label}" if len(labels) > 1 else own] for label in labels}
 
 
-def _aucs(changes: dict[str, float]) -> list[float]:
-    found = [value for name, value in changes.items() if name.partition("/")[0] == "auc"]
-    return [value for value in found if math.isfinite(value)]
+def _has_auc(metrics: dict[str, float]) -> bool:
+    return any(math.isfinite(value) for name, value in metrics.items() if name.partition("/")[0] == "auc")
+
+
+def _is_within(changes: dict[str, float], *, run: dict[str, float]) -> bool:
+    """Whether no AUC, and no RMSE for its size, moves further than an export takes."""
+    relative = {"auc": 0.0, "rmse": 1.0}
+    judged = [name for name in changes if name.partition("/")[0] in relative]
+    bounds = [METRIC_TOLERANCE * max(run[name], 1e-12) ** relative[name.partition("/")[0]] for name in judged]
+    return not any(abs(changes[name]) > bound for name, bound in zip(judged, bounds, strict=True))
 
 
 def _without_own(metrics: dict[str, float]) -> dict[str, float]:

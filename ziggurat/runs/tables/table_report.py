@@ -24,6 +24,7 @@ from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format
 from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.row_cache.ways import NUM_WAYS, num_sets
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
@@ -59,15 +60,18 @@ class CacheHits:
     error: float
 
     @staticmethod
-    def at(curve: MissRatioCurve, share: float, *, has_one_place: bool = False) -> CacheHits:
+    def at(curve: MissRatioCurve, share: float, *, has_one_place: bool = False, whole_sets: bool = False) -> CacheHits:
         """The hits of a cache of a share of the rows of a curve.
 
         Args:
             curve: of the rows.
             share: of them that the cache holds.
             has_one_place: each row has one place in it, as rows of a disk do.
+            whole_sets: it holds as many rows as its sets of 32 ways, as the cache of a run does.
         """
-        cache_rows = round(share * curve.trace.num_rows)
+        num_rows = curve.trace.num_rows
+        places = NUM_WAYS * num_sets(num_rows, share=share) if whole_sets else round(share * num_rows)
+        cache_rows = min(places, num_rows)
         missed = curve.one_place(cache_rows) if has_one_place else curve.at(cache_rows)
         return CacheHits(
             share=share,
@@ -370,6 +374,6 @@ def _use(
         lookups_per_sample=sum(lookups for lookups, _ in per_sample),
         touches_per_sample=sum(touches for _, touches in per_sample),
         hits=tuple(CacheHits.at(curve, share) for share in SHARES),
-        own_hits=CacheHits.at(curve, own, has_one_place=on_disk) if own else None,
+        own_hits=CacheHits.at(curve, own, has_one_place=on_disk, whole_sets=not on_disk) if own else None,
         first_touches=curve.first_touches,
     )
