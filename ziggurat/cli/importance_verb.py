@@ -79,7 +79,7 @@ def importance(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.load import open_run
     from ziggurat.training.report.progress import show_progress
 
-    _check(options)
+    check_data_and_plot(options)
     with open_run(options.run, step=options.step, models=own_models(options)) as run:
         config = ImportanceConfig(
             metric=options.metric,
@@ -104,7 +104,12 @@ def importance(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
+def check_data_and_plot(options: argparse.Namespace) -> None:
+    """Refuse two data sets to score, and a plot that is no picture, before anything is computed.
+
+    Raises:
+        ConfigError: either.
+    """
     if options.data and options.split:
         raise ConfigError(
             expected="either --data, or --split",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ziggurat.cli.importance_verb import check_picture, write_figure
+from ziggurat.cli.importance_verb import check_data_and_plot, write_figure
 from ziggurat.cli.own_models import add_model_argument, own_models
 from ziggurat.cli.tables import print_line, print_table
-from ziggurat.errors import ConfigError
 
 QUANTISE_SUMMARY = "what a trained run costs with its tables in bf16, int8 or int4: AUC, log loss, scores and bytes"
 QUANTISE_EPILOG = """Loads the run's checkpoint into each format, scores the same samples, and compares: AUC, log loss
@@ -51,14 +50,7 @@ def quantise(options: argparse.Namespace, rest: list[str]) -> int:
     from ziggurat.runs.tables.quantisation_plot import quantisation_figure
     from ziggurat.training.report.progress import show_progress
 
-    if options.data and options.split:
-        raise ConfigError(
-            expected="either --data, or --split",
-            found="both",
-            where="command line",
-            ways_out=("leave --split out", "leave --data out"),
-        )
-    check_picture(options.plot)
+    check_data_and_plot(options)
     config = QuantisationConfig(
         by_table=options.by_table, split=options.split or "valid", data=tuple(options.data or ()), step=options.step
     )
