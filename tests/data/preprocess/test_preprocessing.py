@@ -730,7 +730,7 @@ def test_saved_form_is_plain_json(tmp_path: Path):
     preprocessing, _ = _fitted_everything()
     save_preprocessing(preprocessing, tmp_path)
     payload = json.loads((tmp_path / "preprocessing.json").read_text())
-    assert payload["version"] == 1
+    assert payload["version"] == 2
     assert math.isfinite(payload["numbers"]["std"]["mean"])
     frame = pq.read_table(tmp_path / payload["vocabularies"]["items"]["file"])
     assert frame.column_names == ["id", "count"]
