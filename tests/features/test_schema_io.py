@@ -33,7 +33,9 @@ from ziggurat.features.schema import (
 from ziggurat.features.schema_io import read_schema, schema_from_toml, schema_to_toml, write_schema
 
 # Any text that UTF-8 can hold: quotes, newlines, "#", emoji and control characters included.
-texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(
+    lambda text: text not in ("row:", "group:", "weight:") and not text.startswith("label:")  # columns of our own
+)
 maybe = st.one_of(st.just(""), texts)
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
