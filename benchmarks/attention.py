@@ -7,9 +7,9 @@ into jagged rows again is not counted.
 
 `mfalcon_4096_256`: 256 candidates behind a remembered history of 4,096 events, against the plain forward of both.
 
-The second question is the share of the machine's BF16 product rate (`ops/matmul_rate.py`, before each turn) that our
-attention reaches, counting only pairs that see each other. Its cases have `share_of_products` in their names, and
-their `ratio` is that share.
+The second question is the share of the machine's BF16 product rate (`ops/machine/matmul_rate.py`, before each turn)
+that our attention reaches, counting only pairs that see each other. Its cases have `share_of_products` in their names,
+and their `ratio` is that share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ziggurat.features.jagged import offsets_of
 from ziggurat.ops.attention.choose import jagged_attention
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, attended_pairs
 from ziggurat.ops.attention.time_buckets import time_buckets
-from ziggurat.ops.matmul_rate import matmul_gflop_per_s
+from ziggurat.ops.machine.matmul_rate import matmul_gflop_per_s
 
 GOAL_SHARE = 0.5
 BUCKETS = 129

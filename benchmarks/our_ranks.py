@@ -25,7 +25,7 @@ from ziggurat.config import from_json
 from ziggurat.features.batch import Batch
 from ziggurat.models import Outputs, build_model
 from ziggurat.models.towers.modules import TowerModuleConfig, TowerModuleKind
-from ziggurat.ops.allocator import keep_freed_memory
+from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.exchange.blocks import BlockExchange
 from ziggurat.parallel.exchange.wire import WireConfig, WireFormat

@@ -19,7 +19,7 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.jagged import JaggedRows
 from ziggurat.models import DLRMConfig, MLPConfig, build_model
-from ziggurat.ops.allocator import keep_freed_memory
+from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.parallelize import ParallelConfig, parallelize
 from ziggurat.parallel.prioritised.choice import Exchange
 from ziggurat.parallel.topology import Topology

@@ -13,7 +13,7 @@ from benchmarks.report import Case
 from benchmarks.workload import Workload
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
 from ziggurat.features.batch import Batch
-from ziggurat.ops.matmul_rate import copy_gb_per_s
+from ziggurat.ops.machine.matmul_rate import copy_gb_per_s
 
 GOAL_LOOKUP, GOAL_UPDATE, GOAL_SMALL = 0.75, 0.5, 1 / 1.2
 _STATE_BYTES = 8  # row-wise Adagrad's number, read and written

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.contest import Machine, Measure, faster, in_turns
 from benchmarks.report import Case
 from ziggurat.errors import MissingDependencyError
-from ziggurat.ops.fm_norm import FMKernel, fm_norm
+from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm
 
 GOAL_FM_NORM = 1.3
 

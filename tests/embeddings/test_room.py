@@ -11,7 +11,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, MLPConfig, build_model
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.ops.machine_memory import Memory
+from ziggurat.ops.machine.memory import Memory
 from ziggurat.planning.placement import place_tables
 
 

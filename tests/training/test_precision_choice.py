@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ziggurat.errors import ConfigError
-from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
+from ziggurat.ops.machine.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
 from ziggurat.training.step.precision_choice import resolve_precision, use_precision
 

@@ -20,7 +20,7 @@ import torch
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
-from ziggurat.ops.machine_memory import Memory, memory_of, size_text
+from ziggurat.ops.machine.memory import Memory, memory_of, size_text
 from ziggurat.ops.row_cache import NO_CACHE, CacheSize
 from ziggurat.ops.row_formats import RowFormat
 

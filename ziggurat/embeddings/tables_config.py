@@ -15,7 +15,7 @@ from ziggurat.embeddings.storage.disk import DiskTables, MemoryBudget
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.ops.machine_memory import size_of_text
+from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.typed import CachedShare, checked

@@ -47,7 +47,7 @@ from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.models.wukong import WukongConfig
 from ziggurat.models.xdeepfm import XDeepFMConfig
-from ziggurat.ops.machine_memory import host_memory, size_text
+from ziggurat.ops.machine.memory import host_memory, size_text
 from ziggurat.plan import Towers
 
 

@@ -3,7 +3,7 @@
 `torch.utils.flop_counter` counts them while the network runs on the meta device: shapes alone, nothing is computed, no
 random number drawn, and the model stays as it is. Only matrix products count, 2·in·out for a linear map and sample.
 Backward, each has two products, the gradients of the weight and of the input; a map on raw numbers needs one, and the
-pairwise dot product of `dot.py`, which uses the symmetry of X Xᵀ, pays once.
+pairwise dot product of `ops/interactions/dot.py`, which uses the symmetry of X Xᵀ, pays once.
 
     FLOPs of a sample = F(3 samples) − F(2 samples)
 

@@ -52,7 +52,7 @@ from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.towers.layer import TowerLayer
 from ziggurat.models.towers.modules import TowerModuleConfig
 from ziggurat.ops.dropout import dropout
-from ziggurat.ops.fm_norm import FMKernel
+from ziggurat.ops.interactions.fm_norm import FMKernel
 from ziggurat.typed import Dim, checked
 
 

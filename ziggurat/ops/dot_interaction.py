@@ -32,7 +32,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ziggurat.ops.dot import PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
+from ziggurat.ops.interactions.dot import PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
 
 _SERVED = (torch.float32, torch.bfloat16)
 

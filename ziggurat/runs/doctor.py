@@ -10,12 +10,12 @@ import torch
 from ziggurat.cache import cache_folder
 from ziggurat.ops.attention.cpp import attention_kernel
 from ziggurat.ops.bitmask import bitmask_kernel
-from ziggurat.ops.dot import dot_kernel
-from ziggurat.ops.fields import fields_kernel
+from ziggurat.ops.interactions.dot import dot_kernel
+from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.kernel_choice import kernels_or_reason
 from ziggurat.ops.lookup.choose import kernel_diagnosis
+from ziggurat.ops.machine.matmul_rate import copy_gb_per_s, fp8_gflop_per_s, matmul_gflop_per_s, measure_ratio
 from ziggurat.ops.mask_program import mask_program_kernel
-from ziggurat.ops.matmul_rate import copy_gb_per_s, fp8_gflop_per_s, matmul_gflop_per_s, measure_ratio
 from ziggurat.ops.scan import scan_kernel
 from ziggurat.ops.text.choose import text_kernel
 from ziggurat.ops.text.reference import NumpyTextKernel

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from ziggurat.ops.machine_memory import host_memory
+from ziggurat.ops.machine.memory import host_memory
 
 _CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten

@@ -21,7 +21,7 @@ from ziggurat.features.growing import Growing
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec, TableSpec
 from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.lookup import TableOptimizerKind
-from ziggurat.ops.machine_memory import size_of_text
+from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.ops.row_cache import CachePolicy
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig, load_config

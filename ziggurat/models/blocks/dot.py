@@ -3,8 +3,8 @@
     fields x_0 … x_{F−1}, D numbers each   ──►   ⟨x_i, x_j⟩ for i < j: F(F−1)/2 numbers
 
 Z = X Xᵀ is symmetric and its diagonal is no interaction, so only the part above the diagonal goes on (arXiv 1906.00091,
-section 2.1.3; `itself=False` there). How it is computed is `ziggurat.ops.dot`'s business: a C++ kernel on the CPU, or
-torch's own operations, which define it.
+section 2.1.3; `itself=False` there). How it is computed is the business of `ops/interactions/dot.py`: C++ on the CPU,
+or torch's own operations, which define it.
 
 Cost: 2·F²·D FLOPs a sample forward and as much backward (twice as much without the symmetry).
 """
@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ziggurat.ops.dot import PairPlaces, pair_places, pairwise_dot
 from ziggurat.ops.dot_interaction import DotShape, dot_interaction
+from ziggurat.ops.interactions.dot import PairPlaces, pair_places, pairwise_dot
 
 
 class PairwiseDot(nn.Module):

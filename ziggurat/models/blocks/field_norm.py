@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.mlp import Normalization, normalise
-from ziggurat.ops.fields import sum_norm
+from ziggurat.ops.interactions.fields import sum_norm
 
 
 class FieldBatchNorm(nn.Module):
@@ -54,7 +54,7 @@ def field_norm(kind: Normalization, num_fields: int, *, dim: int, eps: float) ->
 def norm_of_sum(
     norm: nn.Module, parts: Sequence[Float[Tensor, "B _ D"]], kept_BMD: Float[Tensor, "B M D"]
 ) -> Float[Tensor, "B M D"]:
-    """Compute norm(concat(parts) + kept), in one operation where the norm is a layer norm (`ziggurat.ops.fields`)."""
+    """Compute norm(concat(parts) + kept), in one operation where it is a layer norm (`ops/interactions/fields.py`)."""
     if isinstance(norm, nn.LayerNorm):
         return sum_norm(parts, kept_BMD, weight_D=norm.weight, bias_D=norm.bias, eps=norm.eps)
     return norm((parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)) + kept_BMD)

@@ -3,8 +3,8 @@
     FieldwiseLinear    o_f = W_f e_f                 a matrix for each field: every table has a space of its own
     FieldMix           o_i = Σ_f L_if x_f            fields combined with learned numbers, each column alike
 
-`FieldwiseLinear` is F small products; fields of the same size share one weight and one call (`ziggurat.ops.fieldwise`),
-fields of other sizes form groups.
+`FieldwiseLinear` is F small products; fields of the same size share one weight and one call
+(`ops/interactions/fieldwise.py`), fields of other sizes form groups.
 
 Cost a sample: 2·Σ_f d_f·o and 2·F·M·D FLOPs forward, twice that backward.
 """
@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ziggurat.models.blocks.mlp import Init
-from ziggurat.ops.fields import field_mix
-from ziggurat.ops.fieldwise import fieldwise_products
+from ziggurat.ops.interactions.fields import field_mix
+from ziggurat.ops.interactions.fieldwise import fieldwise_products
 
 
 class BatchedLinear(nn.Module):

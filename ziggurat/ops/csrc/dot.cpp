@@ -1,4 +1,4 @@
-// Pairwise dot products of the fields of a sample, forward and backward. See ziggurat/ops/dot.py for what and why.
+// Pairwise dot products of the fields of a sample, forward and backward. See ziggurat/ops/interactions/dot.py for what and why.
 //
 // x (B, F, D) and out (B, P = F(F-1)/2) are contiguous; F <= 64, D <= 128, D a multiple of the vector's lanes (the
 // caller checks). Samples are independent: one thread computes a whole sample, so results do not depend on threads.

@@ -1,4 +1,4 @@
-// Linear combinations of fields, and a sum with layer norm. See ziggurat/ops/fields.py for what and why.
+// Linear combinations of fields, and a sum with layer norm. See ziggurat/ops/interactions/fields.py for what and why.
 //
 // All arrays are contiguous unless a stride is given. Sums over samples run in a fixed number of chunks, each by one
 // thread, added in order: results do not depend on the number of threads.

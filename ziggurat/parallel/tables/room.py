@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.embeddings.room import TableSize, TableUse, bytes_of, no_room
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, cache_of, format_of
-from ziggurat.ops.machine_memory import Memory, memory_of, size_text
+from ziggurat.ops.machine.memory import Memory, memory_of, size_text
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.tables.shards import RankShare
 from ziggurat.parallel.topology import Topology

@@ -20,7 +20,7 @@ from typing import Any
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import check_version, read_toml
-from ziggurat.ops.machine_memory import host_memory
+from ziggurat.ops.machine.memory import host_memory
 from ziggurat.planning.cluster.cluster import Cluster, Device, Host, Launch, Link, Origin, Port, Source, expect
 from ziggurat.typed import Reader
 

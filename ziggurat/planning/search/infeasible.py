@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from ziggurat.errors import PlanError
-from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.plan import Placement
 from ziggurat.planning.problem import PlanningProblem, ShardProfile, TableProfile

@@ -23,7 +23,7 @@ from scipy.sparse import csr_matrix
 
 from ziggurat.embeddings.storage.disk import LEAST_PLACES, held_room, most_waiting
 from ziggurat.errors import ConfigError
-from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.tiers.rungs import Rung, TieredTable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ziggurat.ops.machine_memory import size_of_text, size_text
+from ziggurat.ops.machine.memory import size_of_text, size_text
 from ziggurat.planning.cluster.cluster import Cluster
 from ziggurat.planning.plan_model import memory_ledger, plan_model
 from ziggurat.planning.tiers.machines import ZIPF, TieredStep, Tiers, UsedTable, fewest_hosts, tiered_steps

@@ -16,7 +16,7 @@ import torch
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import LogisticRegressionConfig, TowerModuleKind
-from ziggurat.ops.machine_memory import size_of_text
+from ziggurat.ops.machine.memory import size_of_text
 from ziggurat.parallel.dense import Reduction
 from ziggurat.parallel.exchange.wire import Wire, WireFormat
 from ziggurat.plan import Placement, Towers

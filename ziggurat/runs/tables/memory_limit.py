@@ -18,7 +18,7 @@ from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.ops.growing.state import map_bytes
-from ziggurat.ops.machine_memory import size_of_text, size_text
+from ziggurat.ops.machine.memory import size_of_text, size_text
 from ziggurat.ops.row_file import disk_rate
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes

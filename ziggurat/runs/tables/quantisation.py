@@ -31,7 +31,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import LabelSpec
 from ziggurat.features.schema import Task
 from ziggurat.files import Format
-from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.export.parity import METRIC_TOLERANCE

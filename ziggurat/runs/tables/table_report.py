@@ -23,7 +23,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format
 from ziggurat.ops.growing.state import map_bytes
-from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.machine.memory import size_text
 from ziggurat.ops.row_cache.ways import NUM_WAYS, num_sets
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
 from ziggurat.errors import CheckpointError
-from ziggurat.ops.machine_memory import host_memory, size_text
+from ziggurat.ops.machine.memory import host_memory, size_text
 from ziggurat.parallel.tables.table_shard import TableShard, as_shard
 from ziggurat.training.checkpoint.manifest import StoredTensor
 from ziggurat.training.checkpoint.rank_group import CheckpointRanks

@@ -21,9 +21,9 @@ from ziggurat.models import Model, flops_per_sample, num_parameters
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import FieldMix
 from ziggurat.models.cost import ParameterCount
-from ziggurat.ops.dot import dot_kernel
-from ziggurat.ops.fields import fields_kernel
-from ziggurat.ops.machine_memory import host_memory
+from ziggurat.ops.interactions.dot import dot_kernel
+from ziggurat.ops.interactions.fields import fields_kernel
+from ziggurat.ops.machine.memory import host_memory
 from ziggurat.training.config import Compile, Precision
 from ziggurat.training.report.ranks import kernel_report, rank_sections
 from ziggurat.training.step.compiled import why_no_graphs

@@ -4,7 +4,7 @@ BF16 changes the numbers of a run, so a decision that hangs on a stopwatch must 
 equal commands would give two models. It is taken once for a machine, a version of torch and a device, and kept in the
 cache folder, as the choice of lookup kernels is (`ops/lookup/choose.py`):
 
-    speedup  =  median over turns of BF16's rate / FP32's (`ops/matmul_rate.py`)
+    speedup  =  median over turns of BF16's rate / FP32's (`ops/machine/matmul_rate.py`)
     BF16     if speedup >= 1.3 in the median of three measurements
              five further measurements count too where they are near 1.3 (1.1 to 1.5), so that noise does not decide
 
@@ -28,7 +28,7 @@ import torch
 from ziggurat.cache import cache_folder
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format
-from ziggurat.ops.matmul_rate import MatmulRates, measure_ratio
+from ziggurat.ops.machine.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
 
 MIN_BF16_SPEEDUP = 1.3

@@ -31,7 +31,7 @@ from ziggurat.embeddings.storage.disk import held_facts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
-from ziggurat.ops.allocator import keep_freed_memory
+from ziggurat.ops.machine.allocator import keep_freed_memory
 from ziggurat.parallel.dense import DenseForward, DenseParallelism, compute_copies
 from ziggurat.parallel.lost_ranks import communicating
 from ziggurat.parallel.parallelize import Parallel
@@ -58,7 +58,7 @@ class TrainStep:
         parallel: the ranks, if `parallelize` has spread the model; all of them construct and call together.
         loss: minimised instead of `model.loss`; see `own_loss.py`.
 
-    On the CPU the process keeps freed memory from here on (see `ziggurat.ops.allocator`; `memory` says what was done).
+    On the CPU the process keeps freed memory from here on (`ops/machine/allocator.py`; `memory` says what was done).
     On one GPU the host does not wait for a step, and its result is read later (`late.py`); `waits` says why it does.
     """
 

@@ -24,7 +24,7 @@ from ziggurat.embeddings.storage.disk.cache import CacheCounts, CachedRows
 from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
 from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, state_keys
 from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
-from ziggurat.ops.machine_memory import size_text
+from ziggurat.ops.machine.memory import size_text
 
 LEAST_PLACES = 1024
 HELD_BESIDE_BYTES = 9  # of a held row: which row it is, and whether it was changed

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from ziggurat.models.blocks.fieldwise import FieldMix, start_like_linear
 from ziggurat.models.blocks.mlp import MLP, Init, MLPConfig, Normalization, norm_of_width, normalise
-from ziggurat.ops.fields import field_mix
-from ziggurat.ops.fm_norm import FMKernel, fm_norm
+from ziggurat.ops.interactions.fields import field_mix
+from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm
 
 
 class FMKind(StrEnum):

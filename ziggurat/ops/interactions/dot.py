@@ -43,7 +43,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ziggurat.ops.cpp_build import CppLibrary, CppSource, kernel_line
 
 _SOURCE = CppSource(
-    path=Path(__file__).parent / "csrc" / "dot.cpp",
+    path=Path(__file__).parents[1] / "csrc" / "dot.cpp",
     flags=("-fopenmp", "-fno-math-errno"),
     depends_on=torch.__version__,  # whose OpenMP it shares
     without="go on without: torch's own operations give the same products, slower",

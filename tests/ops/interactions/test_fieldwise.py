@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziggurat.ops.fieldwise import fieldwise_products, fieldwise_products_reference
+from ziggurat.ops.interactions.fieldwise import fieldwise_products, fieldwise_products_reference
 
 
 @settings(max_examples=40, deadline=None)

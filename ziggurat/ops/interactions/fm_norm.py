@@ -28,10 +28,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.errors import MissingDependencyError
-from ziggurat.ops.fields import field_mix
+from ziggurat.ops.interactions.fields import field_mix
 from ziggurat.ops.kernel_choice import kernels_of, power_of_two, why_no_triton
 
-_KERNELS = "ziggurat.ops.fm_norm_triton"
+_KERNELS = "ziggurat.ops.interactions.fm_norm_triton"
 _MAX_PADDED = 128 * 128  # numbers of X that one program holds
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import ziggurat.ops.dot as ops_dot
+import ziggurat.ops.interactions.dot as ops_dot
 from ziggurat.ops.cpp_build import CppLibrary
-from ziggurat.ops.dot import dot_kernel, pair_places, pairwise_dot, pairwise_dot_reference, why_not
+from ziggurat.ops.interactions.dot import dot_kernel, pair_places, pairwise_dot, pairwise_dot_reference, why_not
 
 needs_kernel = pytest.mark.skipif(not dot_kernel().startswith("C++"), reason=dot_kernel())
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from ziggurat.ops.cpp_build import CppLibrary, CppSource
 
 _SOURCE = CppSource(
-    path=Path(__file__).parent / "csrc" / "fields.cpp",
+    path=Path(__file__).parents[1] / "csrc" / "fields.cpp",
     flags=("-fopenmp", "-fno-math-errno"),
     depends_on=torch.__version__,  # whose OpenMP it shares
     without="go on without: torch's own operations compute the same, slower",

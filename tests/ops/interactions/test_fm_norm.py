@@ -14,14 +14,14 @@ import torch
 from ziggurat.config import override
 from ziggurat.errors import ConfigError, MissingDependencyError
 from ziggurat.models import WukongConfig
-from ziggurat.ops.fm_norm import FMKernel, fm_norm, fm_norm_reference, why_not_triton
+from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm, fm_norm_reference, why_not_triton
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="no package triton: the kernel cannot be interpreted")
 
 CHECK = """
 import torch
-from ziggurat.ops.fm_norm import FMKernel, fm_norm, fm_norm_reference
+from ziggurat.ops.interactions.fm_norm import FMKernel, fm_norm, fm_norm_reference
 for size, fields, dim, rank in ((3, 5, 4, 3), (2, 20, 24, 8), (1, 16, 16, 16), (0, 4, 4, 2)):
     inputs = [torch.randn(s) for s in ((size, fields, dim), (fields, rank), (fields * rank,), (fields * rank,))]
     results = []

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from ziggurat.ops.allocator import keep_freed_memory
+from ziggurat.ops.machine.allocator import keep_freed_memory
 
 _FAULTS = """
 import resource, sys
 import torch
-from ziggurat.ops.allocator import keep_freed_memory
+from ziggurat.ops.machine.allocator import keep_freed_memory
 
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.ops.machine_memory import host_memory, size_text
+from ziggurat.ops.machine.memory import host_memory, size_text
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 25165824 kB\nMemFree: 1024 kB\nMemAvailable: 16777216 kB\nSwapFree: 1048576 kB\n"  # 24, 16, 1 GiB

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ziggurat.ops.fields as ops_fields
+import ziggurat.ops.interactions.fields as ops_fields
 from ziggurat.ops.cpp_build import CppLibrary
-from ziggurat.ops.fields import (
+from ziggurat.ops.interactions.fields import (
     field_mix,
     field_mix_reference,
     fields_kernel,
