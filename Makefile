@@ -79,11 +79,11 @@ $(VENV)-triton/.ready: requirements/triton.txt
 	@touch $@
 
 test-triton: setup $(VENV)-triton/.ready
-	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py
+	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/interactions/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py
 
 # No set-up: a GPU machine may have its own torch, and nothing can be installed there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-GPU_TESTS := tests/gpu tests/ops/lookup tests/ops/test_fm_norm.py tests/ops/attention/test_triton.py \
+GPU_TESTS := tests/gpu tests/ops/lookup tests/ops/interactions/test_fm_norm.py tests/ops/attention/test_triton.py \
   tests/ops/test_scan_triton.py tests/training/checkpoint/test_checkpoint_rng.py \
   tests/training/checkpoint/test_checkpoint_store.py
 
@@ -118,7 +118,7 @@ chaos: setup
 	$(BIN)/python -m pytest -m chaos --timeout 7200 -s tests/end_to_end/test_chaos.py
 
 chaos-serve: setup
-	$(BIN)/python -m pytest -m chaos --timeout 600 -s tests/serving/server/test_processes.py tests/serving/server/test_merge.py
+	$(BIN)/python -m pytest -m chaos --timeout 600 -s tests/serving/server/processes/test_processes.py tests/serving/server/changed_items/test_merge.py
 
 index: setup
 	$(BIN)/python docs/make_index.py

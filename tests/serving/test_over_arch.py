@@ -21,7 +21,7 @@ from ziggurat.serving.answering.live_items import ItemChanges, change_items
 from ziggurat.serving.answering.rescorer import OVER_ARCH_FILE
 from ziggurat.serving.answers import Effort, RecommendRequest
 from ziggurat.serving.export.aligned_tensors import load_aligned, save_aligned
-from ziggurat.serving.server.ladder import steps_for
+from ziggurat.serving.server.queue.ladder import steps_for
 
 SMALL, TABLES = MLPConfig(hidden_dims=(8,)), EmbeddingConfig(kernel=KernelChoice.TORCH)
 SIZES = {"golden": 1, "program": False, "parity_rows": 200}

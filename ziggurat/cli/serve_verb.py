@@ -15,7 +15,7 @@ from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.serving.server.config import ServerConfig
-    from ziggurat.serving.server.worker import Loaded
+    from ziggurat.serving.server.processes.worker import Loaded
 
 _LISTED = "docs/guides/server.md, or `ziggurat serve --help`"
 SERVE_SUMMARY = "answer over HTTP from an export: /recommend, /rank, a web page, /metrics"

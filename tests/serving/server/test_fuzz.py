@@ -12,8 +12,8 @@ import pytest
 import ziggurat as zg
 from tests.serving.server import fuzz
 from tests.serving.server.fake import FakeAnswerer
+from tests.serving.server.processes.test_processes import rss
 from tests.serving.server.test_connections import GOOD, send, serving
-from tests.serving.server.test_processes import rss
 from tests.serving.shop import Shop
 from ziggurat.serving.server.app import ServerApp
 from ziggurat.serving.server.config import ServerConfig

@@ -27,9 +27,9 @@ from ziggurat.serving.answers import Effort, RecommendRequest
 from ziggurat.serving.export.export_folder import open_export, seal_export
 from ziggurat.serving.recommender import Recommender
 from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.changed_items.live import LiveItems
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
-from ziggurat.serving.server.live import LiveItems
 from ziggurat.serving.server.serve import bind
 from ziggurat.serving.server.shards import client
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard

@@ -11,17 +11,14 @@ whose wait would exceed their deadline are refused at once with 503 and Retry-Af
 answered in time. Nothing waits in a place without a bound.
 
     config.py       every limit and timeout, with its default
-    cost.py         how long a batch takes: a line fitted to the last ones
-    ladder.py       how much effort, by how long the queue is
-    engine.py       the queue and the thread that computes
+    queue/          the queue and the thread that computes (`engine.py`), what a batch costs, how much effort it gets
     reading.py      bodies and headers within bounds; responses.py answers as JSON
     app.py          the routes; pages.py the web page's own; openapi.py the description
     metrics.py      /metrics, of one process or summed over all workers
     tracing.py      requests as traces of OpenTelemetry, if asked for
     connections.py  what uvicorn lacks: time to receive, time to send, size of headers, a drain that drops nothing
-    control.py      messages between supervisor and worker
-    worker.py       one process that answers
-    supervisor.py   the process that holds the port, and starts, swaps and replaces workers
+    processes/      the process that holds the port (`supervisor.py`), those that answer (`worker.py`), their messages
+    changed_items/  items that change while a server runs, and the files that keep their changes
     serve.py        all of it for `ziggurat serve`
     shards/         an index divided among processes, and the server in front of them
 

@@ -43,12 +43,12 @@ from ziggurat.errors import (
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges
 from ziggurat.serving.answers import Answerer
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.engine import Engine, OverloadError
-from ziggurat.serving.server.engine import Request as Question
 from ziggurat.serving.server.guidance import Examples, curl, shown
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.openapi import description
 from ziggurat.serving.server.pages import page_routes
+from ziggurat.serving.server.queue.engine import Engine, OverloadError
+from ziggurat.serving.server.queue.engine import Request as Question
 from ziggurat.serving.server.reading import (
     ClientGone,
     RefusedRequestError,

@@ -14,7 +14,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ziggurat.errors import ZigguratError
-from ziggurat.serving.server.control import error_to_json
+from ziggurat.serving.server.processes.control import error_to_json
 
 try:
     import orjson

@@ -26,8 +26,8 @@ from ziggurat.serving.server.config import BACKLOG, ServerConfig
 from ziggurat.serving.server.tracing import check_export
 
 if TYPE_CHECKING:
+    from ziggurat.serving.server.processes.worker import Loaded
     from ziggurat.serving.server.shards.process import ShardKeeper
-    from ziggurat.serving.server.worker import Loaded
 
 _NEEDED = ("starlette", "uvicorn", "httptools", "prometheus_client")
 
@@ -135,7 +135,7 @@ def serve(
             where=str(folder),
             ways_out=("ziggurat export RUN --out FOLDER makes one", "check the path"),
         )
-    from ziggurat.serving.server.supervisor import Supervisor
+    from ziggurat.serving.server.processes.supervisor import Supervisor
 
     if config.trace:
         check_export()

@@ -27,9 +27,9 @@ from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
-from ziggurat.serving.server.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.worker import WATCH_S, become, set_threads
 from ziggurat.serving.server.shards.app import ShardApp, ShardVersions, load_shard
-from ziggurat.serving.server.worker import WATCH_S, become, set_threads
 
 _log = logging.getLogger("ziggurat.server")
 _MOST_BYTES = 1 << 30  # of a question or a change of items

@@ -13,10 +13,10 @@ from tests.serving.server.fake import FakeAnswerer
 from ziggurat.errors import FilterError, RequestError
 from ziggurat.serving.answers import Effort, RankRequest, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.cost import CostLine
-from ziggurat.serving.server.engine import Engine, OverloadError
-from ziggurat.serving.server.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.metrics import Metrics
+from ziggurat.serving.server.queue.cost import CostLine
+from ziggurat.serving.server.queue.engine import Engine, OverloadError
+from ziggurat.serving.server.queue.ladder import LADDER, Ladder, steps_for
 
 USER = RecommendRequest(user={"user_id": "u1"}, k=2)
 

@@ -33,9 +33,9 @@ from ziggurat.errors import ZigguratError
 from ziggurat.serving.answering.stages import collected
 from ziggurat.serving.answers import Answerer, Effort, Ranked, RankRequest, Recommendations, RecommendRequest
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.cost import CostLine
-from ziggurat.serving.server.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.metrics import Metrics
+from ziggurat.serving.server.queue.cost import CostLine
+from ziggurat.serving.server.queue.ladder import LADDER, Ladder, steps_for
 from ziggurat.serving.server.tracing import Watch
 
 _log = logging.getLogger("ziggurat.server")

@@ -18,11 +18,11 @@ from tests.serving.shop import Shop
 from ziggurat.errors import ExportError, RequestError
 from ziggurat.serving.answering.live_items import ItemChanges
 from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.changed_items.live import LiveItems
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.control import Control
-from ziggurat.serving.server.live import LiveItems
+from ziggurat.serving.server.processes.control import Control
+from ziggurat.serving.server.processes.worker import wait_for_word
 from ziggurat.serving.server.reading import RefusedRequestError
-from ziggurat.serving.server.worker import wait_for_word
 
 USER = {"user_id": "3"}
 FRESH = {"item": "fresh", "tags": ["new"], "price": 3}

@@ -18,13 +18,13 @@ from unittest import mock
 import pytest
 
 import ziggurat as zg
-from tests.serving.server.test_live import USER, live
+from tests.serving.server.changed_items.test_live import USER, live
 from tests.serving.shop import Shop
 from tests.serving.test_live_items import FILTERS, anew, random_change
 from ziggurat.errors import ExportError, ZigguratError
 from ziggurat.serving.answering.live_items import ItemChanges
 from ziggurat.serving.answers import RankRequest, RecommendRequest
-from ziggurat.serving.server.live import LiveItems, MergePolicy
+from ziggurat.serving.server.changed_items.live import LiveItems, MergePolicy
 from ziggurat.serving.server.metrics import Metrics
 
 

@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.export.export_folder import identity_of
 from ziggurat.serving.server.config import ServerConfig
-from ziggurat.serving.server.control import Control, error_from_json, error_to_json
 from ziggurat.serving.server.metrics import forget_metrics
-from ziggurat.serving.server.worker import WATCH_S, Load, Loaded, WorkerTask, work
+from ziggurat.serving.server.processes.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.processes.worker import WATCH_S, Load, Loaded, WorkerTask, work
 from ziggurat.typed import quoted
 
 if TYPE_CHECKING:

@@ -28,13 +28,13 @@ from typing import Any, NoReturn
 from ziggurat.errors import RequestError, ZigguratError
 from ziggurat.serving.answers import Answerer, Info, RankRequest, RecommendRequest
 from ziggurat.serving.server.app import ServerApp
+from ziggurat.serving.server.changed_items.live import FOLLOW_S, LiveItems
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.connections import DrainingServer, uvicorn_config
-from ziggurat.serving.server.control import Control, error_from_json, error_to_json
-from ziggurat.serving.server.engine import Request
-from ziggurat.serving.server.live import FOLLOW_S, LiveItems
 from ziggurat.serving.server.metrics import share_metrics
 from ziggurat.serving.server.openapi import example_of, example_ranking, example_request
+from ziggurat.serving.server.processes.control import Control, error_from_json, error_to_json
+from ziggurat.serving.server.queue.engine import Request
 from ziggurat.serving.server.reading import refused_as
 from ziggurat.serving.server.tracing import export_traces, flush_traces
 

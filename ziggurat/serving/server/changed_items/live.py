@@ -32,7 +32,7 @@ from ziggurat.errors import ExportError, FileError, MissingFileError, ZigguratEr
 from ziggurat.serving.answering.chain import Chain
 from ziggurat.serving.answering.live_items import ChangedItems, ItemChanges, change_items, folded
 from ziggurat.serving.answering.merged_items import MergedItems
-from ziggurat.serving.server.journal import Journal
+from ziggurat.serving.server.changed_items.journal import Journal
 from ziggurat.serving.server.reading import refused, refused_as
 
 FOLLOW_S = 0.5
