@@ -1,6 +1,6 @@
 """Embedding tables, their exact optimizers, and the choice of kernel."""
 
-from ziggurat.embeddings.config import EmbeddingConfig, TableInit
+from ziggurat.embeddings.config import EmbeddingConfig, PooledDtype, TableInit
 from ziggurat.embeddings.optimizer import TableOptimizer
 from ziggurat.embeddings.tables import EmbeddingTables
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
@@ -11,6 +11,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingTables",
     "KernelChoice",
+    "PooledDtype",
     "TableInit",
     "TableOptimizer",
     "TableOptimizerKind",

@@ -24,6 +24,13 @@ class InitialDraw(StrEnum):
     ROWS = "rows"  # counted: each row by itself, for tables of which a run touches a small part
 
 
+class PooledDtype(StrEnum):
+    """What pooled fields are written as, and what their gradient comes back in."""
+
+    FP32 = "fp32"  # always
+    COMPUTED = "computed"  # as the network computes: BF16 under `precision = bf16`, FP32 otherwise
+
+
 @dataclass(frozen=True, kw_only=True)
 @checked
 class EmbeddingConfig:
@@ -43,6 +50,9 @@ class EmbeddingConfig:
         beta1: β₁ of sparse Adam.
         beta2: β₂ of sparse Adam.
         initial_sum: initial value of row-wise Adagrad's accumulator; a positive one softens the first steps.
+        pooled: what pooled fields are written as. Sums are FP32 either way, and so are rows and their state; `computed`
+            halves the bytes that a lookup writes and an update reads, and rounds both to BF16. On many ranks it is
+            FP32: the formats of wires say what travels.
     """
 
     dim: int = 16
@@ -56,6 +66,7 @@ class EmbeddingConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     initial_sum: float = 0.0
+    pooled: PooledDtype = PooledDtype.FP32
 
     def __post_init__(self) -> None:
         _expect(self.dim >= 1, "dim >= 1", f"dim = {self.dim}")

@@ -149,6 +149,7 @@ class RepeatedLookup(torch.autograd.Function):
         """Record the gradients of plain features, and of slices."""
         tables, batch, split, plain, groups = ctx.saved
         tables.record(grad, plain, split.plain)
+        grad = grad.float() if grad.dtype == torch.bfloat16 and split.groups else grad  # sums of slices are FP32
         for group, parts, lookups in zip(batch.repeated, split.groups, groups, strict=True):
             if parts.runs:
                 pieces = [grad[:, column : column + width] for column, _, width in parts.runs]

@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ziggurat.embeddings import EmbeddingTables
+from ziggurat.embeddings import EmbeddingTables, PooledDtype
 from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
@@ -169,6 +169,12 @@ class Model(nn.Module, ABC):
         return self.embeddings.field_dims if self.towers is None else self.towers.field_dims
 
     @property
+    def rounds_pooled(self) -> bool:
+        """True if pooled fields are written in BF16 where the network computes in it: as asked, and on one device."""
+        tables = self.embeddings
+        return isinstance(tables, EmbeddingTables) and tables.config.pooled is PooledDtype.COMPUTED
+
+    @property
     def coupled_samples(self) -> int:
         """Consecutive samples that the loss looks at together: no rank, and no part of a batch, cuts such a block.
 
@@ -233,11 +239,14 @@ class Model(nn.Module, ABC):
     def fields(self, batch: Batch) -> Float[Tensor, "B X"]:
         """Pooled embeddings, then towers if there are any; X = Σ field_dims.
 
-        Under autocast the tower modules compute in its dtype, as the dense network does; the lookup never does. A
+        Under autocast the tower modules compute in its dtype, as the dense network does. The lookup sums in FP32, and
+        rounds its sums to that dtype where `EmbeddingConfig.pooled` says so. A
         pipeline on many ranks starts exactly this part ahead, so an `embed` of your own asks for fields here.
         """
-        with torch.autocast(batch.dense.device.type, enabled=False):
-            pooled_BT = self.embeddings(batch)
+        device = batch.dense.device.type
+        is_rounded = self.rounds_pooled and _computes_in_bf16(device)
+        with torch.autocast(device, enabled=False):
+            pooled_BT = self.embeddings(batch, dtype=torch.bfloat16) if is_rounded else self.embeddings(batch)
         return pooled_BT if self.towers is None else self.towers(pooled_BT)
 
     def unpooled(self, batch: Batch, name: str) -> Unpooled:
@@ -261,3 +270,7 @@ class Model(nn.Module, ABC):
     def loss_weight(self, batch: Batch) -> Float[Tensor, "L"]:
         """`LossSums.weight` of a batch before its forward pass, so that the sum over ranks travels meanwhile."""
         return labelled_weight(batch.labels, batch.weights, inputs=self.inputs)
+
+
+def _computes_in_bf16(device: str) -> bool:
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ziggurat.embeddings import PooledDtype
 from ziggurat.embeddings.room import TableSize
 from ziggurat.models import Model, flops_per_sample, num_parameters
 from ziggurat.models.blocks.dot import PairwiseDot
@@ -144,6 +145,8 @@ def startup_report(
         "memory": step.memory,
         "batch": _batch_line(step),
     }
+    if model.embeddings.config.pooled is PooledDtype.COMPUTED:
+        training["pooled fields"] = _pooled_line(step)
     if facts.has_dots:
         training["pairwise dot products"] = dot_kernel()
     if facts.has_mixes:
@@ -158,6 +161,13 @@ def startup_report(
             "Embedding kernels": {str(name): str(value) for name, value in flat_lines(kernel_report(model))},
         }
     )
+
+
+def _pooled_line(step: TrainStep) -> str:
+    """What pooled fields are written as, and why not BF16 although it was asked for."""
+    if not step.model.rounds_pooled:
+        return "fp32: on many ranks the formats of wires say what travels (--wire bf16)"
+    return "bf16" if step.precision is Precision.BF16 else f"fp32: the network computes in {step.precision.value}"
 
 
 def _tables_text(sizes: Collection[TableSize]) -> str:
