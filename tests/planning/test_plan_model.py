@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.planning.clusters import round_cluster
-from ziggurat.cli.plan_verbs import _flat_lines
+from ziggurat.cli.planning.plan_verbs import _flat_lines
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DLRMConfig, LogisticRegressionConfig, MLPConfig

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ziggurat import __version__
-from ziggurat.cli.cluster_verbs import CLUSTER_EPILOG, CLUSTER_SUMMARY, add_cluster_arguments
 from ziggurat.cli.compare_verbs import (
     COMPARE_EPILOG,
     COMPARE_SUMMARY,
@@ -16,10 +15,12 @@ from ziggurat.cli.compare_verbs import (
     add_compare_arguments,
     add_scale_arguments,
 )
-from ziggurat.cli.importance_verb import IMPORTANCE_EPILOG, IMPORTANCE_SUMMARY, add_importance_arguments
+from ziggurat.cli.data.data_verbs import DATA_EPILOG, DATA_SUMMARY, add_data_arguments
+from ziggurat.cli.data.prepare_verb import PREPARE_EPILOG, PREPARE_SUMMARY, add_prepare_arguments
 from ziggurat.cli.own_models import add_model_argument
 from ziggurat.cli.parser import VerbParser
-from ziggurat.cli.plan_verbs import (
+from ziggurat.cli.planning.cluster_verbs import CLUSTER_EPILOG, CLUSTER_SUMMARY, add_cluster_arguments
+from ziggurat.cli.planning.plan_verbs import (
     PLAN_EPILOG,
     PLAN_SUMMARY,
     SIMULATE_EPILOG,
@@ -27,8 +28,10 @@ from ziggurat.cli.plan_verbs import (
     add_plan_arguments,
     add_simulate_arguments,
 )
-from ziggurat.cli.prepare_verb import PREPARE_EPILOG, PREPARE_SUMMARY, add_prepare_arguments
-from ziggurat.cli.scoring_verbs import (
+from ziggurat.cli.planning.tower_verbs import add_towers_arguments
+from ziggurat.cli.runs.importance_verb import IMPORTANCE_EPILOG, IMPORTANCE_SUMMARY, add_importance_arguments
+from ziggurat.cli.runs.quantise_verb import QUANTISE_EPILOG, QUANTISE_SUMMARY, add_quantise_arguments
+from ziggurat.cli.runs.scoring_verbs import (
     EMBEDDINGS_EPILOG,
     EMBEDDINGS_SUMMARY,
     EVALUATE_EPILOG,
@@ -39,11 +42,9 @@ from ziggurat.cli.scoring_verbs import (
     add_evaluate_arguments,
     add_predict_arguments,
 )
-from ziggurat.cli.serving_verbs import add_serving_verbs
+from ziggurat.cli.runs.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tables_arguments
+from ziggurat.cli.serving.serving_verbs import add_serving_verbs
 from ziggurat.cli.settings import add_short_forms
-from ziggurat.cli.tiers.quantise_verb import QUANTISE_EPILOG, QUANTISE_SUMMARY, add_quantise_arguments
-from ziggurat.cli.tiers.tables_verb import TABLES_EPILOG, TABLES_SUMMARY, add_tables_arguments
-from ziggurat.cli.tower_verbs import add_towers_arguments
 from ziggurat.errors import SchemaError, ZigguratError
 
 DESCRIPTION = "Topology-aware recommendation models in PyTorch: train, plan, scale out, compress."
@@ -62,30 +63,13 @@ EXAMPLES = """examples:
 """
 
 
-DATA_EPILOG = """examples:
-  ziggurat data inspect ratings.parquet --write-schema my.toml
-  ziggurat data cluster-by-session log.parquet --session session_id --out clustered.parquet
-  ziggurat data fetch movielens-1m
-"""
-INSPECT_EPILOG = """Guesses what each column becomes (label, time, group, feature), how text is written (separator,
-decimal comma, order of day and month, texts that mean no value), and what gives the label away. Read the schema and
-correct it: each guess stands there with its reason.
-examples:
-  ziggurat data inspect ratings.parquet --write-schema my.toml
-  ziggurat data inspect office.csv --label Bought --separator semicolon
-"""
-FETCH_EPILOG = """Into the folder ZIGGURAT_CACHE, by default ~/.cache/ziggurat. Where a set must be asked for, the
-error says where.
-examples:
-  ziggurat data fetch movielens-1m
-  ziggurat data fetch frappe --source downloads/Mobile_Frappe.zip
-"""
 TOWERS_EPILOG = """example:
   ziggurat towers partition runs/first --towers 4
 """
+_AddVerb = Callable[[str, str, str], argparse.ArgumentParser]  # of its name, summary and epilog
 
 
-def _add_demo(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+def _add_demo(verb: _AddVerb) -> None:
     demo = verb(
         "demo",
         "fetch MovieLens-1M, train DLRM and DCNv2, then towers on 2 × 2 ranks; tables, reports with plots",
@@ -103,17 +87,7 @@ def _add_demo(verb: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     )
 
 
-def build_parser() -> VerbParser:
-    """The whole command line. Its flags are frozen by a test: settings of runs belong into configs."""
-    parser = VerbParser(prog="ziggurat", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--version", action="version", version=f"ziggurat {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-
-    def verb(name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
-        return verbs.add_parser(name, help=summary, description=summary, epilog=epilog)
-
-    _add_demo(verb)
-
+def _add_train(verb: _AddVerb) -> None:
     train = verb(
         "train",
         "train a recipe, repeat a config, or resume a run",
@@ -144,24 +118,8 @@ def build_parser() -> VerbParser:
     train.add_argument("--settings", action="store_true", help="list every setting with what it means, and stop")
     add_short_forms(train)
 
-    add_prepare_arguments(verb("prepare", PREPARE_SUMMARY, PREPARE_EPILOG))
-    add_evaluate_arguments(verb("evaluate", EVALUATE_SUMMARY, EVALUATE_EPILOG))
-    add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
-    add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
-    add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
-    add_tables_arguments(verb("tables", TABLES_SUMMARY, TABLES_EPILOG))
-    add_quantise_arguments(verb("quantise", QUANTISE_SUMMARY, QUANTISE_EPILOG))
 
-    add_serving_verbs(verb)
-
-    _data_verb(verb("data", "look at files, write schemas, fetch public data sets", DATA_EPILOG))
-    add_towers_arguments(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
-
-    add_plan_arguments(verb("plan", PLAN_SUMMARY, PLAN_EPILOG))
-    add_simulate_arguments(verb("simulate", SIMULATE_SUMMARY, SIMULATE_EPILOG))
-    add_cluster_arguments(verb("cluster", CLUSTER_SUMMARY, CLUSTER_EPILOG))
-    add_compare_arguments(verb("compare", COMPARE_SUMMARY, COMPARE_EPILOG))
-    add_scale_arguments(verb("scale", SCALE_SUMMARY, SCALE_EPILOG))
+def _add_reports(verb: _AddVerb) -> None:
     verb(
         "recipes",
         "list the recipes with one line each",
@@ -187,6 +145,9 @@ def build_parser() -> VerbParser:
     )
     verify.add_argument("run", help="folder of a run")
     add_model_argument(verify)
+
+
+def _add_machine(verb: _AddVerb) -> None:
     verb(
         "doctor",
         "what this machine and installation can do, and what is missing and why",
@@ -200,19 +161,40 @@ def build_parser() -> VerbParser:
     bench.add_argument("name", help="a benchmark (`ziggurat bench list` shows them), or all")
     bench.add_argument("--json", metavar="FILE", help="write machine, versions, commit and cases there")
     bench.add_argument("--quick", action="store_true", help="fewer rounds: to see that it works, not to be quoted")
+
+
+def build_parser() -> VerbParser:
+    """The whole command line. Its flags are frozen by a test: settings of runs belong into configs."""
+    parser = VerbParser(prog="ziggurat", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"ziggurat {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+
+    def verb(name: str, summary: str, epilog: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=summary, description=summary, epilog=epilog)
+
+    _add_demo(verb)
+    _add_train(verb)
+    add_prepare_arguments(verb("prepare", PREPARE_SUMMARY, PREPARE_EPILOG))
+    add_evaluate_arguments(verb("evaluate", EVALUATE_SUMMARY, EVALUATE_EPILOG))
+    add_predict_arguments(verb("predict", PREDICT_SUMMARY, PREDICT_EPILOG))
+    add_embeddings_arguments(verb("embeddings", EMBEDDINGS_SUMMARY, EMBEDDINGS_EPILOG))
+    add_importance_arguments(verb("importance", IMPORTANCE_SUMMARY, IMPORTANCE_EPILOG))
+    add_tables_arguments(verb("tables", TABLES_SUMMARY, TABLES_EPILOG))
+    add_quantise_arguments(verb("quantise", QUANTISE_SUMMARY, QUANTISE_EPILOG))
+
+    add_serving_verbs(verb)
+
+    add_data_arguments(verb("data", DATA_SUMMARY, DATA_EPILOG))
+    add_towers_arguments(verb("towers", "group the features of a trained model into towers", TOWERS_EPILOG))
+
+    add_plan_arguments(verb("plan", PLAN_SUMMARY, PLAN_EPILOG))
+    add_simulate_arguments(verb("simulate", SIMULATE_SUMMARY, SIMULATE_EPILOG))
+    add_cluster_arguments(verb("cluster", CLUSTER_SUMMARY, CLUSTER_EPILOG))
+    add_compare_arguments(verb("compare", COMPARE_SUMMARY, COMPARE_EPILOG))
+    add_scale_arguments(verb("scale", SCALE_SUMMARY, SCALE_EPILOG))
+    _add_reports(verb)
+    _add_machine(verb)
     return parser
-
-
-CLUSTER_BY_EPILOG = """examples:
-  ziggurat data cluster-by-session log.parquet --session session_id --out clustered.parquet
-  ziggurat data cluster-by-session day_*.parquet --session session_id --time timestamp --out clustered.parquet
-"""
-
-IMPORT_EPILOG = """examples:
-  ziggurat data import --sql "SELECT * FROM 'logs/*.csv' WHERE country = 'FR'" --out france.parquet
-  ziggurat data import --sql "SELECT user, item, click FROM events" --database shop.sqlite --out events.parquet
-  ziggurat data import --sql "SELECT * FROM events" --database postgresql://me@host/shop --out events.parquet
-"""
 
 
 def _rank_arguments(verb: argparse.ArgumentParser) -> None:
@@ -235,49 +217,6 @@ def _rank_arguments(verb: argparse.ArgumentParser) -> None:
     ranks.add_argument(
         "--exchange", metavar="WHEN", help="short for --parallel.exchange: plain, prioritised or prioritised_always"
     )
-
-
-def _data_verb(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="action", required=True)
-    summary = "guess the schema of a file, and explain each guess"
-    inspect = actions.add_parser("inspect", help=summary, description=summary, epilog=INSPECT_EPILOG)
-    inspect.add_argument("file", help="Parquet, Arrow, CSV or TSV (also .gz); a path, or a URL (s3://bucket/key)")
-    inspect.add_argument("--label", metavar="COLUMN", default="", help="the column to predict (default: guessed)")
-    inspect.add_argument(
-        "--separator", metavar="X", default="", help="of a text file: a character, semicolon, tab … (default: guessed)"
-    )
-    inspect.add_argument("--write-schema", metavar="FILE", help="write the guess as TOML, explanations as comments")
-    inspect.add_argument(
-        "--session",
-        metavar="COLUMN",
-        default="",
-        help="the column of the session: measures how often each column repeats in one",
-    )
-    summary = "write the rows of a session next to each other, so that what repeats compresses"
-    cluster = actions.add_parser("cluster-by-session", help=summary, description=summary, epilog=CLUSTER_BY_EPILOG)
-    cluster.add_argument(
-        "files", nargs="+", help="Parquet, Arrow, CSV or TSV (also .gz), or URLs, in the order of their rows"
-    )
-    cluster.add_argument("--session", metavar="COLUMN", required=True, help="the column of the session")
-    cluster.add_argument(
-        "--time", metavar="COLUMN", default="", help="order within a session (default: as in the files)"
-    )
-    cluster.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
-    summary = "write what a database answers to a query into a Parquet file"
-    query = actions.add_parser("import", help=summary, description=summary, epilog=IMPORT_EPILOG)
-    query.add_argument("--sql", metavar="QUERY", required=True, help="the query")
-    query.add_argument(
-        "--database", metavar="DB", default="", help="a file of DuckDB or SQLite, or a URI (default: files it names)"
-    )
-    query.add_argument("--out", metavar="FILE", required=True, help="the Parquet file to write")
-    summary = "get a public data set into the cache, checked by checksum"
-    fetch = actions.add_parser("fetch", help=summary, description=summary, epilog=FETCH_EPILOG)
-    fetch.add_argument(
-        "name",
-        help="movielens-1m, movielens-1m-histories, movielens-1m-events, beauty-events, yambda-events, yambda-made, "
-        "frappe, criteo-kaggle, criteo-1tb, criteo-x4",
-    )
-    fetch.add_argument("--source", metavar="PATH", help="archive or folder to take it from, instead of fetching it")
 
 
 _WITH_SETTINGS = (
@@ -352,19 +291,11 @@ def _split_settings(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
-    from ziggurat.cli import (
-        cluster_verbs,
-        compare_verbs,
-        importance_verb,
-        plan_verbs,
-        prepare_verb,
-        scoring_verbs,
-        serve_verb,
-        serving_verbs,
-        tower_verbs,
-        verbs,
-    )
-    from ziggurat.cli.tiers import quantise_verb, tables_verb
+    from ziggurat.cli import compare_verbs, verbs
+    from ziggurat.cli.data import data_verbs, prepare_verb
+    from ziggurat.cli.planning import cluster_verbs, plan_verbs, tower_verbs
+    from ziggurat.cli.runs import importance_verb, quantise_verb, scoring_verbs, tables_verb
+    from ziggurat.cli.serving import serve_verb, serving_verbs
 
     return {
         "demo": verbs.demo,
@@ -380,7 +311,7 @@ def _handler(verb: str) -> Callable[[argparse.Namespace, list[str]], int]:
         "recommend": serving_verbs.recommend,
         "index": serving_verbs.index,
         "serve": serve_verb.serve,
-        "data": verbs.data,
+        "data": data_verbs.data,
         "towers": tower_verbs.towers,
         "plan": plan_verbs.plan,
         "simulate": plan_verbs.simulate,

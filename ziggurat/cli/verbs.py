@@ -164,50 +164,6 @@ def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
         print_line(f"  {split:<6} {text}" if text else f"  {split:<6} {metric} is not known of both")
 
 
-def data(options: argparse.Namespace, rest: list[str]) -> int:
-    """`data inspect`, `data cluster-by-session`, `data import` and `data fetch`."""
-    if options.action == "fetch":
-        from ziggurat.data.datasets import fetch
-
-        print_line(f"{fetch(options.name, source=options.source)}")
-        return 0
-    if options.action == "cluster-by-session":
-        from ziggurat.cli.session_verbs import cluster_by_session
-
-        return cluster_by_session(options)
-    if options.action == "import":
-        from ziggurat.cli.session_verbs import import_query
-
-        return import_query(options)
-    from ziggurat.data.inspect.inspect_file import inspect_file
-    from ziggurat.features.schema_io import write_schema
-
-    inspection = inspect_file(options.file, label=options.label, session=options.session, separator=options.separator)
-    head, *lines = inspection.table()
-    print_table(head, lines)
-    for warning in inspection.warnings:
-        print_line(f"warning: {warning}")
-    if session := options.session or inspection.schema.session:
-        from ziggurat.cli.session_verbs import print_repeats
-
-        print_repeats(options.file, session=session, separator=options.separator)
-    if options.write_schema:
-        write_schema(inspection.schema, options.write_schema, comments=inspection.explanations)
-        if not inspection.schema.labels:
-            print_line(f"schema written to {options.write_schema}, without a label; name the column to predict:")
-            named = ["--session", options.session] if options.session else []
-            again = ["data", "inspect", options.file, "--label", "COLUMN", *named]
-            again += ["--write-schema", options.write_schema]
-            print_line(f"  ziggurat {shlex.join(again)}")
-            return 0
-        print_line(f"schema written to {options.write_schema}; read it, correct it, then:")
-        command = ["train", "table_dlrm", "--data.train", options.file, "--schema", options.write_schema]
-        print_line(f"  ziggurat {shlex.join([*command, *inspection.settings()])}")
-    elif inspection.settings():
-        print_line(f"to read the file: {' '.join(inspection.settings())}")
-    return 0
-
-
 def recipes(options: argparse.Namespace, rest: list[str]) -> int:
     """Print the list of recipes."""
     from ziggurat.recipes.catalogue import RECIPES

@@ -12,7 +12,7 @@ import yaml
 
 from tests.end_to_end.test_deployment import NAME, check
 from ziggurat.cli.main import build_parser
-from ziggurat.cli.serve_verb import config_of
+from ziggurat.cli.serving.serve_verb import config_of
 from ziggurat.serving.server.config import ServerConfig
 from ziggurat.serving.server.metrics import Metrics
 from ziggurat.serving.server.shards.app import ShardMetrics

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ziggurat.cli.importance_verb import check_data_and_plot, write_figure
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.runs.importance_verb import check_data_and_plot, write_figure
 from ziggurat.cli.tables import print_line, print_table
 
 QUANTISE_SUMMARY = "what a trained run costs with its tables in bf16, int8 or int4: AUC, log loss, scores and bytes"

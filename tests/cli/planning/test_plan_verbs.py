@@ -200,7 +200,7 @@ def test_a_vocabulary_of_unknown_size_is_asked_for(capsys: pytest.CaptureFixture
 
 
 def test_a_plan_by_measured_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    costs = Path(__file__).parents[2] / "benchmarks" / "costs" / "amd-epyc-25-1-2-cores.json"
+    costs = Path(__file__).parents[3] / "benchmarks" / "costs" / "amd-epyc-25-1-2-cores.json"
     command = ["plan", "movielens_dlrm", "--cluster", "localx4", "--costs", str(costs), *QUICK]
     samples = "--training.loader.batch-size"
     assert main([*command, samples, "512", "--save", "plan.json"]) == 0

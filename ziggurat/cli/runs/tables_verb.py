@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ziggurat.cli.importance_verb import check_picture, write_figure
 from ziggurat.cli.own_models import add_model_argument, own_models
+from ziggurat.cli.runs.importance_verb import check_picture, write_figure
 from ziggurat.cli.tables import print_line, print_table
 
 TABLES_SUMMARY = "per table of a run: rows, bytes, format, rows touched, and what a cache of its rows would hit"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from ziggurat.cli.own_models import add_model_argument, own_models
-from ziggurat.cli.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
+from ziggurat.cli.serving.serve_verb import SERVE_EPILOG, SERVE_SUMMARY, add_serve_arguments
 from ziggurat.cli.tables import print_line, print_table
 from ziggurat.errors import ConfigError
 

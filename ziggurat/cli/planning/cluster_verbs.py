@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ziggurat.cli.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
+from ziggurat.cli.planning.probe_verbs import PROBE_EPILOG, PROBE_SUMMARY, add_probe_arguments, probe
 
 CLUSTER_SUMMARY = "machines as a planner sees them: their constants, and where each comes from"
 

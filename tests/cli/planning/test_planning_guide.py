@@ -11,7 +11,7 @@ import pytest
 from ziggurat.cli.main import main
 from ziggurat.planning.cluster.catalogue import load_cluster
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "planning.md"
 EXACT = ("cluster show", "--cluster v100x2")  # no search in what they print
 
 

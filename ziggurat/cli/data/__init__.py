@@ -1,0 +1,1 @@
+"""Verbs about data: look at files, bring them into shape, fetch, prepare."""

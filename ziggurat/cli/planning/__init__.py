@@ -1,0 +1,1 @@
+"""Verbs about clusters: where tables lie, what a step costs there, which features form towers."""

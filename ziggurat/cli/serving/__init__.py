@@ -1,0 +1,1 @@
+"""Verbs from a run to answers: export, recommend, search, serve."""

@@ -1,1 +1,0 @@
-"""Verbs about what tables of embeddings take and where they lie."""
