@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.next_item.quality import refuse_others
+from benchmarks.next_item.subjects import refuse_others
 from benchmarks.quality import seeded
 from ziggurat.config import override
 from ziggurat.embeddings.tables_config import TablesConfig
