@@ -36,8 +36,8 @@ from ziggurat.data.encoded.records import ROW_COLUMN, SESSION_COLUMN, encoded_sc
 from ziggurat.data.inspect.session_repeats import repeats_of
 from ziggurat.embeddings import EmbeddingConfig
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.repeats import MIN_FACTOR, deduplicate, find_groups
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
-from ziggurat.features.repeats import MIN_FACTOR, deduplicate, find_groups
 from ziggurat.models import DINConfig, DLRMConfig, build_model
 from ziggurat.models.blocks.mlp import MLPConfig
 from ziggurat.ops.lookup import KernelChoice

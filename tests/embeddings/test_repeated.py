@@ -8,9 +8,9 @@ import torch
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
 from ziggurat.errors import BoundsError
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import Pooling
 from ziggurat.ops.lookup import KernelChoice, TableOptimizerKind
 from ziggurat.testing.batches import random_batch, small_inputs

@@ -15,10 +15,10 @@ from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, TableOptimizer
 from ziggurat.errors import ConfigError, PlanError
 from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batches.repeats import deduplicate
+from ziggurat.features.batches.samples import take_samples
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
-from ziggurat.features.samples import take_samples
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
     DIN,

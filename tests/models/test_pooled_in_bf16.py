@@ -18,7 +18,7 @@ from ziggurat.embeddings import (
     TableOptimizer,
     TableOptimizerKind,
 )
-from ziggurat.features.repeats import deduplicate
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.models import Model, build_model
 from ziggurat.models.contract.losses import loss_of
 from ziggurat.testing.batches import random_batch

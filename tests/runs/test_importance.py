@@ -22,8 +22,8 @@ from tests.parallel.test_parity_of_models import CONFIGS
 from ziggurat.cli.main import main
 from ziggurat.data.encoded.records import encoded_schema, table_to_batch
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.features.batches.permutation import feature_names
 from ziggurat.features.inputs import InputSpec, VectorSpec
-from ziggurat.features.permutation import feature_names
 from ziggurat.features.schema import Pooling
 from ziggurat.models import BuiltInConfig, build_model
 from ziggurat.recipes.catalogue import table_run

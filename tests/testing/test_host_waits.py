@@ -18,7 +18,12 @@ METHODS |= {"new_tensor", "synchronize", "argwhere", "equal", "allclose"}
 FUNCTIONS = {"int", "float", "bool"}  # of a tensor; of something else where it is known below
 HOT = ("training/step/late.py", "training/step/results.py", "training/upload.py", "embeddings/faults.py")
 HOT += ("embeddings/tables.py", "embeddings/optimizer.py", "ops/lookup/reference.py", "ops/lookup/gradient.py")
-HOT += ("ops/lookup/layout.py", "features/packed.py", "models/contract/losses.py", "models/contract/ranking_model.py")
+HOT += (
+    "ops/lookup/layout.py",
+    "features/batches/packed.py",
+    "models/contract/losses.py",
+    "models/contract/ranking_model.py",
+)
 HOT += tuple(
     f"models/{name}.py" for name in ("dlrm", "dcn_v2", "deepfm", "dnn", "wukong", "dhen", "autoint", "masknet")
 )
@@ -60,7 +65,7 @@ KNOWN: dict[str, set[str]] = {
         "count: int",
         "rows: int",
     },
-    "features/packed.py": {"_fits: int"},  # of a batch of the host
+    "features/batches/packed.py": {"_fits: int"},  # of a batch of the host
     "models/contract/losses.py": {"numbers_of_labels: new_tensor", "numbers_of_labels: float"},  # on the CPU
 }
 

@@ -21,7 +21,7 @@ not pooled is in `Embedded.sequences`. Its `Moments` come as a group of their ow
     action    [ 1 2 ]     [ 1 ]  = 0
 
 Features whose values repeat from sample to sample may be kept once too: `repeated` holds groups of them, each with its
-distinct combinations and one inverse (`jagged.py` draws it; `repeats.py` finds them). Their lists are then not in
+distinct combinations and one inverse (`jagged.py` draws it; `batches/repeats.py` finds them). Their lists are then not in
 `jagged`; `single` has all its features all the same, a row a sample costs little. `expanded` writes everything out.
 
 A batch knows its tensors by name (`tensors`): whatever moves, stores or counts them asks for those, so that a new part
@@ -38,10 +38,10 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from ziggurat.features.batch_checks import validate_batch
+from ziggurat.features.batches.checks import validate_batch
+from ziggurat.features.batches.packed import HostCopy, pack
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup, moments_group
-from ziggurat.features.packed import HostCopy, pack
 
 __all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_batch"]
 
@@ -261,7 +261,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device (no copy where it already is); `row_ids` stay, only the host reads them.
 
-        To a GPU everything travels in one copy, ids in 32 bits where they fit; see `packed.py`.
+        To a GPU everything travels in one copy, ids in 32 bits where they fit; see `batches/packed.py`.
         """
         device = torch.device(device)
         if device == self.dense.device:

@@ -38,7 +38,7 @@ from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.raw.names import nearest_names
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch
-from ziggurat.features.permutation import feature_names, permuted
+from ziggurat.features.batches.permutation import feature_names, permuted
 from ziggurat.files import Format
 from ziggurat.training.config import AUTO_METRIC
 from ziggurat.training.early_stop import stop_metric

@@ -13,8 +13,8 @@ from __future__ import annotations
 from ziggurat.data.encoded.loader import Deduplicate, Shuffle
 from ziggurat.data.encoded.records import table_to_batch
 from ziggurat.data.source import DataSource, LoaderSource
+from ziggurat.features.batches.repeats import MIN_FACTOR, Repeats, find_groups, measure_repeats
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import MIN_FACTOR, Repeats, find_groups, measure_repeats
 from ziggurat.models import Model
 from ziggurat.parallel.parallelize import Parallel
 from ziggurat.parallel.prioritised.choice import Exchange

@@ -1,7 +1,7 @@
 """Upload: batches reach a GPU while it computes, two steps before they are trained.
 
     thread       pack k+2 into locked memory
-    copy queue                              copy k+2 ─ widen ids          (`features/packed.py`)
+    copy queue                              copy k+2 ─ widen ids          (`features/batches/packed.py`)
     compute      ──────────────── step k ────────────────────│──── step k+1 ────
 
 The copy has a queue of its own on the GPU, so it runs beside the step; what uses the batch waits for the copy on the
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ziggurat.features.batch import Batch
-from ziggurat.features.packed import pack
+from ziggurat.features.batches.packed import pack
 
 
 class Upload:

@@ -19,9 +19,9 @@ from ziggurat.data.encoded.stored_once import plain_lists, shared_lists, store_o
 from ziggurat.data.preprocess.preprocessing import Preprocessing
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.errors import DataError
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import Label, MultiHot, Schema
 from ziggurat.testing.batches import small_inputs
 

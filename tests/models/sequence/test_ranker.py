@@ -15,10 +15,10 @@ from tests.models.sequence.test_next_item import INPUTS as NEXT_INPUTS
 from tests.models.sequence.test_next_item import LENGTH, NUM_ITEMS, lists
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.inputs import InputSpec, LabelSpec, MomentsSpec, SingleSpec, TableSpec
 from ziggurat.features.items import Items
 from ziggurat.features.jagged import FeatureGroup, moments_group, offsets_of
-from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import Task
 from ziggurat.models import SequenceRanker, SequenceRankerConfig, build_model
 from ziggurat.models.sequence.layers.hstu import HSTULayer

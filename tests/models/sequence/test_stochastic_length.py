@@ -8,9 +8,9 @@ import torch
 
 from tests.models.sequence.test_next_item import batch_of, built
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.samples import take_samples
 from ziggurat.features.events import HISTORY, HISTORY_LENGTHS, HISTORY_PLACES
 from ziggurat.features.jagged import offsets_of
-from ziggurat.features.samples import take_samples
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.next_item import Positions
 from ziggurat.models.sequence.stochastic_length import thinned, thinned_rows

@@ -9,8 +9,8 @@ import numpy as np
 from tests.features.test_batch import INPUTS, full_batch, samples_of
 from ziggurat.data.balance.cost import LengthCost, SampleCost, lengths_of
 from ziggurat.data.balance.partition import Balance, loads_of, partition
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
 from ziggurat.parallel.exchange.samples import SampleExchange
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Topology

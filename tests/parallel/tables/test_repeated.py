@@ -13,9 +13,9 @@ from tests.parallel.test_parity import TOWERS, build, inputs, placed
 from tests.parallel.test_parity_of_models import CONFIGS
 from ziggurat.config import from_json, to_json
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.repeats import deduplicate
+from ziggurat.features.batches.samples import take_samples
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
-from ziggurat.features.samples import take_samples
 from ziggurat.models import (
     BuiltInConfig,
     DCNv2Config,

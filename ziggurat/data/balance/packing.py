@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ziggurat.features.batch import Batch
-from ziggurat.features.samples import concatenate_batches
+from ziggurat.features.batches.samples import concatenate_batches
 
 
 def packed(

@@ -32,9 +32,9 @@ from ziggurat.data.encoded.records import (
 from ziggurat.data.encoded.slices import gather_segments, repeated_rows
 from ziggurat.data.encoded.stored_once import is_repeated
 from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.jagged import FeatureGroup, RepeatedRows
-from ziggurat.features.repeats import deduplicate
 from ziggurat.ops.rows import CHUNK_BITS, Columns, Targets, gather_lists, gather_rows, place_rows, share_lists
 
 _CHUNKS_MOST = 1 << (63 - CHUNK_BITS)

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from jaxtyping import Int64
 
+from ziggurat.features.batches.repeats import distinct_lists, joint_codes
 from ziggurat.features.jagged import FeatureGroup, JaggedRows, RepeatedRows
-from ziggurat.features.repeats import distinct_lists, joint_codes
 
 
 def gather_segments(values: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from ziggurat.data.clustering import without_session
 from ziggurat.data.raw.names import missing_column
 from ziggurat.data.raw.source import RawSource
 from ziggurat.data.raw.text_blocks import TextOptions
-from ziggurat.features.repeats import MIN_FACTOR
+from ziggurat.features.batches.repeats import MIN_FACTOR
 
 
 @dataclass(frozen=True, kw_only=True)

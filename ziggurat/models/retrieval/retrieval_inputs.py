@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ziggurat.errors import ConfigError, SchemaError
+from ziggurat.features.batches.permutation import feature_names
 from ziggurat.features.inputs import InputSpec
 from ziggurat.features.items import Items
-from ziggurat.features.permutation import feature_names
 from ziggurat.features.schema import Task
 
 

@@ -39,8 +39,8 @@ from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.permutation import feature_names
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.permutation import feature_names
 from ziggurat.features.schema import NUM_RESERVED_ROWS
 from ziggurat.models.contract.losses import LossSums, labelled_weights
 from ziggurat.models.contract.model import Embedded, Model, Outputs

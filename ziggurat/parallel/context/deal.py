@@ -20,8 +20,8 @@ from dataclasses import replace
 import torch
 
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.samples import concatenate_batches, take_samples
 from ziggurat.features.events import PIECE_HOMES, PIECE_SETS
-from ziggurat.features.samples import concatenate_batches, take_samples
 from ziggurat.models import Model
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.sequence.cut import Chunks, CutsHistories

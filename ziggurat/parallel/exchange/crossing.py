@@ -1,7 +1,7 @@
 """Crossing: embeddings of a batch on their way over the last hop, one message for each part of them.
 
-A plain batch crosses in one message. One with slices (`features/repeats.py`) crosses in several: samples with what is
-plain, and the slices of each group. They are joined on this side, where slices become samples:
+A plain batch crosses in one message. One with slices (`features/batches/repeats.py`) crosses in several: samples
+with what is plain, and the slices of each group. They are joined on this side, where slices become samples:
 
     leg 0   (B, ·)   ──► hop ──────────────────►┐
     leg 1   (U₀, ·)  ──► hop ──► inverse ──────►├──► join ──► (B, X)

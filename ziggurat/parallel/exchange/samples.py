@@ -29,8 +29,8 @@ from torch import Tensor
 from ziggurat.data.balance.cost import SampleCost, lengths_of
 from ziggurat.data.balance.partition import Balance, loads_of, partition
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.samples import batch_of_parts, concatenate_batches, named_parts, take_samples
 from ziggurat.parallel.exchange.collectives import all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.topology import Axis, RankGroup, Topology, own_group

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batches.samples import join_lists
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
-from ziggurat.features.samples import join_lists
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.tables.buckets import Bucket, check_bounds, sort_into_buckets

@@ -33,8 +33,8 @@ from ziggurat.data.raw.bad_rows import BadRowPolicy, BadRows
 from ziggurat.data.raw.chunk import RawChunk
 from ziggurat.data.raw.source import RawSource
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import column_of
 from ziggurat.runs.next_items import predict_next
 from ziggurat.runs.scoring import (

@@ -24,9 +24,9 @@ from tests.models.sequence.rankers.histories import (
 from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batches.repeats import deduplicate
+from ziggurat.features.batches.samples import take_samples
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
-from ziggurat.features.samples import take_samples
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DNNConfig, EventPosition, HistoryInput, build_model, flops_per_sample, num_parameters
 from ziggurat.models.length_cost import LOOKUP_FLOPS, length_cost

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.features.test_batch import INPUTS, full_batch, samples_of
 from ziggurat.errors import DataError
 from ziggurat.features.batch import validate_batch
+from ziggurat.features.batches.repeats import deduplicate
+from ziggurat.features.batches.samples import batch_of_parts, concatenate_batches, join_lists, named_parts, take_samples
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
-from ziggurat.features.samples import batch_of_parts, concatenate_batches, join_lists, named_parts, take_samples
 
 SEQUENCES = st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=1, max_size=4))
 

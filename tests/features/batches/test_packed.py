@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from ziggurat.features.batch import Batch, SequenceGroup
+from ziggurat.features.batches.packed import pack
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.packed import pack
-from ziggurat.features.repeats import deduplicate
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.pretend_cuda import pretend_cuda
 

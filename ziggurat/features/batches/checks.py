@@ -91,14 +91,14 @@ def _check_repeated(batch: Batch, inputs: InputSpec) -> None:
                 expected="each list in one group at most, at a position of model.inputs",
                 found=f"lists {seen}, positions that do not exist: {impossible}",
                 where=f"batch.{name}.features",
-                ways_out="let ziggurat.features.repeats.deduplicate make the groups",
+                ways_out="let ziggurat.features.batches.repeats.deduplicate make the groups",
             )
         if not torch.equal(group.single[:, group.inverse], batch.single[list(features.single)]):
             raise DataError(
                 expected="the rows of batch.single, each distinct combination once",
                 found="others",
                 where=f"batch.{name}.single",
-                ways_out="let ziggurat.features.repeats.deduplicate make the groups",
+                ways_out="let ziggurat.features.batches.repeats.deduplicate make the groups",
             )
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ziggurat.errors import BoundsError, DataError
 from ziggurat.features.batch import Batch, JaggedRows, validate_batch
+from ziggurat.features.batches.repeats import deduplicate, distinct_lists, find_groups, joint_codes, measure_repeats
+from ziggurat.features.batches.samples import concatenate_batches, take_samples
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate, distinct_lists, find_groups, joint_codes, measure_repeats
-from ziggurat.features.samples import concatenate_batches, take_samples
 from ziggurat.testing.batches import small_inputs
 
 INPUTS = small_inputs(num_dense=1, num_single=2, num_jagged=3)

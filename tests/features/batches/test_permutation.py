@@ -9,8 +9,8 @@ import torch
 
 from tests.embeddings.embedding_inputs import MIXED, make_batch
 from ziggurat.features.batch import Batch
+from ziggurat.features.batches.permutation import permuted
 from ziggurat.features.jagged import JaggedRows
-from ziggurat.features.permutation import permuted
 
 
 def lists_of(batch: Batch, index: int) -> list[list[int]]:

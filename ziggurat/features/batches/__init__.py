@@ -1,0 +1,1 @@
+"""What is done with whole batches: check them, cut and join, permute, pack for a device, find what repeats."""
