@@ -34,7 +34,7 @@ from ziggurat.models import (
     build_model,
 )
 from ziggurat.models.contract.losses import loss_of
-from ziggurat.models.cost import flops_per_sample
+from ziggurat.models.costs.model_cost import flops_per_sample
 from ziggurat.models.din import Dice, TargetAttention
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.dense import check_dense

@@ -25,10 +25,10 @@ from ziggurat.models.contract.model import Unpooled as Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel as RankingModel
 from ziggurat.models.contract.wrapped import WrappedModel as WrappedModel
 from ziggurat.models.contract.wrapped import wrap as wrap
-from ziggurat.models.cost import Flops as Flops
-from ziggurat.models.cost import ParameterCount as ParameterCount
-from ziggurat.models.cost import flops_per_sample as flops_per_sample
-from ziggurat.models.cost import num_parameters as num_parameters
+from ziggurat.models.costs.model_cost import Flops as Flops
+from ziggurat.models.costs.model_cost import ParameterCount as ParameterCount
+from ziggurat.models.costs.model_cost import flops_per_sample as flops_per_sample
+from ziggurat.models.costs.model_cost import num_parameters as num_parameters
 from ziggurat.models.dcn_v2 import CrossConfig as CrossConfig
 from ziggurat.models.dcn_v2 import CrossKind as CrossKind
 from ziggurat.models.dcn_v2 import DCNv2 as DCNv2

@@ -126,7 +126,7 @@ class DLRM(RankingModel):
         flat = [*numeric, *self.alignment(fields_BX), *self.dense_inputs.vectors(vectors)]
         if self.dot is None:
             return self.top(torch.cat([*beside, *flat], dim=1))
-        padding = 0 if fields_BX.is_meta else self.top_padding  # no work where FLOPs are counted (`cost.py`)
+        padding = 0 if fields_BX.is_meta else self.top_padding  # no work where FLOPs are counted (`model_cost.py`)
         if not flat:
             return self.top(F.pad(numbers_BX, (0, padding)))
         passed = self.alignment.dim if self.dense_inputs.bottom is not None else 0  # the bottom MLP's field goes first

@@ -23,7 +23,7 @@ from ziggurat.data.balance.cost import SampleCost
 from ziggurat.errors import PlanError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.models import Model
-from ziggurat.models.length_cost import length_cost
+from ziggurat.models.costs.length_cost import length_cost
 from ziggurat.parallel.context.attention import check_context, spread_stack
 from ziggurat.parallel.context.choice import Passing
 from ziggurat.parallel.context.dividing import DividedOutputs
@@ -76,7 +76,7 @@ class Parallel:
         topology: the ranks.
         config: settings.
         traffic: what this rank has sent.
-        cost: what a sample costs by its lengths, counted before the model was spread (`models/length_cost.py`).
+        cost: what a sample costs by its lengths, counted before the model was spread (`models/costs/length_cost.py`).
         cost_source: how that was found.
     """
 

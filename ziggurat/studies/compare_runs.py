@@ -67,7 +67,7 @@ class RunCost:
 
     @staticmethod
     def of(model: Model) -> RunCost:
-        """Counted exactly; see `models/cost.py`."""
+        """Counted exactly; see `models/costs/model_cost.py`."""
         parameters, flops = num_parameters(model), flops_per_sample(model)
         return RunCost(
             table_parameters=parameters.embedding,

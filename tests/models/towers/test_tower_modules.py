@@ -16,7 +16,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models import TowerModule, TowerModuleConfig, TowerModuleKind, build_tower_module
 from ziggurat.models.blocks.fieldwise import FieldMix, FieldwiseLinear
 from ziggurat.models.blocks.mlp import Init
-from ziggurat.models.cost import flops_of
+from ziggurat.models.costs.model_cost import flops_of
 from ziggurat.models.towers.modules import (
     CrossTower,
     FactorizationMachineTower,

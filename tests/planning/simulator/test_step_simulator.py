@@ -12,7 +12,7 @@ from tests.planning.clusters import round_cluster
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec, JaggedSpec, LabelSpec, SingleSpec, TableSpec
 from ziggurat.models import DCNv2Config, DLRMConfig, MLPConfig, TowerModuleConfig, build_model
-from ziggurat.models.cost import flops_per_sample, num_parameters
+from ziggurat.models.costs.model_cost import flops_per_sample, num_parameters
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.plan import Plan, Towers
 from ziggurat.planning.cluster.catalogue import named_cluster

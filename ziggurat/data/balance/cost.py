@@ -7,7 +7,7 @@ as in DIN) with the length. The unit does not matter: plans compare costs with e
 
 Three ways to the coefficients:
 
-    counted     the FLOPs of the model's dense network with lists of 1, 2 and 3 events (`models/length_cost.py`)
+    counted     the FLOPs of the model's dense network with lists of 1, 2 and 3 events (`models/costs/length_cost.py`)
     measured    `fit_cost`: seconds of some batches against their summed terms, by least squares without negative terms
     given       `--training.balance-cost "40, 1*clicks, 0.002*clicks^2"`: terms of the sum, by name of list
 

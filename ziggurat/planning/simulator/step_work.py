@@ -5,7 +5,7 @@
     top       everything above the last hop
     tables    rows, columns, rows read a sample
 
-FLOPs are exact (`models/cost.py`). Memory traffic of layers is estimated from their widths: a linear map of n inputs
+FLOPs are exact (`models/costs/model_cost.py`). Memory traffic of layers is estimated from their widths: a linear map of n inputs
 and m outputs reads and writes n + m numbers a sample forward, and twice as many backward; starts of operations
 (kernels) from the number of layers.
 """
@@ -25,7 +25,7 @@ from ziggurat.models.blocks.dense_inputs import DenseInputs
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import BatchedLinear
 from ziggurat.models.build import ModelConfig
-from ziggurat.models.cost import Flops, count_flops, flops_of, flops_per_sample
+from ziggurat.models.costs.model_cost import Flops, count_flops, flops_of, flops_per_sample
 from ziggurat.ops.lookup import TableOptimizerKind, state_shapes
 from ziggurat.plan import Towers
 from ziggurat.planning.problem import TableProfile

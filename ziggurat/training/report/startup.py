@@ -21,7 +21,7 @@ from ziggurat.embeddings.room import TableSize
 from ziggurat.models import Model, flops_per_sample, num_parameters
 from ziggurat.models.blocks.dot import PairwiseDot
 from ziggurat.models.blocks.fieldwise import FieldMix
-from ziggurat.models.cost import ParameterCount
+from ziggurat.models.costs.model_cost import ParameterCount
 from ziggurat.ops.interactions.dot import dot_kernel
 from ziggurat.ops.interactions.fields import fields_kernel
 from ziggurat.ops.machine.memory import host_memory

@@ -29,7 +29,7 @@ from ziggurat.features.batches.samples import take_samples
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DNNConfig, EventPosition, HistoryInput, build_model, flops_per_sample, num_parameters
-from ziggurat.models.length_cost import LOOKUP_FLOPS, length_cost
+from ziggurat.models.costs.length_cost import LOOKUP_FLOPS, length_cost
 
 LENGTHS = [3, 0, 6, 1, 2, 5]
 VARIANTS: list[Any] = [

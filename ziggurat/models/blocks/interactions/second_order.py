@@ -2,7 +2,7 @@
 
     Σ_{i<j} ⟨x_i, x_j⟩ = ½ Σ_d [ (Σ_i x_id)² − Σ_i x_id² ]
 
-n·d additions and products instead of n²·d; no matrix product at all, so it counts no FLOPs (see `cost.py`).
+n·d additions and products instead of n²·d; no matrix product at all, so it counts no FLOPs (see `costs/model_cost.py`).
 """
 
 from __future__ import annotations

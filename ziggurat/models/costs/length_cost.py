@@ -19,7 +19,7 @@ from __future__ import annotations
 from ziggurat.data.balance.cost import LengthCost, SampleCost
 from ziggurat.errors import ZigguratError
 from ziggurat.models.contract.model import Model
-from ziggurat.models.cost import flops_per_sample
+from ziggurat.models.costs.model_cost import flops_per_sample
 
 LOOKUP_FLOPS = 50
 

@@ -10,7 +10,7 @@ from tests.models.test_din import CONFIG, INPUTS
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DLRMConfig, Embedded, Model, Outputs, build_model
-from ziggurat.models.length_cost import LOOKUP_FLOPS, length_cost
+from ziggurat.models.costs.length_cost import LOOKUP_FLOPS, length_cost
 from ziggurat.testing.batches import small_inputs
 
 DIM = 4

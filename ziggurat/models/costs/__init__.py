@@ -1,0 +1,1 @@
+"""What models cost: parameters and FLOPs, of a sample and by the lengths of its lists."""
