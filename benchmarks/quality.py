@@ -21,8 +21,8 @@ from benchmarks.report import Report
 from ziggurat.data.synthetic.teacher import SyntheticTeacher
 from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.baselines import Popularity
 from ziggurat.runs.execute import prepare_run, train_run
+from ziggurat.runs.quality.baselines import Popularity
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.metrics.accumulator import auc
 from ziggurat.training.report.progress import show_progress

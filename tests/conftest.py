@@ -23,7 +23,7 @@ LONG = (
     "tests/benchmarks/test_towers.py",
     "tests/benchmarks/test_datacentre.py",
     "tests/runs/test_own_models.py",
-    "tests/runs/test_next_items.py",
+    "tests/runs/scores/test_next_items.py",
     "tests/training/test_moving_checkpoints.py",
     "tests/runs/test_initial_tables.py",
     "tests/end_to_end/test_main_job.py",

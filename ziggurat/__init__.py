@@ -107,9 +107,9 @@ if TYPE_CHECKING:
     from ziggurat.runs.execute import train_run as train_run
     from ziggurat.runs.export import ExportConfig as ExportConfig
     from ziggurat.runs.export import export_run as export_run
-    from ziggurat.runs.importance import ImportanceConfig as ImportanceConfig
     from ziggurat.runs.load import Run as Run
     from ziggurat.runs.load import load_run as load_run
+    from ziggurat.runs.quality.importance import ImportanceConfig as ImportanceConfig
     from ziggurat.serving.recommender import Recommender as Recommender
     from ziggurat.training.config import TrainingConfig as TrainingConfig
     from ziggurat.training.report.progress import show_progress as show_progress
@@ -211,7 +211,7 @@ _HOMES = {
     ),
     "ziggurat.runs.execute": ("train_run",),
     "ziggurat.runs.export": ("ExportConfig", "export_run"),
-    "ziggurat.runs.importance": ("ImportanceConfig",),
+    "ziggurat.runs.quality.importance": ("ImportanceConfig",),
     "ziggurat.runs.load": ("Run", "load_run"),
     "ziggurat.recipes.run_config": ("DatasetConfig", "RunConfig"),
     "ziggurat.serving.recommender": ("Recommender",),

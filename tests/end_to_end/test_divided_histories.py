@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import torch
 
-from tests.runs.test_next_items import SCHEMA, SETTINGS, events, weights
+from tests.runs.scores.test_next_items import SCHEMA, SETTINGS, events, weights
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.runs.load import load_run

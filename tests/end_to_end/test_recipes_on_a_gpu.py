@@ -19,10 +19,10 @@ import torch
 import ziggurat as zg
 from tests.end_to_end.test_two_tower import SCHEMA as CLICKS
 from tests.end_to_end.test_two_tower import events as clicks
-from tests.runs.events.test_candidate_scores import SCHEMA as QUESTIONS
-from tests.runs.events.test_candidate_scores import events as questions
-from tests.runs.test_next_items import SCHEMA as WATCHED
-from tests.runs.test_next_items import events as watched
+from tests.runs.scores.test_candidate_scores import SCHEMA as QUESTIONS
+from tests.runs.scores.test_candidate_scores import events as questions
+from tests.runs.scores.test_next_items import SCHEMA as WATCHED
+from tests.runs.scores.test_next_items import events as watched
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.embeddings import KernelChoice

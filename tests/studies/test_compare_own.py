@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.runs.test_next_items import SCHEMA as EVENTS
-from tests.runs.test_next_items import events
+from tests.runs.scores.test_next_items import SCHEMA as EVENTS
+from tests.runs.scores.test_next_items import events
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError

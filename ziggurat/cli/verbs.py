@@ -100,8 +100,8 @@ def train(options: argparse.Namespace, rest: list[str]) -> int:
     """Train a recipe, a config, or resume."""
     from ziggurat.plan import Plan
     from ziggurat.recipes.run_config import with_model
-    from ziggurat.runs.baselines import check_baseline
     from ziggurat.runs.execute import train_run
+    from ziggurat.runs.quality.baselines import check_baseline
     from ziggurat.training.evaluation.evaluate import metrics_line
     from ziggurat.training.report.progress import show_progress
 
@@ -146,7 +146,7 @@ def _has_baseline(config: RunConfig) -> bool:
 
 def _train_baseline(options: argparse.Namespace, folder: Path) -> None:
     """Logistic regression on the rows of a run, and how the run compares."""
-    from ziggurat.runs.baselines import train_baseline
+    from ziggurat.runs.quality.baselines import train_baseline
     from ziggurat.training.evaluation.evaluate import metrics_line, versus_baseline
     from ziggurat.training.records.run_folder import CONFIG, EVALUATION, RunFolder
     from ziggurat.training.report.progress import show_progress

@@ -21,8 +21,8 @@ not pooled is in `Embedded.sequences`. Its `Moments` come as a group of their ow
     action    [ 1 2 ]     [ 1 ]  = 0
 
 Features whose values repeat from sample to sample may be kept once too: `repeated` holds groups of them, each with its
-distinct combinations and one inverse (`jagged.py` draws it; `batches/repeats.py` finds them). Their lists are then not in
-`jagged`; `single` has all its features all the same, a row a sample costs little. `expanded` writes everything out.
+distinct combinations and one inverse (`jagged.py` draws it; `batches/repeats.py` finds them). Their lists are then not
+in `jagged`; `single` has all its features all the same, a row a sample costs little. `expanded` writes everything out.
 
 A batch knows its tensors by name (`tensors`): whatever moves, stores or counts them asks for those, so that a new part
 of a batch reaches all of them. `map` makes the same batch of other tensors, `rows` one of fewer samples.

@@ -37,14 +37,15 @@ from ziggurat.parallel.tables.sharded_tables import tables_of
 from ziggurat.recipes.run_config import RunConfig, load_config
 from ziggurat.runs.data_record import DataRecord, known_files, refuse_other_data, rows_of_split
 from ziggurat.runs.display import html_of, text_of
-from ziggurat.runs.embeddings import embeddings_of
-from ziggurat.runs.events.candidate_scores import predict_of_events
 from ziggurat.runs.execute import prepare_run
-from ziggurat.runs.importance import Importance, ImportanceConfig, importance_of
 from ziggurat.runs.many_ranks import Ranks, on_any_ranks
-from ziggurat.runs.next_items import next_items_frame
+from ziggurat.runs.quality.importance import Importance, ImportanceConfig, importance_of
+from ziggurat.runs.quality.slices import SliceConfig, Slicer
 from ziggurat.runs.resume import best_step, checkpoints_of
-from ziggurat.runs.scoring import (
+from ziggurat.runs.scores.candidate_scores import predict_of_events
+from ziggurat.runs.scores.embeddings import embeddings_of
+from ziggurat.runs.scores.next_items import next_items_frame
+from ziggurat.runs.scores.scoring import (
     FileReading,
     as_polars,
     check_data,
@@ -58,7 +59,6 @@ from ziggurat.runs.scoring import (
     scored_frames,
     write_frames,
 )
-from ziggurat.runs.slices import SliceConfig, Slicer
 from ziggurat.training.checkpoint import Match
 from ziggurat.training.evaluation.evaluate import Evaluation, evaluate_batches, ordered_batches, scores_of
 from ziggurat.training.evaluation.full_ranking_pass import FullRankingPass, FullRankings
@@ -115,7 +115,7 @@ class Run:
             progress: shows rows, and the warning; without it the warning goes to the log.
             ranking_k: places that count in ndcg@K and recall@K.
             metrics: functions of your own, by name.
-            slices: columns, or features by name, to give the metrics by as well; see `slices.py`.
+            slices: columns, or features by name, to give the metrics by as well; see `quality/slices.py`.
             full_ranking: rank all items of the run's training rows, too, which are read again; see
                 `training/metrics/full_ranking.py`. Only for models that find items.
         """
@@ -162,7 +162,7 @@ class Run:
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
     ) -> Importance:
-        """How much worse the model gets when a feature is permuted among the samples; see `importance.py`.
+        """How much worse the model gets when a feature is permuted among the samples; see `quality/importance.py`.
 
         Args:
             data: files, globs or a frame with labels; None: the run's own rows of `split`.
@@ -202,7 +202,7 @@ class Run:
         bad_rows: BadRowPolicy = BadRowPolicy.ERROR,
         progress: Progress | None = None,
     ) -> Any:
-        """Score raw data: `row` (position in the data), the kept columns, and one column a label; see `scoring.py`.
+        """Score raw data: `row` (its position), the kept columns, and a column a label; see `scores/scoring.py`.
 
         Of a run on events: the ten next items of each user of an event log; with labels: a score for each event.
         Labels, weights and groups need not be there. Rank 0 has the scores; a file appears only when it is complete.
@@ -236,7 +236,7 @@ class Run:
         return len(found) if out is not None else like(found, data) if is_frame(data) else found
 
     def next_items(self, data: Any, *, k: int = 10, bad_rows: BadRowPolicy = BadRowPolicy.ERROR) -> pl.DataFrame:
-        """The `k` items that come next for each user of an event log; see `next_items.py`."""
+        """The `k` items that come next for each user of an event log; see `scores/next_items.py`."""
         check_data(data)
         return next_items_frame(self, data, k=k, bad_rows=bad_rows)
 
@@ -245,7 +245,7 @@ class Run:
         return next(scores for _, scores in scores_of(self.model, [self.preprocessing.batch(as_polars(frame))]))
 
     def embeddings(self, feature: str) -> pl.DataFrame:
-        """Raw ids of a feature with their vectors; see `runs/embeddings.py`. Needs the run on one device."""
+        """Raw ids of a feature with their vectors; see `runs/scores/embeddings.py`. Needs the run on one device."""
         return embeddings_of(self, feature)
 
     def __repr__(self) -> str:

@@ -14,8 +14,8 @@ from ziggurat.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ziggurat.runs.importance import Importance
     from ziggurat.runs.load import Run
+    from ziggurat.runs.quality.importance import Importance
 
 IMPORTANCE_SUMMARY = "permutation importance: how much worse a trained run gets when it no longer knows a feature"
 IMPORTANCE_EPILOG = """Permutes a feature at a time among the samples, in several rounds; the run is not trained again.
@@ -75,8 +75,8 @@ def add_importance_arguments(parser: argparse.ArgumentParser) -> None:
 def importance(options: argparse.Namespace, rest: list[str]) -> int:
     """Permutation importance of a run's features."""
     from ziggurat.data.raw.bad_rows import BadRowPolicy
-    from ziggurat.runs.importance import COLUMNS, ImportanceConfig
     from ziggurat.runs.load import open_run
+    from ziggurat.runs.quality.importance import COLUMNS, ImportanceConfig
     from ziggurat.training.report.progress import show_progress
 
     check_data_and_plot(options)
@@ -186,7 +186,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _write(found: Importance, options: argparse.Namespace) -> None:
     from ziggurat.files import replacing
-    from ziggurat.runs.importance import IMPORTANCE
+    from ziggurat.runs.quality.importance import IMPORTANCE
 
     if options.json:
         IMPORTANCE.write(options.json, found.to_json())

@@ -125,7 +125,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     """Metrics on raw files, or on a split of the run."""
     from ziggurat.data.raw.bad_rows import BadRowPolicy
     from ziggurat.runs.load import open_run
-    from ziggurat.runs.slices import SliceConfig
+    from ziggurat.runs.quality.slices import SliceConfig
     from ziggurat.training.evaluation.evaluate import metrics_line
     from ziggurat.training.records.run_folder import EVALUATION, RunFolder
     from ziggurat.training.report.page import write_report
@@ -179,7 +179,7 @@ def _shown(value: float) -> str:
 
 def _reading_as_told(run: Run, rest: list[str]) -> Run:
     """The run, which reads files as the command line says where it differs from the run's own files."""
-    from ziggurat.runs.scoring import FileReading
+    from ziggurat.runs.scores.scoring import FileReading
 
     known = {f"data.{entry.name}": entry.name for entry in dataclasses.fields(FileReading)}
     changes = settings_given(rest)
@@ -247,6 +247,6 @@ def predict(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _print_unknown(run: Run) -> None:
-    from ziggurat.runs.scoring import unknown_ids
+    from ziggurat.runs.scores.scoring import unknown_ids
 
     print_line(f"unknown ids: {', '.join(map(str, unknown_ids(run.preprocessing))) or 'none'}")

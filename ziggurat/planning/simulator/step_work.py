@@ -5,8 +5,8 @@
     top       everything above the last hop
     tables    rows, columns, rows read a sample
 
-FLOPs are exact (`models/costs/model_cost.py`). Memory traffic of layers is estimated from their widths: a linear map of n inputs
-and m outputs reads and writes n + m numbers a sample forward, and twice as many backward; starts of operations
+FLOPs are exact (`models/costs/model_cost.py`). Memory traffic of layers is estimated from their widths: a linear map of
+n inputs and m outputs reads and writes n + m numbers a sample forward, and twice as many backward; starts of operations
 (kernels) from the number of layers.
 """
 

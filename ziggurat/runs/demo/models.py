@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ziggurat.models import num_parameters
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.runs.baselines import Popularity
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
+from ziggurat.runs.quality.baselines import Popularity
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.report.progress import Progress
 

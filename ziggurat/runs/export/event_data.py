@@ -34,10 +34,10 @@ from ziggurat.errors import DataError
 from ziggurat.features.events import ASKED_AT, TrainingWindows
 from ziggurat.features.schema import NUM_RESERVED_ROWS, Schema, table_of
 from ziggurat.models.sequence.next_item import NextItem
-from ziggurat.runs.embeddings import ids_of_table
 from ziggurat.runs.export.data import RunData
 from ziggurat.runs.export.histories_of_ranker import context_columns, schema_for_both, with_context
 from ziggurat.runs.load import Run
+from ziggurat.runs.scores.embeddings import ids_of_table
 
 _ROWS_AT_ONCE = 1 << 20
 

@@ -17,8 +17,8 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.features.schema import Pooling
 from ziggurat.models import DINConfig, LogisticRegressionConfig
 from ziggurat.recipes.catalogue import table_run
-from ziggurat.runs.baselines import baseline_config, check_baseline, train_baseline
 from ziggurat.runs.load import load_run
+from ziggurat.runs.quality.baselines import baseline_config, check_baseline, train_baseline
 from ziggurat.training.evaluation.evaluate import versus_baseline
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 

@@ -23,7 +23,7 @@ from ziggurat.errors import ConfigError, DataError, SchemaError
 from ziggurat.runs.data_record import DataRecord, known_files
 from ziggurat.runs.execute import prepare_run, train_run
 from ziggurat.runs.load import load_run
-from ziggurat.runs.scoring import FileReading
+from ziggurat.runs.scores.scoring import FileReading
 from ziggurat.studies.compare_finished import compare_finished
 from ziggurat.training.records.run_folder import STARTUP, RunFolder
 from ziggurat.training.report.progress import NoProgress

@@ -17,9 +17,9 @@ from tests.serving.server.test_app import talk
 from tests.studies.own_cache import cache_with_kernels
 from ziggurat.cli.main import main
 from ziggurat.errors import ConfigError, DataError, SchemaError
-from ziggurat.runs.baselines import check_baseline
-from ziggurat.runs.importance import ImportanceConfig
 from ziggurat.runs.load import Run, load_run
+from ziggurat.runs.quality.baselines import check_baseline
+from ziggurat.runs.quality.importance import ImportanceConfig
 from ziggurat.serving.recommender import Recommender
 
 SCHEMA = """

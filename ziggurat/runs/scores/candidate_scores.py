@@ -36,8 +36,8 @@ from ziggurat.features.batch import Batch
 from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.features.schema import column_of
-from ziggurat.runs.next_items import predict_next
-from ziggurat.runs.scoring import (
+from ziggurat.runs.scores.next_items import predict_next
+from ziggurat.runs.scores.scoring import (
     ROW,
     as_polars,
     check_output,

@@ -27,8 +27,8 @@ from ziggurat.features.inputs import InputSpec, VectorSpec
 from ziggurat.features.schema import Pooling
 from ziggurat.models import BuiltInConfig, build_model
 from ziggurat.recipes.catalogue import table_run
-from ziggurat.runs.importance import IMPORTANCE, ImportanceConfig, _own_batches, importance_of, order_of
 from ziggurat.runs.load import load_run
+from ziggurat.runs.quality.importance import IMPORTANCE, ImportanceConfig, _own_batches, importance_of, order_of
 from ziggurat.training.evaluation.evaluate import evaluate_batches
 from ziggurat.training.team import Team
 

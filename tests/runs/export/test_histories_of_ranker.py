@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.runs.events.test_candidate_scores import SCHEMA, next_schema
+from tests.runs.scores.test_candidate_scores import SCHEMA, next_schema
 from ziggurat.errors import ConfigError
 from ziggurat.features.schema_io import schema_from_toml
 from ziggurat.runs.export.histories_of_ranker import context_columns, refuse_absent, schema_for_both

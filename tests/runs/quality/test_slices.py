@@ -14,7 +14,7 @@ from ziggurat.cli.main import main
 from ziggurat.data.raw.bad_rows import BadRowPolicy
 from ziggurat.errors import ConfigError, SchemaError
 from ziggurat.runs.load import load_run
-from ziggurat.runs.slices import SliceConfig
+from ziggurat.runs.quality.slices import SliceConfig
 
 SCHEMA = ziggurat.Schema(
     features=(ziggurat.Categorical(name="user", column="user_id"), ziggurat.Dense(name="price")),

@@ -1,1 +1,0 @@
-"""What runs on event logs do with logs of other events."""
