@@ -125,9 +125,11 @@ def write_report(report: Report, *, json_path: str = "", quick: bool = False) ->
     Args:
         report: what to write.
         json_path: also write the JSON there.
-        quick: the report goes to `build/`: it is not to be quoted.
+        quick: the report goes to `build/`: it is not to be quoted. So does one that measured nothing.
     """
     data = report.to_json()
+    measured = report.cases or report.figures or report.contestants
+    quick = quick or not measured  # what measured nothing adds no report to the committed ones
     parent = ROOT / "build" / "benchmarks" / "reports" if quick else REPORTS
     folder = parent / f"{machine_slug(data['machine'])}-{data['date']}"  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks import gpu
 from benchmarks.gpu.contest import Machine, machine_of
+from benchmarks.report import Report, write_report
 
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -17,6 +21,17 @@ def test_without_a_gpu_every_case_is_skipped_with_the_reason() -> None:
     assert not report.cases
     assert len(report.skipped) == 1
     assert "GPU" in report.skipped[0] or "without CUDA" in report.skipped[0]
+
+
+def test_a_report_without_a_figure_is_not_put_with_the_committed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.report.ROOT", tmp_path)
+    monkeypatch.setattr("benchmarks.report.REPORTS", tmp_path / "benchmarks" / "reports")
+    empty = Report(benchmark="gpu", claim="", command="", skipped=["every case: no GPU"])
+    assert write_report(empty).is_relative_to(tmp_path / "build")
+    measured = replace(empty, figures=[{"name": "one", "seconds": 1.0}])
+    assert write_report(measured).is_relative_to(tmp_path / "benchmarks" / "reports")
 
 
 @WITHOUT
