@@ -313,6 +313,18 @@ def test_users_and_items_are_as_they_were_last(tmp_path: Path) -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
+def test_a_log_without_what_describes_items_for_the_ranker_is_refused_by_the_option(tmp_path: Path) -> None:
+    events(100).rename({"title": "name"}).write_parquet(tmp_path / "log.parquet")
+    log = RunData(config=zg.DataConfig(train=(str(tmp_path / "log.parquet"),)), schema=SCHEMA, bad_rows=BadRows())
+    titled = zg.Categorical(name="title")
+    assert SCHEMA.items is not None
+    items = dataclasses.replace(SCHEMA.items, features=(*SCHEMA.items.features, "title"))
+    ranker = dataclasses.replace(SCHEMA, features=(*SCHEMA.features, titled), items=items)
+    with pytest.raises(ConfigError, match="no column title") as caught:
+        make_catalogue(dataclasses.replace(log, events=log), schemas=[SCHEMA, ranker], keep=(), items=())
+    assert caught.value.where == "ziggurat export, --ranker"
+
+
 def test_users_are_known_by_the_group_although_no_model_looks_them_up(tmp_path: Path) -> None:
     frame = events(300)
     frame.write_parquet(tmp_path / "events.parquet")

@@ -90,8 +90,9 @@ def make_catalogue(
 
     Raises:
         SchemaError, DataError: as `data/catalogue.py`.
+        ConfigError: the items of a further model have columns that the files, or the run's event log, do not have.
     """
-    data = data.events or data
+    of_log, data = data.events is not None, data.events or data
     described = [schema for schema in schemas if schema.items is not None]
     columns = tuple(dict.fromkeys(name for schema in described for name in item_columns(schema)))
     more = [name for name in dict.fromkeys((*columns, *keep)) if name not in item_columns(described[0])]
@@ -105,6 +106,13 @@ def make_catalogue(
                 ways_out=("add the column", "leave --items out: the catalogue is then made from the run's data"),
             )
     else:
+        if of_log and (absent := [name for name in more if name not in data.source().columns()]):
+            raise ConfigError(
+                expected=f"an event log with all that describes items for the ranker: {', '.join(more)}",
+                found=f"no column {', '.join(absent)}",
+                where="ziggurat export, --ranker",
+                ways_out=("train both runs on one table", "give a catalogue that has the columns: --items FILE"),
+            )
         frame = catalogue_of(data.source(), schema=described[0], keep=more)
     source = data.source(items)
     is_text = all(source.is_text(path) for path in source.paths)
