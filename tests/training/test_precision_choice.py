@@ -11,7 +11,7 @@ import torch
 from ziggurat.errors import ConfigError
 from ziggurat.ops.machine.matmul_rate import MatmulRates, measure_ratio
 from ziggurat.training.config import Precision
-from ziggurat.training.step.precision_choice import resolve_precision, use_precision
+from ziggurat.training.step.precision_choice import resolve_precision, use_precision, whole_products
 
 CPU = torch.device("cpu")
 
@@ -85,6 +85,9 @@ def test_tf32_needs_a_gpu_and_is_the_gpus_alone() -> None:
         assert products.fp32_precision == before
         for precision, expected in ((Precision.TF32, "tf32"), (Precision.BF16, "ieee")):
             use_precision(precision, device=cuda)
+            assert products.fp32_precision == expected
+            with whole_products():
+                assert products.fp32_precision == "ieee"
             assert products.fp32_precision == expected
     finally:
         products.fp32_precision = before

@@ -30,6 +30,7 @@ from ziggurat.training.metrics.calibration import calibration_curve
 from ziggurat.training.metrics.directions import higher_is_better
 from ziggurat.training.metrics.ranking import DEFAULT_RANKING_K
 from ziggurat.training.report.progress import NoProgress, Progress
+from ziggurat.training.step.precision_choice import whole_products
 
 
 class SliceSource(Protocol):
@@ -143,7 +144,7 @@ def scores_of(model: Model, batches: Iterable[Batch], *, progress: Progress | No
     done = 0
     try:
         for batch in batches:
-            with torch.no_grad():
+            with torch.no_grad(), whole_products():
                 scores = scores_from_logits(model(batch.to(device)), inputs=model.inputs)
             done += batch.batch_size
             if progress is not None:

@@ -38,6 +38,7 @@ from ziggurat.training.metrics.full_ranking import (
     full_ranking_names,
     rank_all,
 )
+from ziggurat.training.step.precision_choice import whole_products
 
 _ROWS = 8_192
 _TIME = "time:"
@@ -234,7 +235,7 @@ class FullRankingPass:
 
     def _users(self, batch: Batch) -> Sequence[Tensor]:
         """The vectors of the users, one tensor for all tasks or one for each."""
-        with torch.no_grad():
+        with torch.no_grad(), whole_products():
             if self._num_vectors == 1:
                 return (self._model.user_vectors(batch.to(self._device)),)
             return cast(Any, self._model).task_vectors(batch.to(self._device)).unbind(dim=1)
@@ -316,7 +317,7 @@ def vectors_of_table(
     """
     was_training, parts = model.training, []
     model.train(False)
-    with torch.no_grad():
+    with torch.no_grad(), whole_products():
         for first in range(0, table.num_rows, _ROWS):
             batch = table_to_batch(table.slice(first, _ROWS), model.inputs)
             parts.append(compute(batch.to(device)))

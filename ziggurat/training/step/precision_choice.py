@@ -15,12 +15,13 @@ that it had into its config.json, and goes on with it when it is resumed, here o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -73,6 +74,18 @@ def use_precision(precision: Precision, *, device: torch.device) -> None:
     """Let products of FP32 matrices on a GPU take what a run asks for; other processes and the CPU stay as they are."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
+
+
+@contextlib.contextmanager
+def whole_products() -> Iterator[None]:
+    """Products of FP32 matrices read all bits of them within, whatever a run that trains in TF32 has asked for."""
+    products = torch.backends.cuda.matmul
+    before = products.fp32_precision
+    products.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 def _decide(path: Path, measure: Callable[[], MatmulRates]) -> tuple[Precision, str]:
