@@ -78,13 +78,13 @@ def _mix(bits: Tensor) -> Tensor:
 
 def _normal_quantile(probability: Float64[Tensor, "*N"]) -> Float64[Tensor, "*N"]:
     """`initial_rows.normal_quantile`, operation by operation."""
-    from ziggurat.embeddings.initial_rows import FAR, MIDDLE, NEAR  # it imports this module
+    from ziggurat.embeddings.initial_rows import FAR, MIDDLE, NEAR, ratio  # it imports this module
 
     centred = probability - 0.5
     tail = torch.sqrt(-_log(torch.minimum(probability, 1.0 - probability)))
     square = 0.180625 - centred * centred
-    middle = centred * _ratio(MIDDLE, square)
-    outer = torch.where(tail <= 5.0, _ratio(NEAR, tail - 1.6), _ratio(FAR, tail - 5.0))
+    middle = centred * ratio(MIDDLE, square)
+    outer = torch.where(tail <= 5.0, ratio(NEAR, tail - 1.6), ratio(FAR, tail - 5.0))
     return torch.where(centred.abs() <= 0.425, middle, torch.sign(centred) * outer)
 
 
@@ -99,10 +99,3 @@ def _log(x: Float64[Tensor, "*N"]) -> Float64[Tensor, "*N"]:
     for power in range(21, 0, -2):
         series = series * square + 1.0 / power
     return exponent * 0.6931471805599453 + 2.0 * z * series
-
-
-def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Tensor) -> Tensor:
-    above, below = torch.zeros_like(x), torch.zeros_like(x)
-    for a, b in zip(*coefficients, strict=True):
-        above, below = above * x + a, below * x + b
-    return above / below

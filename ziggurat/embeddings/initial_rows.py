@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -154,8 +155,8 @@ def normal_quantile(probability: Float64[np.ndarray, "*N"]) -> Float64[np.ndarra
     centred = probability - 0.5
     tail = np.sqrt(-_log(np.minimum(probability, 1.0 - probability)))
     square = 0.180625 - centred * centred
-    middle = centred * _ratio(MIDDLE, square)
-    outer = np.where(tail <= 5.0, _ratio(NEAR, tail - 1.6), _ratio(FAR, tail - 5.0))
+    middle = centred * ratio(MIDDLE, square)
+    outer = np.where(tail <= 5.0, ratio(NEAR, tail - 1.6), ratio(FAR, tail - 5.0))
     return np.where(np.abs(centred) <= 0.425, middle, np.sign(centred) * outer)
 
 
@@ -171,8 +172,9 @@ def _log(x: Float64[np.ndarray, "*N"]) -> Float64[np.ndarray, "*N"]:
     return exponent * 0.6931471805599453 + 2.0 * z * series
 
 
-def _ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: np.ndarray) -> np.ndarray:
-    above, below = (np.zeros_like(x), np.zeros_like(x))
+def ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], x: Any) -> Any:
+    """The quotient of two polynomials by Horner's rule, at numbers of numpy or of torch."""
+    above, below = x * 0.0, x * 0.0
     for a, b in zip(*coefficients, strict=True):
         above, below = above * x + a, below * x + b
     return above / below

@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Float32
@@ -38,6 +37,7 @@ from ziggurat.config import from_json, to_json
 from ziggurat.errors import ConfigError
 from ziggurat.files import Format, read_bytes, sha256_of, write_bytes
 from ziggurat.plan import Placement
+from ziggurat.planning.costs.measurements import without_number
 from ziggurat.planning.costs.shard_features import (
     NUM_CLASSES,
     NUM_WORK,
@@ -256,17 +256,10 @@ def _damaged(path: Path, found: str) -> ConfigError:
     return ConfigError(expected=CARD.what, found=found, where=str(path), ways_out=CARD.ways_out)
 
 
-def _without_number(content: Any) -> Any:
-    """Version 0: `format` was the number 1, and nothing was said of the weights."""
-    if (number := content.pop("format")) != 1:
-        raise ValueError(f"format {number!r}, and not 1")
-    return content
-
-
 CARD = Format(
     name="ziggurat.learned_costs",
     what="a learned cost model: NAME.json and NAME.safetensors",
-    migrations={0: _without_number},
+    migrations={0: without_number},  # which said nothing of the weights
     error=ConfigError,
     ways_out=(
         "train it again: ziggurat cluster probe --out FILE goes on from its measurements, and writes both beside FILE",

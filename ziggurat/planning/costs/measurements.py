@@ -138,8 +138,8 @@ class Measurements:
         return from_json(Measurements, MEASUREMENTS.read(path), where=str(path))
 
 
-def _without_number(content: Any) -> Any:
-    """Version 0: `format` was the number 1."""
+def without_number(content: Any) -> Any:
+    """Version 0 of what the probe writes: `format` was the number 1."""
     if (number := content.pop("format")) != 1:
         raise ValueError(f"format {number!r}, and not 1")
     return content
@@ -148,7 +148,7 @@ def _without_number(content: Any) -> Any:
 MEASUREMENTS = Format(
     name="ziggurat.measurements",
     what="measurements",
-    migrations={0: _without_number},
+    migrations={0: without_number},
     error=ConfigError,
     ways_out=("measure again: ziggurat cluster probe --out FILE", "name another file"),
     max_bytes=1 << 30,
