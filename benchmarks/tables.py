@@ -3,8 +3,8 @@
     dlrm_d64_int8_cache5_memory, …           bytes of rows, optimizer state, cache and its index; ratio to FP32
     dlrm_d128_bf16_speed, …                  a whole step of DLRM, against the one with FP32 tables in memory
     disk_8x_zipf, disk_8x_uniform            a table of eight times the memory for it (enforced), against all in memory
-    d64_int8_cache5_auc, …                   paired with FP32 of the same seed; the curve over cache sizes and both
-                                             roundings are cases of their own (`--cases all`)
+    frappe_d64_int8_cache5_auc, …            paired with FP32 of the same seed, on four kinds of data (`subjects.py`);
+                                             the curve over cache sizes and both roundings: `--cases all`
 
 Finished runs are kept in the folder of `--runs` and read, not trained again: the benchmark can be stopped and taken up,
 and `--minutes` stops it. What is missing is named.
@@ -21,23 +21,18 @@ from pathlib import Path
 
 from benchmarks.harness import ROOT, chosen
 from benchmarks.report import Report
-from benchmarks.table_tiers import disk, memory, plots, quality, speed
+from benchmarks.table_tiers import disk, memory, plots, quality, speed, subjects
 from ziggurat.training.report.progress import show_progress
 
-AUC = tuple(f"{name}_auc" for name in quality.VARIANTS)
-PROMISED = tuple(f"{name}_auc" for name, each in quality.VARIANTS.items() if each.promised)
 MEASURED = (*memory.CASES, *speed.CASES, *disk.CASES)
-CASES = (*MEASURED, *AUC)
+CASES = (*MEASURED, *subjects.CASES)
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """`--cases`, `--recipes`, `--seeds`, `--minutes`, `--runs`."""
+    """`--cases`, `--seeds`, `--minutes`, `--runs`."""
     parser = argparse.ArgumentParser(prog="ziggurat bench tables")
-    default = ",".join((*MEASURED, *PROMISED))
+    default = ",".join((*MEASURED, *subjects.PROMISED))
     parser.add_argument("--cases", default=default, help=f"all, or out of {', '.join(CASES)} (default: %(default)s)")
-    parser.add_argument(
-        "--recipes", default=quality.RECIPES[0], help=f"of cases of AUC, out of {', '.join(quality.RECIPES)}"
-    )
     parser.add_argument("--seeds", type=int, choices=range(1, 101), metavar="1…100", default=5, help="runs of a case")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no training after so long")
     parser.add_argument("--runs", type=Path, help="folder of the runs (default: runs/tables)")
@@ -48,7 +43,6 @@ def run(*, quick: bool = False, options: argparse.Namespace) -> Report:
     """Bytes first, then speed, then AUC (small tables, few rounds, and one seed of one epoch each if quick)."""
     asked = ",".join(CASES) if options.cases == "all" else options.cases
     names = chosen(asked, known=CASES, option="ziggurat bench tables --cases")
-    recipes = chosen(options.recipes, known=quality.RECIPES, option="ziggurat bench tables --recipes")
     report = Report(
         benchmark="tables",
         claim="Tables in few bits behind a cache, and on a disk: bytes and speed against FP32 in memory, and test AUC.",
@@ -60,8 +54,7 @@ def run(*, quick: bool = False, options: argparse.Namespace) -> Report:
     report.figures += [{"name": name} | each for name, each in sizes.items()]
     _add_speeds(report, [name for name in names if name in speed.CASES], quick=quick)
     _add_disk(report, [name for name in names if name in disk.CASES], quick=quick)
-    jobs = [(recipe, name.removesuffix("_auc")) for recipe in recipes for name in names if name in AUC]
-    _add_quality(report, jobs, quick=quick, options=options)
+    _add_quality(report, [name for name in names if name in subjects.CASES], quick=quick, options=options)
     return report
 
 
@@ -86,9 +79,9 @@ def _add_disk(report: Report, names: list[str], *, quick: bool) -> None:
     report.figures += found
 
 
-def _add_quality(report: Report, jobs: list[tuple[str, str]], *, quick: bool, options: argparse.Namespace) -> None:
+def _add_quality(report: Report, names: list[str], *, quick: bool, options: argparse.Namespace) -> None:
     found, left = quality.collect(
-        jobs,
+        names,
         seeds=1 if quick else options.seeds,
         out=options.runs or ROOT / "runs" / ("tables_quick" if quick else "tables"),
         until=time.time() + 60 * options.minutes,

@@ -16,10 +16,9 @@ from pathlib import Path
 
 from benchmarks.next_item.subjects import refuse_others
 from benchmarks.quality import seeded
+from benchmarks.table_tiers.subjects import SUBJECTS, VARIANTS, Variant, subject_and_variant
 from ziggurat.config import override
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.ops.row_formats import Rounding, RowFormat
-from ziggurat.recipes.catalogue import recipe_named
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
@@ -28,57 +27,18 @@ from ziggurat.training.report.progress import Progress
 _LEAST_SEEDS = 3  # fewer decide nothing
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """One kind of tables in a recipe.
-
-    Args:
-        dim: columns of the embedding tables.
-        tables: what they are kept as; FP32 is what others are compared with.
-        promised: whether a difference of AUC within one sd is a goal.
-    """
-
-    dim: int
-    tables: TablesConfig
-    promised: bool = False
-
-
-def _variant(
-    dim: int, row_format: RowFormat, cache: float, *, promised: bool = False, nearest: bool = False
-) -> Variant:
-    rounding = Rounding.NEAREST if nearest else Rounding.STOCHASTIC
-    tables = TablesConfig(weights=row_format, cache=cache, rounding=rounding)
-    return Variant(dim=dim, tables=tables, promised=promised)
-
-
-VARIANTS = {
-    "d64_int8_cache5": _variant(64, RowFormat.INT8, 0.05, promised=True),
-    "d128_int4_cache1": _variant(128, RowFormat.INT4, 0.01, promised=True),
-    "d64_int8_cache0": _variant(64, RowFormat.INT8, 0.0),
-    "d64_int8_cache0_nearest": _variant(64, RowFormat.INT8, 0.0, nearest=True),
-    "d64_int8_cache5_nearest": _variant(64, RowFormat.INT8, 0.05, nearest=True),
-    "d64_int8_cache1": _variant(64, RowFormat.INT8, 0.01),
-    "d64_int8_cache20": _variant(64, RowFormat.INT8, 0.2),
-    "d64_int8_cache100": _variant(64, RowFormat.INT8, 1.0),
-    "d128_int4_cache0": _variant(128, RowFormat.INT4, 0.0),
-    "d128_int4_cache0_nearest": _variant(128, RowFormat.INT4, 0.0, nearest=True),
-    "d128_int4_cache20": _variant(128, RowFormat.INT4, 0.2),
-}
-RECIPES = ("movielens_dlrm", "synthetic_dlrm")  # that of Frappe has dense gradients, which need FP32
-
-
 @dataclass(kw_only=True)
 class Found:
     """Test AUC of one variant and of FP32, by seed.
 
     Args:
-        recipe: that was trained.
+        subject: that was trained, out of `SUBJECTS`.
         variant: which.
         ours: by seed.
         plain: by seed.
     """
 
-    recipe: str
+    subject: str
     variant: Variant
     ours: dict[int, float] = field(default_factory=dict)
     plain: dict[int, float] = field(default_factory=dict)
@@ -97,7 +57,7 @@ class Found:
         is_within = is_within if len(different) >= _LEAST_SEEDS else None
         verdict = "" if is_within is None or not self.variant.promised else ("met" if is_within else "missed")
         return {
-            "recipe": self.recipe,
+            "recipe": self.subject,
             "seeds": len(different),
             "auc": list(self.ours.values()),
             "auc_fp32": list(self.plain.values()),
@@ -110,27 +70,27 @@ class Found:
         }
 
 
-def config_of(recipe: str, variant: Variant, seed: int, *, epochs: int = 0) -> RunConfig:
+def config_of(subject: str, variant: Variant, seed: int, *, epochs: int = 0) -> RunConfig:
     """The run of one seed.
 
     Args:
-        recipe: its name.
+        subject: its name.
         variant: of its tables.
         seed: of weights, order and rounding.
-        epochs: fewer than the recipe's, to try things out; 0: the recipe's.
+        epochs: fewer than the subject's, to try things out; 0: the subject's.
     """
-    config = seeded(recipe_named(recipe), seed)
+    config = seeded(SUBJECTS[subject](), seed)
     changes = {"model.embedding-dim": str(variant.dim)} | ({"training.epochs": str(epochs)} if epochs else {})
     return replace(override(config, changes), tables=variant.tables)
 
 
 def collect(
-    jobs: Sequence[tuple[str, str]], *, seeds: int, out: Path, until: float, epochs: int, progress: Progress
+    cases: Sequence[str], *, seeds: int, out: Path, until: float, epochs: int, progress: Progress
 ) -> tuple[dict[str, Found], list[str]]:
     """All variants, seed by seed, each beside FP32 of its width.
 
     Args:
-        jobs: recipe and name of a variant.
+        cases: names of cases.
         seeds: 1 … so many.
         out: folder of the runs.
         until: no training starts after this time.
@@ -141,18 +101,20 @@ def collect(
         What was found, by the name of the case, and what is missing.
 
     Raises:
-        ConfigError: a run that is there has other settings than the recipe.
+        ConfigError: a run that is there has other settings than the subject.
     """
-    found = {f"{recipe}_{name}_auc": Found(recipe=recipe, variant=VARIANTS[name]) for recipe, name in jobs}
-    left = []
+    found, left = {}, []
+    for case in cases:
+        subject, name = subject_and_variant(case)
+        found[case] = Found(subject=subject, variant=VARIANTS[name])
     for seed in range(1, seeds + 1):
         for case, each in found.items():
             plain = Variant(dim=each.variant.dim, tables=TablesConfig())
             for kept, variant, folder in (
-                (each.plain, plain, f"{each.recipe}_d{plain.dim}_fp32_seed{seed}"),
+                (each.plain, plain, f"{each.subject}_d{plain.dim}_fp32_seed{seed}"),
                 (each.ours, each.variant, f"{case.removesuffix('_auc')}_seed{seed}"),
             ):
-                run, config = RunFolder(out / folder), config_of(each.recipe, variant, seed, epochs=epochs)
+                run, config = RunFolder(out / folder), config_of(each.subject, variant, seed, epochs=epochs)
                 refuse_others(run, config)
                 if not run.evaluation("test").exists():
                     if time.time() >= until:
