@@ -19,7 +19,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -36,6 +35,7 @@ from ziggurat.embeddings.storage.disk import DiskStorage
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec, LabelSpec, SingleSpec, TableSpec
+from ziggurat.ops.row_file import rate_while_written
 from ziggurat.training.report.progress import Progress
 
 _DIM, _BATCH, _TIMES, _CHUNK, _EXPONENT = 64, 2048, 8, 8_192, 1.05
@@ -118,25 +118,12 @@ class Trained:
 
     def disk_rate(self, *, chunks: int = 5, rows: int = 5_000) -> float:
         """Rows a second that are read at random while as many others are replaced, of a filled file."""
-        file, drawn = self.storage.disk._file, np.random.default_rng(1)
-        read, written = ([self._some(drawn, rows) for _ in range(chunks)] for _ in range(2))
-        numbers = [file.read(each)[0] for each in written]  # what they are: nothing changes
-        with ThreadPoolExecutor(2) as threads:
-            begin = time.perf_counter()
-            reading = threads.submit(lambda: [file.read(each) for each in read])
-            writing = threads.submit(lambda: [file.write(*each) for each in zip(written, numbers, strict=True)])
-            reading.result()
-            writing.result()
-            return chunks * rows / (time.perf_counter() - begin)
+        return rate_while_written(self.storage.disk._file, chunks=chunks, num_rows=rows)
 
     def misses(self) -> tuple[int, int]:
         """Rows that steps have asked for, and those of them that were not held."""
         counts = self.storage.cached.counts
         return counts.rows, counts.rows - counts.hits
-
-    def _some(self, drawn: np.random.Generator, count: int) -> np.ndarray:
-        total = self.storage.num_rows
-        return np.unique(drawn.integers(0, total, min(count, total)))
 
     def _batch(self, ids: np.ndarray) -> Batch:
         size = len(ids)

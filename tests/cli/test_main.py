@@ -96,7 +96,7 @@ FROZEN = {
         *("--seed", "--model"),
     },
     "cluster show": {"--out"},
-    "cluster probe": {"--minutes", "--out", "--samples"},
+    "cluster probe": {"--minutes", "--out", "--samples", "--disk", "--cluster"},
     "recipes": set(),
     "report": {"--baseline", "--model"},
     "verify": {"--model"},

@@ -101,6 +101,18 @@ def test_numbers_of_31_bits_are_refused_where_raw_data_is_given_those_of_62(tmp_
     assert refused.value.where == "runs/a/checkpoints"
 
 
+def test_a_file_of_numbers_of_31_bits_says_what_helps(tmp_path: Path) -> None:
+    fitted = Preprocessing.fit(schema_of(), [RawChunk.of(events(50))])
+    older = GrownVocabulary(numbers=np.array([5, 77], np.int32), table_rows=np.array([3, 4], np.int32))
+    fitted.grown["user"] = older
+    save_preprocessing(fitted, tmp_path / "p")
+    with pytest.raises(CheckpointError, match="31 bits") as refused:
+        load_preprocessing(tmp_path / "p")
+    assert refused.value.where.endswith("grown_000.parquet")
+    assert "train the run again" in refused.value.ways_out[0]
+    assert "copy the file again" not in refused.value.ways_out, "every copy has these numbers"
+
+
 @pytest.mark.slow
 def test_a_run_with_numbers_of_31_bits_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZIGGURAT_CACHE", str(tmp_path / "cache"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,14 @@ def test_every_device_stays_below_the_limit(limit: str) -> None:
 
 
 def test_a_limit_that_nothing_meets() -> None:
-    with pytest.raises(ConfigError, match="table 'user_id' as int4"):
+    with pytest.raises(ConfigError, match="table 'user_id' as int4") as refused:
         planned("5MB")
+    assert "fit 5 MiB on each of 8 devices" in refused.value.expected
+    enough = re.fullmatch(r"a limit of (\d+ MiB) or more, if devices have it", refused.value.ways_out[0])
+    assert enough is not None
+    assert enough[1] in refused.value.found
+    planned(f"{int(enough[1].split()[0]) * 1.2:.0f}MiB")  # tables are not cut evenly
+    assert "--tables.disk" not in " ".join(refused.value.ways_out), "plans put nothing on a disk"
     with pytest.raises(ConfigError, match=r"--memory-limit 4GiB"):
         planned("a lot")
 
@@ -45,3 +52,4 @@ def test_what_the_verb_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "formats   user_id: " in shown
     assert "--tables.by-table user_id=" in shown
     assert "formats alone are chosen" in shown
+    assert "formats   limit: 19 MiB on each of 8 devices, 153 MiB together" in shown

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.runs.test_low_precision_runs import config_of
+from tests.serving.shop import Shop
 from ziggurat.cli.main import main
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError, MissingFileError
@@ -105,3 +106,14 @@ def test_a_format_is_named_where_an_export_takes_all_of_its_metrics() -> None:
     assert named(both, {"auc/like": -1.1e-4, "rmse/price": 0.0}) == ""
     assert named(both, {"auc/like": 0.0, "rmse/price": 2.1e-3}) == ""
     assert named({"full_ndcg@10": 0.3}, {"full_ndcg@10": 0.0}) == ""
+
+
+def test_a_two_tower_run_is_ranked_with_its_rounded_tables(shop: Shop) -> None:
+    found = quantisation_report(shop.two_tower, config=QuantisationConfig(formats=(RowFormat.INT8, RowFormat.INT4)))
+    ndcg = "full_ndcg@10"
+    for cost in found.tried:
+        rounded = load_run(shop.two_tower, tables=TablesConfig(weights=RowFormat(cost.row_format)))
+        expected = rounded.evaluate_split("valid").metrics[ndcg]
+        assert cost.metrics[ndcg] == pytest.approx(expected, abs=1e-12)
+        assert cost.changes[ndcg] == pytest.approx(expected - found.run.metrics[ndcg], abs=1e-12)
+        assert cost.changes[ndcg] != 0, "some items change places"

@@ -145,9 +145,9 @@ def _print_formats(found: PlannedRun) -> None:
     for name, line in found.formats.items():
         print_line(f"formats   {name}: {line}")
     print_line(
-        "note      a limit of all devices together; formats alone are chosen: no rows are cached, or lie in the memory "
-        "of the host or on a disk (--tiers says what those would do), and that rows in few bits are decoded is not in "
-        "the predicted step"
+        "note      formats alone are chosen, for what all devices hold together: no rows are cached, or lie in the "
+        "memory of the host or on a disk (--tiers says what those would do), and that rows in few bits are decoded is "
+        "not in the predicted step"
     )
 
 

@@ -122,7 +122,15 @@ def _read_vocabulary(path: Path, entry: _File) -> Vocabulary:
 def _read_grown(path: Path, entry: _File) -> GrownVocabulary:
     frame = _read_frame(path, entry, columns={"number": pl.Int64, "row": pl.Int32})
     if pq.read_schema(path).field("number").type == pa.int32():
-        raise _damaged(path, "numbers of ids of 31 bits, of a version before the first: make it again")
+        raise CheckpointError(
+            expected="numbers of 62 bits for the ids of a growing table",
+            found="numbers of 31 bits, as a version before wrote them in exports and in checkpoints",
+            where=str(path),
+            ways_out=(
+                "train the run again, into another folder, and export that: ziggurat export RUN --out FOLDER",
+                "serve it with the version that exported it",
+            ),
+        )
     return GrownVocabulary(numbers=frame["number"].to_numpy(), table_rows=frame["row"].to_numpy())
 
 

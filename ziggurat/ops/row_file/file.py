@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import functools
 import os
 import tempfile
-import time
 import weakref
 from ctypes import c_int, c_int64, c_void_p
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +25,9 @@ from jaxtyping import Int64, UInt8
 from ziggurat.errors import FileError
 from ziggurat.ops.cpp_build import CppLibrary, CppSource
 from ziggurat.ops.row_file import reference
-from ziggurat.ops.row_file.reference import UNIT_BYTES, RowLayout
+from ziggurat.ops.row_file.reference import RowLayout
 
 NUM_THREADS = 8  # requests that wait for the disk at once
-_MEASURED_ROWS, _MEASURED_BYTES = 512, 4 << 20
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "disk" / "row_file.cpp",
     flags=("-pthread",),
@@ -152,48 +148,6 @@ class RowFile:
             where=str(self.folder),
             ways_out=(*ways_out, "name a folder on another disk: --tables.disk FOLDER"),
         )
-
-
-@dataclass(frozen=True)
-class DiskRate:
-    """What a disk gave: rows in random order, a second.
-
-    Args:
-        read_rows_per_s: read.
-        written_rows_per_s: replaced, each with what lies in its page.
-    """
-
-    read_rows_per_s: float
-    written_rows_per_s: float
-
-    def text(self) -> str:
-        """In words."""
-        read, written = (f"{rate / 1000:,.1f}" for rate in (self.read_rows_per_s, self.written_rows_per_s))
-        return f"{read} thousand rows/s read, {written} thousand/s written, in random order"
-
-
-@functools.cache
-def disk_rate(folder: str, *, payload_bytes: int) -> DiskRate:
-    """Measure a disk with a file of 4 MiB: tens of milliseconds, once a process.
-
-    Args:
-        folder: on the disk.
-        payload_bytes: of a row's numbers.
-    """
-    num_rows = max(_MEASURED_ROWS, RowLayout(payload_bytes).rows_per_unit * (_MEASURED_BYTES // UNIT_BYTES))
-    file = RowFile(folder, num_rows=num_rows, payload_bytes=payload_bytes)
-    rng = np.random.default_rng(0)
-    for first in range(0, num_rows, 8 * _MEASURED_ROWS):
-        rows = np.arange(first, min(first + 8 * _MEASURED_ROWS, num_rows))
-        file.write(rows, np.zeros((len(rows), payload_bytes), dtype=np.uint8))
-    rows = np.sort(rng.choice(num_rows, _MEASURED_ROWS, replace=False))
-    begin = time.perf_counter()
-    values = file.read(rows)[0]
-    middle = time.perf_counter()
-    file.write(rows, values)
-    end = time.perf_counter()
-    file.close()
-    return DiskRate(len(rows) / (middle - begin), len(rows) / (end - middle))
 
 
 def why_not_cpp() -> str:

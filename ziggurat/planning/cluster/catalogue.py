@@ -156,7 +156,7 @@ def local_cluster(ranks: int) -> Cluster:
         "reserve": _ASSUMED["reserve"],
         "below.memory_bytes": "none beside the ranks' own",
         "below.link_bytes_per_s": "of no meaning without such memory",
-        "below.disk_read_rows_per_s": "a virtual disk; a run with --tables.disk measures yours in its start-up report",
+        "below.disk_read_rows_per_s": "a virtual disk; `ziggurat cluster probe --disk FOLDER` measures yours",
         "below.disk_written_rows_per_s": "likewise",
         **{
             f"{link}.{name}": "gloo"

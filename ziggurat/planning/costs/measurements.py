@@ -6,6 +6,7 @@
     exchanges                    columns of each rank → milliseconds of the embedding exchange on each, both ways
     links                        bytes between two ranks → milliseconds, inside a host and between hosts
     memory                       bytes a second: long reads and writes, and reads of scattered rows
+    disk                         rows a second of a folder's disk: read and replaced in random order
 
 The file is written anew, whole, every few seconds of a probe, and renamed into place: an interrupted probe goes on from
 its last group.
@@ -87,6 +88,29 @@ class MemoryMeasurement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiskMeasurement:
+    """The disk of a folder; see `ops/row_file/rate.py`.
+
+    Args:
+        folder: on it.
+        disk_bytes: of its file system.
+        row_bytes: numbers of a row.
+        moved_bytes: read or written for a row: whole pages.
+        is_direct: whether the page cache is left out.
+        read_rows_per_s: in random order.
+        written_rows_per_s: replaced in random order, each with what lies in its page.
+    """
+
+    folder: str
+    disk_bytes: int
+    row_bytes: int
+    moved_bytes: int
+    is_direct: bool
+    read_rows_per_s: float
+    written_rows_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measurements:
     """Everything of one probe. See the module's docstring.
 
@@ -105,6 +129,7 @@ class Measurements:
         cut_factor: what a step of tables that are cut by columns takes, over the same step of whole ones of that width
             (median of some groups); 0 as long as it is not measured.
         memory: None as long as it is not measured.
+        disk: None as long as it is not measured.
     """
 
     FORMERLY: ClassVar[Mapping[str, str]] = {"ranks_a_host": "ranks_per_host"}
@@ -122,6 +147,7 @@ class Measurements:
     links: tuple[LinkMeasurement, ...] = ()
     cut_factor: float = 0.0
     memory: MemoryMeasurement | None = None
+    disk: DiskMeasurement | None = None
 
     def save(self, path: str | Path) -> None:
         """Write, so that a reader finds the old file or the new one."""

@@ -15,6 +15,7 @@ limit holds rows of the disk, beside those that wait to be written. The cost of 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +32,7 @@ LADDER = (RowFormat.FP32, RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)
 _TIME_LIMIT_S = 2.0
 _SHOWN = 3
 _REPRICED = 3
-_SETTING = "--tables.memory-limit"
+_SETTING, _SETTING_OF_PLANS = "--tables.memory-limit", "--memory-limit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class TierProblem:
         formats: that may be chosen.
         cache_shares: that may be chosen; 0 stands for no cache.
         held_shares: of rows on a disk, that may be chosen; 0 stands for no disk.
+        devices: of a plan, which share the limit evenly; 0: a run in one process.
     """
 
     tables: tuple[TieredTable, ...]
@@ -78,6 +80,7 @@ class TierProblem:
     formats: tuple[RowFormat, ...] = LADDER
     cache_shares: tuple[float, ...] = (0.0,)
     held_shares: tuple[float, ...] = (0.0,)
+    devices: int = 0
 
     def options(self, cache_share: float, held_share: float = 0.0) -> list[tuple[Rung, ...]]:
         """The rungs of each table."""
@@ -246,11 +249,20 @@ def _not_fitting(problem: TierProblem) -> ConfigError:
     missing = least - problem.limit_bytes
     shown = "; ".join(_least_text(problem, table) for table in tables[:_SHOWN])
     more = f"; and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    devices = max(1, problem.devices)
+    enough = size_text(least * 1.001 / devices + 1024)
+    if problem.devices:
+        of_each = f" on each of {devices} devices"
+        where = f"{_SETTING_OF_PLANS}, or the memory of a device without what else it holds"
+        more_devices = math.ceil(1.001 * least * devices / max(problem.limit_bytes, 1))
+        ways_out = [f"a limit of {enough} or more, if devices have it", f"{more_devices:,} devices or more: --cluster"]
+    else:
+        of_each, where, ways_out = "", f"{_SETTING}, before the first step", [f"a limit of {enough} or more"]
     return ConfigError(
-        expected=f"tables that fit {size_text(problem.limit_bytes)} on some rung each",
-        found=f"{size_text(least)} on the smallest rungs: {shown}{more}",
-        where=f"{_SETTING}, before the first step",
-        ways_out=[f"a limit of {size_text(least * 1.001 + 1024)} or more", *_ways_out(problem, tables[0], missing)],
+        expected=f"tables that fit {size_text(problem.limit_bytes / devices)}{of_each} on some rung each",
+        found=f"{size_text(least / devices)}{of_each} on the smallest rungs: {shown}{more}",
+        where=where,
+        ways_out=[*ways_out, *_ways_out(problem, tables[0], missing)],
     )
 
 
@@ -274,7 +286,7 @@ def _ways_out(problem: TierProblem, largest: TieredTable, missing: int) -> list[
             rung = min(free.rungs(problem.formats, cache_share=0.0), key=free.num_bytes)
             verdict = "enough" if saved >= missing else "not enough alone"
             ways.append(f"table {table.name!r} as {rung.text} saves {size_text(saved)} ({verdict})")
-    if not any(problem.held_shares):
+    if not problem.devices and not any(problem.held_shares):
         ways.append("--tables.disk FOLDER keeps exact rows on a disk, of which some are held in memory")
     if len(problem.formats) < len(LADDER):
         ways.append("leave --tables.weights out, so that every format may be chosen")

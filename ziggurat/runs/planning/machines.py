@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ziggurat.ops.machine.memory import size_of_text, size_text
 from ziggurat.planning.cluster.cluster import Cluster
-from ziggurat.planning.plan_model import memory_ledger, plan_model
+from ziggurat.planning.plan_model import ModelToPlace, PlanSettings, memory_ledger, plan_model
 from ziggurat.planning.tiers.machines import ZIPF, TieredStep, Tiers, UsedTable, fewest_hosts, tiered_steps
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
 from ziggurat.recipes.run_config import RunConfig
@@ -19,6 +19,7 @@ COLUMNS = ("hosts", "rows lie in", "devices hold", "hosts hold", "rows a sample 
 _EQUAL = 1.1  # steps that differ by less count as equal
 _SAMPLES = 200_000
 _ROOMY = 1 << 42
+_BUDGETS = (1, 4)  # times of the search, until no table gains by moving alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +83,7 @@ def machines_report(config: RunConfig, cluster: Cluster, *, request: PlanRequest
     config.check()
     data = plan_inputs(config, folder=request.folder, rows=request.rows, list_lengths=request.list_lengths)
     model = model_to_place(config, data)
-    settings = plan_settings(config, cluster, request)
-
-    plenty = max(_ROOMY, 8 * sum(each.bytes_of(num_rows=each.num_rows, dim=each.dim) for each in model.work.tables))
-
-    def step_s(machines: Cluster) -> float:
-        roomy = replace(machines, device=replace(machines.device, memory_bytes=plenty), sources=())
-        return plan_model(model, roomy, settings=settings).timeline.step_s
-
+    base = _BaseSteps(model, plan_settings(config, cluster, request))
     prepared = prepared_data(config)
     curves = {}
     if prepared is not None:
@@ -101,7 +95,7 @@ def machines_report(config: RunConfig, cluster: Cluster, *, request: PlanRequest
     if request.memory_limit:
         room = min(room, size_of_text(request.memory_limit, where="--memory-limit"))
     batch_size = config.training.loader.batch_size
-    steps = tiered_steps(tables, cluster, batch_size=batch_size, room_bytes=room, step_s=step_s)
+    steps = tiered_steps(tables, cluster, batch_size=batch_size, room_bytes=room, step_s=base.step_s)
     source = (
         f"misses follow from {_SAMPLES:,} samples of the prepared data"
         if curves
@@ -115,11 +109,56 @@ def machines_report(config: RunConfig, cluster: Cluster, *, request: PlanRequest
         notes=(
             *data.notes,
             source,
+            *base.notes(),
             "every tier holds the same share of each table, tables may be cut anywhere, and nothing hides behind "
             "computing; devices that hold the hot rows of their hosts are a prediction: ranks here train tables in "
             "their own memory, or on disks (--tables.disk)",
         ),
     )
+
+
+class _BaseSteps:
+    """Steps of clusters whose devices have room for all tables.
+
+    More devices are more places for a table, so a search that is long enough for four hosts may be cut short on eight,
+    whose step then looks longer than it is. Such a search is repeated with more time.
+
+    Args:
+        model: to be planned.
+        settings: with the time of the first search.
+    """
+
+    def __init__(self, model: ModelToPlace, settings: PlanSettings) -> None:
+        self._model, self._settings = model, settings
+        tables = sum(each.bytes_of(num_rows=each.num_rows, dim=each.dim) for each in model.work.tables)
+        self._plenty = max(_ROOMY, 8 * tables)
+        self._cut_short: list[int] = []
+
+    def step_s(self, cluster: Cluster) -> float:
+        """The shortest that searches found."""
+        roomy = replace(cluster, device=replace(cluster.device, memory_bytes=self._plenty), sources=())
+        found = []
+        for longer in _BUDGETS:
+            settings = replace(self._settings, budget_s=longer * self._settings.budget_s)
+            planned = plan_model(self._model, roomy, settings=settings)
+            found.append(planned.timeline.step_s)
+            if planned.settled:
+                break
+        else:
+            self._cut_short.append(cluster.hosts)
+        return min(found)
+
+    def notes(self) -> list[str]:
+        """What the steps rest on, in words."""
+        same = (
+            "a device has as many samples whatever the number of hosts, so that a step of more hosts may be longer, "
+            "when more of what it exchanges goes between hosts: compare samples/s"
+        )
+        if not self._cut_short:
+            return [same]
+        hosts, budget_s = ", ".join(map(str, self._cut_short)), _BUDGETS[-1] * self._settings.budget_s
+        short = f"of {hosts} hosts: the searches were cut short, and the step may be shorter; more time: --budget-s"
+        return [same, f"{short} {budget_s:g}"]
 
 
 def _hosts(step: TieredStep) -> str:

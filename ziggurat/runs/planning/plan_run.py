@@ -130,6 +130,7 @@ def _with_formats(
     for share in _POOLED:
         limit = max(1, int(share * room * cluster.world_size))
         problem = tier_problem(config, data.inputs, list_lengths=data.list_lengths, limit_bytes=limit)
+        problem = replace(problem, devices=cluster.world_size)
         try:
             choice = choose_rungs(problem)
         except ConfigError as nothing:

@@ -1,6 +1,7 @@
 """probe: measure this machine, or the job that torchrun started, for planning. Resumable at any point.
 
     memory      one thread: copying, reading scattered rows                                      seconds
+    disk        of a folder that is named: rows read and replaced in random order, on rank 0     seconds
     links       messages between two ranks, inside a host and between hosts     (many ranks)     seconds
     exchanges   embeddings among all ranks, random columns on each              (many ranks)     a third of the time
     lookups     groups of tables through our kernel, on rank 0                                   the rest of the time
@@ -41,6 +42,7 @@ from ziggurat.planning.costs.measurements import (
     MemoryMeasurement,
 )
 from ziggurat.planning.costs.probe_tables import DrawConfig, draw_group, draw_pool
+from ziggurat.runs.planning.disk_probe import measured_disk
 from ziggurat.training.report.progress import NoProgress, Progress
 from ziggurat.training.report.startup import machine_lines, version_lines
 from ziggurat.typed import checked
@@ -61,6 +63,7 @@ class ProbeConfig:
         max_groups: of tables in the file.
         max_exchanges: in the file.
         rounds: of each group; the fastest of each batch counts.
+        disk: a folder, whose disk is measured; "" measures none.
         draw: tables and groups.
         learning: of the cost model.
     """
@@ -69,6 +72,7 @@ class ProbeConfig:
     max_groups: int = 4000
     max_exchanges: int = 600
     rounds: int = 2
+    disk: str = ""
     draw: DrawConfig = field(default_factory=DrawConfig)
     learning: LearningConfig = field(default_factory=LearningConfig)
 
@@ -98,6 +102,7 @@ def probe(config: ProbeConfig, out: str | Path, *, progress: Progress | None = N
 
     Raises:
         ConfigError: the file belongs to another machine, other versions, ranks or draws.
+        FileError: the folder whose disk is to be measured takes no files.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -133,6 +138,7 @@ def _probe(config: ProbeConfig, out: Path, progress: Progress) -> ProbeResult:
     def on_first_rank() -> None:
         nonlocal cost_model
         _measure_memory(state, bar)
+        _measure_disk(state, config.disk, bar)
         _measure_lookups(state, config, deadline=time.monotonic() + seconds, progress=bar)
         if len(state.found.lookups) >= MIN_GROUPS:
             bar.begin("learning", total=None)
@@ -209,6 +215,16 @@ def _measure_memory(state: _State, progress: Progress) -> None:
         copy_bytes_per_s=round(2 * 4 * source.numel() / copy_s), gather_bytes_per_s=round(4 * picked.numel() / gather_s)
     )
     state.add(memory=memory)
+    state.save()
+    progress.end()
+
+
+def _measure_disk(state: _State, folder: str, progress: Progress) -> None:
+    """Anew in each probe that names a folder: a disk may be another one, or busy."""
+    if not folder:
+        return
+    progress.begin("disk", total=None)
+    state.add(disk=measured_disk(folder))
     state.save()
     progress.end()
 

@@ -143,12 +143,18 @@ def tier_problem(
 def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
     """What was chosen and why, for people: the tables that leave FP32, those that save most first."""
     whole = sum(table.num_bytes(_FP32) for table in problem.tables)
+    limit, together = size_text(choice.limit_bytes), ""
+    if problem.devices:
+        limit = (
+            f"{size_text(choice.limit_bytes / problem.devices)} on each of {problem.devices} devices, {limit} together"
+        )
+        together = " on all of them"
     lines = {
-        "limit": f"{size_text(choice.limit_bytes)}; tables take {size_text(choice.num_bytes)} with their optimizer "
-        f"state, {size_text(whole)} in FP32",
+        "limit": f"{limit}; tables take {size_text(choice.num_bytes)}{together} with their optimizer state, "
+        f"{size_text(whole)} in FP32",
     }
     if whole <= choice.limit_bytes and all(rung == _FP32 for rung in choice.rungs.values()):
-        return lines | {"why": "all tables fit in FP32, which is exact and fastest"}
+        return lines | {"why": "all tables fit in FP32, which is exact"}
     lines["why"] = (
         f"the formats that fit at the least predicted cost: lookups and updates take {choice.time_ratio:.2f} times as "
         "long as in FP32, and rounding falls on tables that are looked up least for their bytes"
