@@ -6,18 +6,14 @@ Of each case are read "recipe", "hr10" and "valid_hr10" (one value a seed), "see
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.earlier_report import EarlierReport, read_earlier
 from benchmarks.next_item.subjects import SUBJECTS, has_settings_of
 from benchmarks.report import Case
-from ziggurat.config import from_json
-from ziggurat.errors import ConfigError
-
-_WAYS_OUT = ("name the JSON of a report: --with-report benchmarks/reports/…/sequences.json", "leave --with-report away")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +49,13 @@ class Reported:
     """An earlier report.
 
     Args:
-        file: where it is.
-        commit: that it was measured at.
-        date: when.
+        origin: where it is, the commit that it was measured at, and when.
         cases: seeds by case; cases of which it has any.
         unchecked: cases whose settings it does not tell.
         speed: its comparisons of speed.
     """
 
-    file: str
-    commit: str
-    date: str
+    origin: str
     cases: dict[str, ReportedSeeds]
     unchecked: tuple[str, ...]
     speed: tuple[Case, ...]
@@ -71,8 +63,7 @@ class Reported:
     def notes(self) -> list[str]:
         """What of a new report is this one's, and what is not known of it."""
         taken = [f"{name} {', '.join(map(str, each.seeds))}" for name, each in self.cases.items()]
-        origin = f"{self.file} (commit {self.commit}, {self.date})"
-        found = [f"seeds taken up from {origin}, not trained again: {'; '.join(taken) or 'none'}"]
+        found = [f"seeds taken up from {self.origin}, not trained again: {'; '.join(taken) or 'none'}"]
         if self.unchecked:
             found.append(f"that report does not tell settings of {', '.join(self.unchecked)}: recipes' names compared")
         return found
@@ -85,61 +76,36 @@ def read_report(path: Path) -> Reported:
         ConfigError: no such file, no report of this benchmark, a case with another recipe or other settings, or with
             values that are not one a seed.
     """
-    data = _parsed(path)
+    report = read_earlier(path, benchmark="sequences")
     cases, unchecked, speed = {}, [], []
-    for number, case in enumerate(data["cases"]):
+    for number, case in enumerate(report.data["cases"]):
         where = f"{path}: cases[{number}]"
         if "ratio" in case:
-            speed.append(_take(Case, case, where=where))
+            speed.append(report.take(Case, case, where=where))
         elif case.get("hr10"):
             name = str(case.get("name"))
-            cases[name] = _seeds_of(name, case, where=where)
+            cases[name] = _seeds_of(report, name, case, where=where)
             if "settings" not in case:
                 unchecked.append(name)
     return Reported(
-        file=str(path),
-        commit=str(data.get("commit", "unknown")),
-        date=str(data.get("date", "unknown")),
+        origin=report.origin,
         cases=cases,
         unchecked=tuple(unchecked),
         speed=tuple(speed),
     )
 
 
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise _refused(f"{type(error).__name__}: {error}", where=str(path)) from error
-    if not isinstance(data, dict) or data.get("benchmark") != "sequences":
-        raise _refused("a file that does not say so", where=str(path))
-    cases = data.get("cases")
-    if not isinstance(cases, list) or not all(isinstance(each, dict) for each in cases):
-        raise _refused("no list of cases", where=str(path))
-    return data
-
-
-def _seeds_of(name: str, case: Mapping[str, Any], *, where: str) -> ReportedSeeds:
-    subject, found = SUBJECTS.get(name), _take(ReportedSeeds, case, where=where)
+def _seeds_of(report: EarlierReport, name: str, case: Mapping[str, Any], *, where: str) -> ReportedSeeds:
+    subject, found = SUBJECTS.get(name), report.take(ReportedSeeds, case, where=where)
     if subject is None or found.recipe != subject.recipe:
         wanted = f"the recipe {subject.recipe}" if subject else f"a case out of {', '.join(SUBJECTS)}"
-        raise _refused(f"{name}, recipe {found.recipe}", where=where, expected=wanted)
+        raise report.refused(f"{name}, recipe {found.recipe}", where=where, expected=wanted)
     if "settings" in case and not has_settings_of(subject, case["settings"], where=f"{where}.settings"):
-        raise _refused("other settings", where=f"{where}.settings", expected=f"{name} as it is trained today")
+        raise report.refused("other settings", where=f"{where}.settings", expected=f"{name} as it is trained today")
     counts = [len(each) for each in (set(found.seeds), found.hr10, found.valid_hr10)]
     if len(set(counts)) > 1:
         shown = f"{counts[0]} different seeds, {counts[1]} and {counts[2]} values"
-        raise _refused(shown, where=where, expected="a value of hr10 and of valid_hr10 for each seed")
+        raise report.refused(shown, where=where, expected="a value of hr10 and of valid_hr10 for each seed")
     if others := [value for value in (*found.hr10, *found.valid_hr10, found.ndcg10_mean) if not 0 <= value <= 1]:
-        raise _refused(str(others[0]), where=where, expected="shares between 0 and 1")
+        raise report.refused(str(others[0]), where=where, expected="shares between 0 and 1")
     return found
-
-
-def _take(kind: type[Any], case: Mapping[str, Any], *, where: str) -> Any:
-    """The keys of a case that a class knows."""
-    known = {entry.name for entry in fields(kind)}
-    return from_json(kind, {name: value for name, value in case.items() if name in known}, where=where)
-
-
-def _refused(found: str, *, where: str, expected: str = "a report of `ziggurat bench sequences`") -> ConfigError:
-    return ConfigError(expected=expected, found=found, where=where, ways_out=_WAYS_OUT)

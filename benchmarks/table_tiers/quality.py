@@ -11,15 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.next_item.subjects import refuse_others
-from benchmarks.quality import seeded
-from benchmarks.table_tiers.subjects import SUBJECTS, VARIANTS, Variant, subject_and_variant
-from ziggurat.config import override
+from benchmarks.table_tiers.reported import Reported, ReportedSeeds
+from benchmarks.table_tiers.subjects import CASES, VARIANTS, Variant, config_of, settings_of, subject_and_variant
 from ziggurat.embeddings.tables_config import TablesConfig
-from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.execute import train_run
 from ziggurat.training.records.run_folder import EVALUATION, RunFolder
 from ziggurat.training.report.progress import Progress
@@ -36,17 +34,21 @@ class Found:
         variant: which.
         ours: by seed.
         plain: by seed.
+        reported: seeds whose `ours` is an earlier report's.
+        epochs: fewer than the subject's; 0: the subject's.
     """
 
     subject: str
     variant: Variant
     ours: dict[int, float] = field(default_factory=dict)
     plain: dict[int, float] = field(default_factory=dict)
+    reported: tuple[int, ...] = ()
+    epochs: int = 0
 
     @property
     def differences(self) -> list[float]:
         """Of the seeds that both have."""
-        return [self.ours[seed] - self.plain[seed] for seed in self.ours if seed in self.plain]
+        return [self.ours[seed] - self.plain[seed] for seed in sorted(self.ours) if seed in self.plain]
 
     def summary(self) -> dict[str, object]:
         """The figures of the case."""
@@ -59,33 +61,30 @@ class Found:
         return {
             "recipe": self.subject,
             "seeds": len(different),
-            "auc": list(self.ours.values()),
-            "auc_fp32": list(self.plain.values()),
+            "seed_numbers": sorted(self.ours),
+            "seed_numbers_fp32": sorted(self.plain),
+            "seeds_of_earlier_report": list(self.reported),
+            "auc": [self.ours[seed] for seed in sorted(self.ours)],
+            "auc_fp32": [self.plain[seed] for seed in sorted(self.plain)],
             "auc_difference": mean,
             "auc_differences": different,
             "auc_difference_sd": statistics.stdev(different) if len(different) > 1 else None,
             "sd_of_seeds": deviation,
             "within_one_sd": is_within,
             "verdict": verdict,
+            "settings": settings_of(self.subject, self.variant, epochs=self.epochs),
         }
 
 
-def config_of(subject: str, variant: Variant, seed: int, *, epochs: int = 0) -> RunConfig:
-    """The run of one seed.
-
-    Args:
-        subject: its name.
-        variant: of its tables.
-        seed: of weights, order and rounding.
-        epochs: fewer than the subject's, to try things out; 0: the subject's.
-    """
-    config = seeded(SUBJECTS[subject](), seed)
-    changes = {"model.embedding-dim": str(variant.dim)} | ({"training.epochs": str(epochs)} if epochs else {})
-    return replace(override(config, changes), tables=variant.tables)
-
-
 def collect(
-    cases: Sequence[str], *, seeds: int, out: Path, until: float, epochs: int, progress: Progress
+    cases: Sequence[str],
+    *,
+    seeds: int,
+    out: Path,
+    until: float,
+    epochs: int,
+    progress: Progress,
+    reported: Reported | None = None,
 ) -> tuple[dict[str, Found], list[str]]:
     """All variants, seed by seed, each beside FP32 of its width.
 
@@ -96,6 +95,8 @@ def collect(
         until: no training starts after this time.
         epochs: see `config_of`.
         progress: where to say what happens.
+        reported: an earlier report. Its seeds are neither trained nor read from `out`; its cases that are not in
+            `cases` are found as they are.
 
     Returns:
         What was found, by the name of the case, and what is missing.
@@ -103,17 +104,19 @@ def collect(
     Raises:
         ConfigError: a run that is there has other settings than the subject.
     """
-    found, left = {}, []
-    for case in cases:
-        subject, name = subject_and_variant(case)
-        found[case] = Found(subject=subject, variant=VARIANTS[name])
+    known, left = reported.seeds if reported else {}, []
+    every = [case for case in CASES if case in cases or case in known]
+    found = {case: _begun(case, known.get(case), epochs=epochs) for case in every}
     for seed in range(1, seeds + 1):
-        for case, each in found.items():
+        for case in cases:
+            each = found[case]
             plain = Variant(dim=each.variant.dim, tables=TablesConfig())
             for kept, variant, folder in (
                 (each.plain, plain, f"{each.subject}_d{plain.dim}_fp32_seed{seed}"),
                 (each.ours, each.variant, f"{case.removesuffix('_auc')}_seed{seed}"),
             ):
+                if seed in kept:
+                    continue
                 run, config = RunFolder(out / folder), config_of(each.subject, variant, seed, epochs=epochs)
                 refuse_others(run, config)
                 if not run.evaluation("test").exists():
@@ -124,6 +127,15 @@ def collect(
                     train_run(config, folder=run.path, resume=run.config.exists(), progress=progress)
                 kept[seed] = EVALUATION.read(run.evaluation("test"))["metrics"]["auc"]
     return found, list(dict.fromkeys(left))
+
+
+def _begun(case: str, reported: ReportedSeeds | None, *, epochs: int) -> Found:
+    """A case with the seeds that an earlier report has."""
+    subject, name = subject_and_variant(case)
+    found = Found(subject=subject, variant=VARIANTS[name], epochs=epochs)
+    if reported is not None:
+        found.ours, found.plain, found.reported = reported.ours, reported.plain, tuple(reported.ours)
+    return found
 
 
 def table(found: dict[str, Found]) -> str:

@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
+from benchmarks.next_item.subjects import without_choices
+from benchmarks.quality import seeded
+from ziggurat.config import override
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.data.synthetic.teacher import SyntheticTeacher, criteo_shaped
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.models import DLRMConfig, MLPConfig
 from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.recipes.catalogue import recipe_named
-from ziggurat.recipes.run_config import RunConfig
+from ziggurat.recipes.run_config import RunConfig, run_config_to_json
 
 STREAM_ROWS = 10_000_000
 _SMALL = DLRMConfig(bottom=MLPConfig(hidden_dims=(64,)), top=MLPConfig(hidden_dims=(128, 64)))
@@ -107,3 +111,23 @@ def subject_and_variant(case: str) -> tuple[str, str]:
     """The subject and the variant of a case: "frappe", "d64_int8_cache5"."""
     subject = next(name for name in SUBJECTS if case.startswith(f"{name}_"))
     return subject, case.removeprefix(f"{subject}_").removesuffix("_auc")
+
+
+def config_of(subject: str, variant: Variant, seed: int, *, epochs: int = 0) -> RunConfig:
+    """The run of one seed.
+
+    Args:
+        subject: its name.
+        variant: of its tables.
+        seed: of weights, order and rounding.
+        epochs: fewer than the subject's, to try things out; 0: the subject's.
+    """
+    config = seeded(SUBJECTS[subject](), seed)
+    changes = {"model.embedding-dim": str(variant.dim)} | ({"training.epochs": str(epochs)} if epochs else {})
+    return replace(override(config, changes), tables=variant.tables)
+
+
+def settings_of(subject: str, variant: Variant, *, epochs: int = 0) -> dict[str, Any]:
+    """What every seed of a case is trained with, as plain data for the report: no seed, no path, no choice."""
+    config = without_choices(config_of(subject, variant, 0, epochs=epochs))
+    return run_config_to_json(replace(config, dataset=replace(config.dataset, source="")))
