@@ -74,9 +74,13 @@ def raise_fault(tables: EmbeddingTables, batch: Batch) -> None:
             layouts.append(LookupLayout(dim=0, width=0, slots=(slot,)))
     for layout in layouts:
         check_rows(layout, lookups)
+    in_host = bool(tables.tables.in_host)
     raise BoundsError(
-        expected="rows of tables that exist",
+        expected="rows of tables that exist" + (", and that the batch names, so that they were sent ahead" * in_host),
         found="one that does not, among those that the model looks up besides the batch's features",
         where="EmbeddingTables.vectors",
-        ways_out="run the step on the CPU, which names the row: --device cpu",
+        ways_out=(
+            "run the step on the CPU, which names the row: --device cpu",
+            *(("all rows on the device: --tables.device-memory ''",) if in_host else ()),
+        ),
     )

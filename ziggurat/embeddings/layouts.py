@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.features.inputs import InputSpec, JaggedSpec, SingleSpec
 from ziggurat.features.schema import Pooling
@@ -19,6 +21,17 @@ def field_layouts(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]
         column += tables.places[spec.table].dim
     dims = [tables.storage(index).dim for index in range(tables.num_storages)]
     return [LookupLayout(dim=dim, width=column, slots=tuple(mine)) for dim, mine in zip(dims, slots, strict=True)]
+
+
+def every_layout(inputs: InputSpec, tables: TableWeights) -> list[LookupLayout]:
+    """`field_layouts` with the lists that are not pooled, too: all rows that a batch names. Columns mean nothing."""
+    layouts = field_layouts(inputs, tables)
+    for index, spec in enumerate(inputs.jagged):
+        if spec.pooling is Pooling.NONE:
+            slot = field_slot(spec, index=index, column=0, tables=tables)
+            at = tables.places[spec.table].storage
+            layouts[at] = replace(layouts[at], slots=(*layouts[at].slots, slot))
+    return layouts
 
 
 def field_slot(spec: SingleSpec | JaggedSpec, *, index: int, column: int, tables: TableWeights) -> FieldSlot:

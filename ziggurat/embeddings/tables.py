@@ -28,6 +28,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.arguments import check_arguments
+from ziggurat.embeddings.announced import AnnouncedBatches
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.layouts import field_layouts, field_slot
 from ziggurat.embeddings.repeated import RepeatedLookup, SplitLayouts, split_layouts
@@ -48,7 +49,6 @@ from ziggurat.ops.lookup import (
 )
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
-from ziggurat.ops.lookup.reference import rows_of
 from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.ops.row_formats import RowFormat
@@ -82,6 +82,7 @@ class EmbeddingTables(nn.Module):
         self.field_dims = tuple(self.tables.places[spec.table].dim for spec in inputs.fields)
         self.output_dim = sum(self.field_dims)
         self._layouts = field_layouts(inputs, self.tables)
+        self._batches = AnnouncedBatches(inputs, self.tables, pooled=self._layouts)
         self._single_layouts: dict[str, list[LookupLayout]] = {}
         self._split: dict[tuple[FeatureGroup, ...], SplitLayouts] = {}
         self._chosen: ChosenKernel | None = None
@@ -302,17 +303,15 @@ class EmbeddingTables(nn.Module):
         return out
 
     def announce(self, batch: Batch) -> None:
-        """Say which batch comes next: storages on a disk begin to read its rows.
+        """Say which batch comes next: its rows begin to travel from a disk, or from the host to the device.
 
-        Rows of lists that are not pooled here are read when they are asked for.
+        A disk reads those of lists that are not pooled here when they are asked for.
         """
-        if not any(self.tables.storage(index).is_sparse for index in range(self.tables.num_storages)):
-            return
-        lookups = Lookups.of(batch.expanded() if batch.repeated else batch)
-        for index, layout in enumerate(self._layouts):
-            storage = self.tables.storage(index)
-            if storage.is_sparse and layout.slots and lookups.batch_size:
-                storage.announce(rows_of(layout, lookups))
+        self._batches.announce(batch)
+
+    def begin(self, batch: Batch) -> None:
+        """Say that a training step on a batch begins: rows that travel to the device have arrived there."""
+        self._batches.begin(batch)
 
     def record(self, grad: Tensor, lookups: Lookups, layouts: Sequence[LookupLayout]) -> None:
         """Keep the gradient of what `look_up` gave, for the optimizer."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from ziggurat.embeddings.config import EmbeddingConfig
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StorageByTable
+from ziggurat.embeddings.storage.budget import MemoryBudget
 from ziggurat.embeddings.storage.cached import Cached
-from ziggurat.embeddings.storage.disk import DiskTables, MemoryBudget
+from ziggurat.embeddings.storage.disk import DiskTables
+from ziggurat.embeddings.storage.host import HostTables
 from ziggurat.embeddings.storage.low_precision import LowPrecision
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
@@ -20,6 +22,8 @@ from ziggurat.ops.row_cache import NO_CACHE, CachePolicy, CacheSize
 from ziggurat.ops.row_formats import Rounding, RowFormat
 from ziggurat.typed import CachedShare, checked
 
+AUTO = "auto"
+_DEVICE_MEMORY = "tables.device-memory"
 _ROUNDED = (RowFormat.BF16, RowFormat.INT8, RowFormat.INT4)  # a cache keeps what updates of these would lose
 
 
@@ -40,8 +44,12 @@ class TablesConfig:
         cache_policy: which row leaves the cache for another.
         disk: a folder on the disk that holds the rows of tables in fp32; "": they are in memory. With a memory limit
             the disk holds those for which the limit leaves nothing better.
-        in_memory: tables in fp32 that lie in memory though there is a disk: user_id,item_id.
+        in_memory: tables in fp32 that lie in memory though there is a disk, or on the device though others lie on the
+            host: user_id,item_id.
         memory: for rows of the disk that are held in memory, in each process: 1GiB, or a share of the rows: 10%.
+        device_memory: tables in fp32 lie in the memory of the host, and so much of the device's holds those of their
+            rows that steps need: 8GiB, or a share of the rows: 10%; with a memory limit auto: what it leaves. "": all
+            rows lie on the device.
     """
 
     weights: RowFormat = RowFormat.FP32
@@ -53,12 +61,14 @@ class TablesConfig:
     disk: str = ""
     in_memory: tuple[str, ...] = ()
     memory: str = "10%"
+    device_memory: str = ""
 
     def __post_init__(self) -> None:
         if self.memory_limit:
             size_of_text(self.memory_limit, where="--tables.memory-limit")
-        budget_of(self.memory)
+        budget_of(self.memory, setting="tables.memory")
         self._check_disk()
+        self._check_device_memory()
 
     @property
     def has_few_bits(self) -> bool:
@@ -67,8 +77,15 @@ class TablesConfig:
 
     def is_on_disk(self, table: str) -> bool:
         """Whether the rows of a table lie on a disk."""
+        return bool(self.disk) and self._may_be_below(table)
+
+    def is_in_host(self, table: str) -> bool:
+        """Whether the rows of a table lie in the memory of the host, behind that of the device."""
+        return bool(self.device_memory) and self._may_be_below(table)
+
+    def _may_be_below(self, table: str) -> bool:
         in_fp32 = self.by_table.get(table, self.weights) is RowFormat.FP32
-        return bool(self.disk) and in_fp32 and table not in self.in_memory
+        return in_fp32 and table not in self.in_memory
 
     def format_of(self, table: str, *, dim: int) -> RowFormat:
         """What a table of so many columns is kept as."""
@@ -84,18 +101,22 @@ class TablesConfig:
         """
         is_elsewhere = bool(self.disk) and not is_trained and not _takes_files(self.disk)  # than where it was trained
         folder = tempfile.gettempdir() if is_elsewhere else self.disk
-        on_disk = DiskTables(folder=folder, budget=budget_of(self.memory))
+        exact: MakeStorage = MemoryStorage
+        if self.disk:
+            exact = DiskTables(folder=folder, budget=budget_of(self.memory, setting="tables.memory"))
+        elif self.device_memory:
+            exact = HostTables(budget=budget_of(self.device_memory, setting=_DEVICE_MEMORY))
 
         def maker(row_format: RowFormat) -> MakeStorage:
             if row_format is RowFormat.FP32:
-                return on_disk if self.disk else MemoryStorage
+                return exact
             low = LowPrecision(row_format=row_format, rounding=self.rounding, seed=seed, is_trained=is_trained)
             return Cached(behind=low, cache=self._cache) if self.cache_of(row_format).share else low
 
         rest, named = maker(self.weights), {name: maker(each) for name, each in self.by_table.items()}
-        if self.disk:
-            exact = (name for name in self.in_memory if self.by_table.get(name, self.weights) is RowFormat.FP32)
-            named |= dict.fromkeys(exact, MemoryStorage)
+        if exact is not MemoryStorage:
+            kept = (name for name in self.in_memory if self.by_table.get(name, self.weights) is RowFormat.FP32)
+            named |= dict.fromkeys(kept, MemoryStorage)
         return StorageByTable(rest=rest, by_table=named) if named else rest
 
     def check(self, embedding: EmbeddingConfig, *, tables: Iterable[str]) -> None:
@@ -111,14 +132,15 @@ class TablesConfig:
         """
         self.check_names(sorted(set(tables)))
         self._check_cache()
-        if self.disk and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+        if (self.disk or self.device_memory) and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
+            setting, place = ("tables.disk", "on a disk") if self.disk else (_DEVICE_MEMORY, "on the host")
             raise ConfigError(
-                expected="an optimizer of touched rows, for tables on a disk",
-                found=f"--tables.disk and {embedding.optimizer.value}, whose gradients are dense",
-                where="tables.disk",
+                expected=f"an optimizer of touched rows, for tables {place}",
+                found=f"--{setting} and {embedding.optimizer.value}, whose gradients are dense",
+                where=setting,
                 ways_out=(
                     "--model.embedding.optimizer rowwise_adagrad (or sgd, sparse_adam)",
-                    "leave --tables.disk out",
+                    f"leave --{setting} out",
                 ),
             )
         if self.has_few_bits and embedding.optimizer is TableOptimizerKind.ADAM_DENSE:
@@ -176,9 +198,10 @@ class TablesConfig:
                     f"leave --tables.memory out; for a run that has it already: --tables.memory {TablesConfig.memory}",
                 ),
             )
-        if not self.disk and self.in_memory:
+        if not self.disk and not self.device_memory and self.in_memory:
             raise ConfigError(
-                expected="--tables.disk FOLDER beside --tables.in-memory, which is for tables that it shall not hold",
+                expected="--tables.disk FOLDER or --tables.device-memory SIZE beside --tables.in-memory, which is for "
+                "tables that shall lie neither on the disk nor on the host",
                 found=f"--tables.in-memory {','.join(self.in_memory)} alone",
                 where="tables.in-memory",
                 ways_out=(
@@ -192,6 +215,35 @@ class TablesConfig:
                 found=f"--tables.weights {self.weights.value}",
                 where="tables.disk",
                 ways_out=("--tables.weights fp32", "--tables.by-table NAME=fp32 for those that shall lie on the disk"),
+            )
+
+    def _check_device_memory(self) -> None:
+        """Refuse memory of the device for rows of the host where there are none, or nobody says how much it is."""
+        if not self.device_memory:
+            return
+        is_auto = self.device_memory == AUTO
+        if not is_auto:
+            budget_of(self.device_memory, setting=_DEVICE_MEMORY)
+        if self.disk:
+            raise ConfigError(
+                expected="one place for the rows that are not held: the memory of the host, or a disk",
+                found=f"--{_DEVICE_MEMORY} {self.device_memory} and --tables.disk {self.disk}",
+                where=_DEVICE_MEMORY,
+                ways_out=(f"leave --{_DEVICE_MEMORY} out", "leave --tables.disk out; in a run that has it: ''"),
+            )
+        if is_auto and not self.memory_limit:
+            raise ConfigError(
+                expected="memory of the device for rows of the host: bytes, or a share of the rows",
+                found=f"--{_DEVICE_MEMORY} {AUTO}, which is what --tables.memory-limit leaves, and no limit",
+                where=_DEVICE_MEMORY,
+                ways_out=(f"--{_DEVICE_MEMORY} 8GiB (or 10%)", "--tables.memory-limit 20GiB"),
+            )
+        if RowFormat.FP32 not in (self.weights, *self.by_table.values()):
+            raise ConfigError(
+                expected="tables in fp32, which are those that lie on the host",
+                found=f"--tables.weights {self.weights.value}",
+                where=_DEVICE_MEMORY,
+                ways_out=("--tables.weights fp32", "--tables.by-table NAME=fp32 for those that shall lie on the host"),
             )
 
     def check_names(self, tables: list[str]) -> None:
@@ -217,21 +269,25 @@ class TablesConfig:
             )
 
 
-def budget_of(text: str) -> MemoryBudget:
+def budget_of(text: str, *, setting: str) -> MemoryBudget:
     """Memory for rows that are held, from words: 1GiB, 300MiB, 10%.
+
+    Args:
+        text: the words.
+        setting: whose they are.
 
     Raises:
         ConfigError: none of these, or nothing at all.
     """
     if not text.strip().endswith("%"):
-        return MemoryBudget(num_bytes=size_of_text(text, where="--tables.memory"))
+        return MemoryBudget(num_bytes=size_of_text(text, where=f"--{setting}"))
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", text.strip())
     if match is None or not 0 < float(match[1]) <= 100:
         raise ConfigError(
             expected="a share of the rows above 0 % and up to 100 %, or memory",
             found=repr(text),
-            where="tables.memory",
-            ways_out=("--tables.memory 10%", "--tables.memory 1GiB"),
+            where=setting,
+            ways_out=(f"--{setting} 10%", f"--{setting} 1GiB"),
         )
     return MemoryBudget(share=float(match[1]) / 100)
 

@@ -25,13 +25,14 @@ from ziggurat.embeddings.room import TableSize, TableUse, check_room
 from ziggurat.embeddings.storage import WEIGHT, MakeStorage, MemoryStorage, StoredRows, TableStorage, cache_of, maker_of
 from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.storage.host import HostStorage
 from ziggurat.embeddings.storage.part import reader, table_tensor
 from ziggurat.embeddings.storage.table_storage import state_keys
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import LookupLayout, Lookups, TableOptimizerKind
-from ziggurat.ops.row_formats import RowOrigin
+from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 if TYPE_CHECKING:
     from ziggurat.embeddings.faults import RowFaults
@@ -119,6 +120,11 @@ class TableWeights(nn.Module):
         return len(self._storages)
 
     @property
+    def storages(self) -> tuple[TableStorage, ...]:
+        """All of them."""
+        return tuple(self._storages)
+
+    @property
     def device(self) -> torch.device:
         """Where kernels find the rows."""
         return self._storages[0].device if self._storages else torch.device("cpu")
@@ -161,16 +167,21 @@ class TableWeights(nn.Module):
     @property
     def sizes(self) -> dict[str, TableSize]:
         """Rows and columns of the tables that lie in the memory of their device."""
+        return self._sizes(lambda storage: storage.row_format)
+
+    def _sizes(self, format_of: Callable[[TableStorage], RowFormat | None]) -> dict[str, TableSize]:
+        """Rows and columns of tables, but for those whose storage has no format."""
         found = dict[str, TableSize]()
         for name, place in self.places.items():
             storage = self._storages[place.storage]
-            if storage.row_format is not None:
+            row_format = format_of(storage)
+            if row_format is not None:
                 found[name] = TableSize(
                     num_rows=place.num_rows,
                     dim=place.dim,
                     optimizer=self.config.optimizer,
                     element_bytes=storage.dtype.itemsize,
-                    row_format=storage.row_format,
+                    row_format=row_format,
                     cache=cache_of(self.make_storage, table=name, dim=place.dim),
                 )
         return found
@@ -181,7 +192,10 @@ class TableWeights(nn.Module):
         Raises:
             ConfigError: with the largest tables, their bytes and the memory that is free.
         """
-        check_room(self.sizes, use=use, device=self.device, where="embedding tables, before memory is taken for them")
+        where = "embedding tables, before memory is taken for them"
+        check_room(self.sizes, use=use, device=self.device, where=where)
+        in_host = self._sizes(lambda storage: RowFormat.FP32 if isinstance(storage, HostStorage) else None)
+        check_room(in_host, use=use, device=torch.device("cpu"), where=where)
 
     def view(self, name: str) -> Float[Tensor, "rows D"]:
         """The rows of one table: sharing memory with a storage in memory, else a copy."""
@@ -213,6 +227,11 @@ class TableWeights(nn.Module):
     def on_disk(self) -> list[DiskStorage]:
         """The storages whose rows lie on a disk."""
         return [storage for storage in self._storages if isinstance(storage, DiskStorage)]
+
+    @property
+    def in_host(self) -> list[HostStorage]:
+        """The storages whose rows lie in the memory of the host, behind that of the device."""
+        return [storage for storage in self._storages if isinstance(storage, HostStorage)]
 
     def about_to_load(self) -> None:
         """Tell storages that all rows are about to be written."""

@@ -280,22 +280,22 @@ def _check_known_tables(config: RunConfig) -> None:
     labels = tuple(LabelSpec(name=label.name) for label in config.table_schema.labels)
     columns = config.model.table_columns(InputSpec(tables=known, labels=labels))
     optimizer = config.model.embedding.optimizer
-    check_room(
-        {
-            table.name: TableSize(
-                num_rows=table.num_rows,
-                dim=columns[table.name],
-                optimizer=optimizer,
-                row_format=config.tables.format_of(table.name, dim=columns[table.name]),
-                cache=config.tables.cache_of(config.tables.format_of(table.name, dim=columns[table.name])),
-            )
-            for table in known
-            if not config.tables.is_on_disk(table.name)
-        },
-        use=TableUse.TRAINING,
-        device=choose_device(config.device).device,
-        where="tables whose num_rows the schema names, before data is read",
-    )
+    sizes = {
+        table.name: TableSize(
+            num_rows=table.num_rows,
+            dim=columns[table.name],
+            optimizer=optimizer,
+            row_format=config.tables.format_of(table.name, dim=columns[table.name]),
+            cache=config.tables.cache_of(config.tables.format_of(table.name, dim=columns[table.name])),
+        )
+        for table in known
+        if not config.tables.is_on_disk(table.name)
+    }
+    in_host = {name: size for name, size in sizes.items() if config.tables.is_in_host(name)}
+    on_device = {name: size for name, size in sizes.items() if name not in in_host}
+    for held, device in ((on_device, choose_device(config.device).device), (in_host, torch.device("cpu"))):
+        where = "tables whose num_rows the schema names, before data is read"
+        check_room(held, use=TableUse.TRAINING, device=device, where=where)
 
 
 def _check_folder(run: RunFolder, *, resume: bool) -> None:

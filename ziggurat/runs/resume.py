@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ziggurat.data.encoded.loader import Shuffle
 from ziggurat.data.preprocess.splits import SplitBy
-from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.embeddings.tables_config import AUTO, TablesConfig
 from ziggurat.errors import ConfigError, MissingFileError
 from ziggurat.ops.lookup import KernelChoice
 from ziggurat.parallel.device import Device, choose_device
@@ -43,6 +43,7 @@ MAY_CHANGE = (
     "tables.disk",
     "tables.in-memory",
     "tables.memory",
+    "tables.device-memory",
     # what computes: other sums are rounded otherwise, and mean the same
     "training.threads",
     "training.precision",
@@ -152,6 +153,9 @@ def _as_stored_where_auto(given: RunConfig, stored: RunConfig) -> RunConfig:
         if tables.disk:
             memory = stored.tables.memory if tables.memory == TablesConfig.memory else tables.memory
             places = {"in_memory": tables.in_memory or stored.tables.in_memory, "memory": memory}
+        elif tables.device_memory == AUTO:
+            device_memory = stored.tables.device_memory or AUTO
+            places = {"in_memory": tables.in_memory or stored.tables.in_memory, "device_memory": device_memory}
         tables = replace(tables, by_table=formats, cache=cache, **places)
     if data.split.by is SplitBy.AUTO:
         data = replace(data, split=replace(data.split, by=stored.data.split.by, column=stored.data.split.column))

@@ -140,6 +140,24 @@ def test_rows_on_a_disk_are_counted_there_and_what_is_held_in_memory(tmp_path: P
     assert "maps of ids" in lines
 
 
+def test_rows_on_the_host_are_counted_there_and_what_the_device_holds() -> None:
+    config = override(recipe_named("synthetic_dlrm"), {"tables.device-memory": "20%"})
+    touched = touched_rows(growing_dataset(300), loader=LOADER, samples=600)
+    config = dataclasses.replace(config, tables=dataclasses.replace(config.tables, in_memory=("tags",)))
+    report = tables_report(config, touched)
+    found = {each.name: each for each in report.tables}
+    user, tags = found["user"], found["tags"]
+    assert (user.place.value, user.weight_bytes, user.disk_bytes) == ("host", 4 * user.num_rows * user.dim, 0)
+    assert user.cache_bytes == int(0.2 * user.num_rows * (4 * user.dim + 4)) + 4 * user.num_rows
+    assert user.own_hits is not None
+    assert user.own_hits.touches >= user.hits[3].touches
+    assert (tags.place.value, tags.own_hits) == ("memory", None)
+    lines = "\n".join(report.lines())
+    assert f"host      {sum(each.num_rows for each in found.values() if each is not tags):,} rows of" in lines
+    assert "on device the run's own: predicted" in lines
+    assert "fp32 on host" in str(report.rows())
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -141,9 +141,17 @@ class TableStorage(ABC):
         """Whether rows that nobody changed are a function of them, and left out of checkpoints."""
         return False
 
+    @property
+    def awaits_batches(self) -> bool:
+        """Whether batches are announced, and begun, so that their rows are where kernels read them."""
+        return False
+
     def announce(self, rows_N: Int64[Tensor, "N"]) -> None:
         """Learn which rows a coming batch needs; a slow storage may begin to read them."""
         del rows_N
+
+    def begin(self) -> None:  # noqa: B027  # most storages have nothing to prepare
+        """Learn that a training step on the batch that was announced last begins."""
 
     def name_rows(self, origins: Sequence[RowOrigin]) -> None:
         """Learn which rows of which tables these are; a storage that rounds at random asks for it.

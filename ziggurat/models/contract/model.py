@@ -146,6 +146,7 @@ class Model(nn.Module, ABC):
         exploits_repeats: which parts of the model compute once for samples with equal values, for the start-up report;
             () keeps batches plain. A model whose `embed` reads lists of the batch itself leaves it empty.
         joined_lists: groups of lists and moments that have one length in every sample: all describe the same events.
+        looks_up_drawn_rows: True for a model whose training looks up rows that its batch does not name.
         draws: items that training adds to each block of samples (`negatives.py`); None: none.
     """
 
@@ -155,6 +156,7 @@ class Model(nn.Module, ABC):
     slice_modules: ClassVar[tuple[str, ...]] = ()
     exploits_repeats: ClassVar[tuple[str, ...]] = ()
     joined_lists: tuple[tuple[str, ...], ...] = ()
+    looks_up_drawn_rows: ClassVar[bool] = False
     draws: NegativesConfig | None = None
 
     def __init__(self, inputs: InputSpec, *, embeddings: EmbeddingTables, towers: TowerLayer | None = None) -> None:

@@ -183,6 +183,7 @@ class NextItem(Model):
 
     observes = True
     finds_items = True
+    looks_up_drawn_rows = True
     told_of_samples = ("user",)
 
     @check_arguments

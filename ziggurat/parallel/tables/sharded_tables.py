@@ -22,6 +22,7 @@ from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
 from ziggurat.embeddings.storage.cached import CachedStorage
 from ziggurat.embeddings.storage.disk import DiskStorage
+from ziggurat.embeddings.storage.host import HostStorage
 from ziggurat.embeddings.storage.part import reader
 from ziggurat.embeddings.weights import TableWeights
 from ziggurat.errors import PlanError
@@ -134,6 +135,11 @@ class ShardedTables(nn.Module):
     def on_disk(self) -> list[DiskStorage]:
         """The storages of this rank whose rows lie on a disk."""
         return [storage for tables in self.local for storage in tables.tables.on_disk]
+
+    @property
+    def in_host(self) -> list[HostStorage]:
+        """The storages of this rank whose rows lie in the memory of the host."""
+        return [storage for tables in self.local for storage in tables.tables.in_host]
 
     def about_to_load(self) -> None:
         """Tell storages that all rows are about to be written."""

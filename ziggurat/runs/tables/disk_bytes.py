@@ -1,4 +1,4 @@
-"""What tables on a disk take: of memory, for rows that are held, and of the disk."""
+"""What tables on a disk, or on the host, take: of memory, for rows that are held, and of the disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from ziggurat.recipes.run_config import RunConfig
 def held_share(config: RunConfig, sizes: Mapping[str, TableSize]) -> float:
     """The share of the rows on a disk that are held."""
     whole = sum(held_bytes(size) for name, size in sizes.items() if config.tables.is_on_disk(name))
-    return budget_of(config.tables.memory).share_of(whole)
+    return budget_of(config.tables.memory, setting="tables.memory").share_of(whole)
+
+
+def share_on_device(config: RunConfig, sizes: Mapping[str, TableSize]) -> float:
+    """The share of the rows of the host's memory that the device holds."""
+    mine = [size for name, size in sizes.items() if config.tables.is_in_host(name)]
+    whole = sum(size.weight_bytes + size.state_bytes for size in mine)
+    return budget_of(config.tables.device_memory, setting="tables.device-memory").share_of(whole)
 
 
 def held_bytes(size: TableSize) -> int:

@@ -48,9 +48,17 @@ def with_rungs(
         num_ranks: of the job.
 
     Raises:
-        ConfigError: nothing fits the limit; the optimizer has dense gradients; or there are several ranks.
+        ConfigError: nothing fits the limit; the optimizer has dense gradients; or there are several ranks, and a limit
+            or tables on the host.
     """
     limit = config.tables.memory_limit
+    if config.tables.device_memory and num_ranks > 1:
+        raise ConfigError(
+            expected="one process: on ranks nobody tells the host which rows to send to its device",
+            found=f"{num_ranks} ranks",
+            where="--tables.device-memory",
+            ways_out=("leave --tables.device-memory out: each rank holds its part of the rows", "train on one GPU"),
+        )
     if not limit:
         return config, {}
     if num_ranks > 1:

@@ -19,17 +19,18 @@ import numpy as np
 
 from ziggurat.config import to_json
 from ziggurat.embeddings.room import TableSize
+from ziggurat.embeddings.storage.host import MAP_BYTES
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.files import Format
 from ziggurat.ops.growing.state import map_bytes
 from ziggurat.ops.machine.memory import size_text
-from ziggurat.ops.row_cache.ways import NUM_WAYS, num_sets
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.miss_ratio import MissRatioCurve, miss_ratio_curve
 from ziggurat.recipes.run_config import RunConfig
-from ziggurat.runs.tables.disk_bytes import bytes_on_disk, held_bytes, held_share
+from ziggurat.runs.tables.disk_bytes import bytes_on_disk, held_bytes, held_share, share_on_device
+from ziggurat.runs.tables.table_use import WHERE, CacheHits, RowsPlace, TableUse
 from ziggurat.runs.tables.touched_rows import TouchedRows
 from ziggurat.training.records.log import read_records
 
@@ -39,109 +40,6 @@ COLUMNS = (
     *("table", "rows × columns", "kept as", "weights", "state", "cache", "map", "disk"),
     *("rows touched", "age", "lookups a sample", *(f"hits at {share:.0%}" for share in SHARES)),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheHits:
-    """What a cache of some share of the rows hits.
-
-    Args:
-        share: of the rows.
-        cache_rows: rows in the cache.
-        touches: share of the rows a step needs that are there.
-        lookups: share of lookups whose row is there.
-        error: standard error of `touches` that comes from counting a sample of the rows; 0: all were counted.
-    """
-
-    share: float
-    cache_rows: int
-    touches: float
-    lookups: float
-    error: float
-
-    @staticmethod
-    def at(curve: MissRatioCurve, share: float, *, has_one_place: bool = False, whole_sets: bool = False) -> CacheHits:
-        """The hits of a cache of a share of the rows of a curve.
-
-        Args:
-            curve: of the rows.
-            share: of them that the cache holds.
-            has_one_place: each row has one place in it, as rows of a disk do.
-            whole_sets: it holds as many rows as its sets of 32 ways, as the cache of a run does.
-        """
-        num_rows = curve.trace.num_rows
-        places = NUM_WAYS * num_sets(num_rows, share=share) if whole_sets else round(share * num_rows)
-        cache_rows = min(places, num_rows)
-        missed = curve.one_place(cache_rows) if has_one_place else curve.at(cache_rows)
-        return CacheHits(
-            share=share,
-            cache_rows=cache_rows,
-            touches=1.0 - missed.touches,
-            lookups=1.0 - missed.lookups,
-            error=curve.error(cache_rows),
-        )
-
-    @property
-    def text(self) -> str:
-        """In per cent, with the error of a sample."""
-        return f"{100 * self.touches:.1f}" + (f" ± {100 * self.error:.1f}" if self.error else "") + " %"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableUse:
-    """One table, or tables that share a cache.
-
-    Args:
-        name: of the table; of several "all of D columns in FORMAT".
-        num_rows: rows.
-        dim: columns.
-        row_format: what rows are kept as.
-        weight_bytes: of memory, for what lookups read; 0 where rows lie on a disk.
-        state_bytes: of memory, for the optimizer's numbers and lower halves; 0 where rows lie on a disk.
-        cache_bytes: of hot rows in FP32, or of rows of a disk that are held; with state, and what says which they are.
-        map_bytes: of the map from ids to rows, where the vocabulary grows.
-        disk_bytes: of the disk, once every row was changed.
-        rows_touched: different rows in the sample.
-        age_batches: batches since these were used last, at the end of the sample: the median of them.
-        lookups_per_sample: mean.
-        touches_per_sample: rows that a step has to have, a sample.
-        hits: predicted, by share of the rows.
-        own_hits: predicted for the cache that the run has; None without.
-        first_touches: share of touches that no cache hits.
-    """
-
-    name: str
-    num_rows: int
-    dim: int
-    row_format: str
-    weight_bytes: int
-    state_bytes: int
-    cache_bytes: int
-    map_bytes: int
-    disk_bytes: int
-    rows_touched: int
-    age_batches: float
-    lookups_per_sample: float
-    touches_per_sample: float
-    hits: tuple[CacheHits, ...]
-    own_hits: CacheHits | None
-    first_touches: float
-
-    def cells(self) -> tuple[str, ...]:
-        """A line of the table, as `COLUMNS` name it."""
-        return (
-            self.name,
-            f"{self.num_rows:,} × {self.dim}",
-            self.row_format + (" on disk" if self.disk_bytes else ""),
-            *(
-                size_text(each) if each else ""
-                for each in (self.weight_bytes, self.state_bytes, self.cache_bytes, self.map_bytes, self.disk_bytes)
-            ),
-            f"{self.rows_touched:,}",
-            f"{self.age_batches:,.0f}",
-            f"{self.lookups_per_sample:.2f}",
-            *(each.text for each in self.hits),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +57,7 @@ class TablesReport:
         growing: by table whose ids come and go, what became of them in the sample.
         logged_unknown: share of its look-ups that met an unknown id, as the log says of the whole run.
         measured_held: share of the rows of lookups on a disk that were held, likewise.
+        measured_device: share of the rows of batches that the device held of tables on the host, likewise.
     """
 
     tables: tuple[TableUse, ...]
@@ -171,6 +70,7 @@ class TablesReport:
     growing: dict[str, dict[str, int]] = field(default_factory=dict)
     logged_unknown: dict[str, float] = field(default_factory=dict)
     measured_held: float | None = None
+    measured_device: float | None = None
 
     @property
     def _caches(self) -> tuple[TableUse, ...]:
@@ -192,13 +92,19 @@ class TablesReport:
             f"bytes     {size_text(weights + state + cache + maps)} of memory: weights {size_text(weights)}, optimizer "
             f"state {size_text(state)}{cached}",
             *self._disk_lines(disk),
+            *self._host_lines(),
             f"hits      predicted for {self.num_samples:,} samples of {order}, in batches of {self.batch_size:,}: "
             "rows a step needs that a cache of so many per cent of the rows has, those touched last",
         ]
         if any(hits.error for each in (*self.tables, *self.shared) for hits in each.hits):
             found.append("±         standard error: a share of the rows, chosen by hash, stands for all")
-        for is_held, name, measured in ((False, "cache", self.measured), (True, "held", self.measured_held)):
-            caches = [each for each in self._caches if each.own_hits is not None and bool(each.disk_bytes) is is_held]
+        measures = (
+            (RowsPlace.MEMORY, "cache", self.measured),
+            (RowsPlace.DISK, "held", self.measured_held),
+            (RowsPlace.HOST, "on device", self.measured_device),
+        )
+        for place, name, measured in measures:
+            caches = [each for each in self._caches if each.own_hits is not None and each.place is place]
             own = [f"{each.own_hits.text} ({each.name})" for each in caches if each.own_hits is not None]
             log = "the log has no rate yet" if measured is None else f"{100 * measured:.1f} % in the log"
             found += [f"{name:<9} the run's own: predicted {', '.join(own)}; measured: {log}"] if own else []
@@ -228,6 +134,18 @@ class TablesReport:
             f"({touched:,} rows touched in the sample); {size_text(held)} of memory hold rows, each in one place"
         ]
 
+    def _host_lines(self) -> list[str]:
+        """What lies on the host, where something does."""
+        in_host = [each for each in self.tables if each.place is RowsPlace.HOST]
+        if not in_host:
+            return []
+        rows, whole = (sum(getattr(each, name) for each in in_host) for name in ("num_rows", "weight_bytes"))
+        held, state = (sum(getattr(each, name) for each in in_host) for name in ("cache_bytes", "state_bytes"))
+        return [
+            f"host      {rows:,} rows of {len(in_host)} tables, {size_text(whole + state)} of the host's memory; "
+            f"{size_text(held)} of the device hold rows, and {MAP_BYTES} bytes for each of all rows say where"
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """Everything but the curves."""
         return {
@@ -240,6 +158,7 @@ class TablesReport:
             "growing": self.growing,
             "logged_unknown": self.logged_unknown,
             "measured_held_hits": self.measured_held,
+            "measured_device_hits": self.measured_device,
         }
 
 
@@ -248,7 +167,7 @@ def measured_hits(log: Path | None, *, name: str) -> float | None:
 
     Args:
         log: its metrics.jsonl.
-        name: cache_hit_rate, of the rows of steps, or disk_hit_rate, of those of lookups.
+        name: cache_hit_rate, of the rows of steps; disk_hit_rate, of those of lookups; device_hit_rate, of batches.
     """
     if log is None:
         return None
@@ -303,13 +222,13 @@ def tables_report(
     tables = tuple(_use(config, [name], name=name, touched=touched, curve=curves[name]) for name in chosen)
     shared = []
 
-    def kind(name: str) -> tuple[int, RowFormat, bool]:
-        return sizes[name].dim, sizes[name].row_format, config.tables.is_on_disk(name)
+    def kind(name: str) -> tuple[int, RowFormat, RowsPlace]:
+        return sizes[name].dim, sizes[name].row_format, _place(config, name)
 
     for each in dict.fromkeys(map(kind, chosen)):
         together = [name for name in chosen if kind(name) == each]
         if len(together) > 1:
-            name = f"all of {each[0]} columns in {each[1].value}" + (" on disk" if each[2] else "")
+            name = f"all of {each[0]} columns in {each[1].value}{WHERE[each[2]]}"
             curve = curves[name] = miss_ratio_curve(touched.trace(together))
             shared.append(_use(config, together, name=name, touched=touched, curve=curve))
     return TablesReport(
@@ -323,6 +242,7 @@ def tables_report(
         logged_unknown={} if log is None else logged_unknown(log),
         measured=measured_hits(log, name="cache_hit_rate"),
         measured_held=measured_hits(log, name="disk_hit_rate"),
+        measured_device=measured_hits(log, name="device_hit_rate"),
     )
 
 
@@ -353,8 +273,10 @@ def _use(
     sizes = table_sizes(config, touched.inputs)
     formats = [sizes[each].row_format for each in tables]
     per_sample = [touched.per_sample(each) for each in tables]
-    on_disk = config.tables.is_on_disk(tables[0])
-    own = held_share(config, sizes) if on_disk else config.tables.cache_of(formats[0]).share
+    place = _place(config, tables[0])
+    on_disk, own = place is RowsPlace.DISK, config.tables.cache_of(formats[0]).share
+    if place is not RowsPlace.MEMORY:
+        own = held_share(config, sizes) if on_disk else share_on_device(config, sizes)
     in_memory = () if on_disk else tables
     growing = (touched.inputs.table(each).growing for each in tables)
     return TableUse(
@@ -364,9 +286,7 @@ def _use(
         row_format=formats[0].value,
         weight_bytes=sum(sizes[each].weight_bytes for each in in_memory),
         state_bytes=sum(sizes[each].state_bytes for each in in_memory),
-        cache_bytes=sum(
-            int(own * held_bytes(sizes[each])) if on_disk else cache_bytes(config, sizes[each]) for each in tables
-        ),
+        cache_bytes=sum(_held_bytes(config, sizes[each], place=place, share=own) for each in tables),
         map_bytes=sum(map_bytes(each) for each in growing if each is not None),
         disk_bytes=sum(bytes_on_disk(sizes[each]) for each in tables) if on_disk else 0,
         rows_touched=sum(touched.rows_touched(each) for each in tables),
@@ -376,4 +296,23 @@ def _use(
         hits=tuple(CacheHits.at(curve, share) for share in SHARES),
         own_hits=CacheHits.at(curve, own, has_one_place=on_disk, whole_sets=not on_disk) if own else None,
         first_touches=curve.first_touches,
+        place=place,
     )
+
+
+def _place(config: RunConfig, name: str) -> RowsPlace:
+    """Where the rows of a table lie."""
+    if config.tables.is_on_disk(name):
+        return RowsPlace.DISK
+    return RowsPlace.HOST if config.tables.is_in_host(name) else RowsPlace.MEMORY
+
+
+def _held_bytes(config: RunConfig, size: TableSize, *, place: RowsPlace, share: float) -> int:
+    """Of rows that are held in front of where all of them lie, and of what says which they are."""
+    match place:
+        case RowsPlace.DISK:
+            return int(share * held_bytes(size))
+        case RowsPlace.HOST:
+            return int(share * (size.weight_bytes + size.state_bytes)) + MAP_BYTES * size.num_rows
+        case RowsPlace.MEMORY:
+            return cache_bytes(config, size)

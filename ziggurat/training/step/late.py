@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.embeddings.faults import RowFaults, raise_fault
 from ziggurat.embeddings.storage import MemoryStorage
+from ziggurat.embeddings.storage.host import HostStorage
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.training.config import TrainingConfig
@@ -71,13 +72,17 @@ class LateStep:
             return "weight_average counts steps on the host"
         tables = model.embeddings.tables
         kinds = {type(tables.storage(index)) for index in range(tables.num_storages)}
-        other = sorted(kind.__name__ for kind in kinds if kind is not MemoryStorage)
+        other = sorted(kind.__name__ for kind in kinds - {MemoryStorage, HostStorage})
+        if HostStorage in kinds and model.looks_up_drawn_rows:
+            return "the model draws rows in a step, which tables in the host's memory have not sent ahead"
         return f"tables in {', '.join(other)} find their rows on the host" if other else ""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, lookups leave the check of their rows to the device."""
         self._faults.lower()
+        for storage in self._tables.tables.in_host:
+            storage.faults = self._faults.flag
         self._tables.tables.faults = self._faults
         try:
             yield

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from ziggurat.embeddings import TableOptimizer
 from ziggurat.embeddings.storage.cached import CacheCounts
 from ziggurat.embeddings.storage.disk import held_facts
+from ziggurat.embeddings.storage.host import device_facts
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
 from ziggurat.models import Embedded, LossSums, Model, Outputs
@@ -180,7 +181,8 @@ class TrainStep:
             counts = sum((cache.counts for cache in caches), CacheCounts())
             found |= (counts - self._counted).facts()
             self._counted = counts
-        return found | held_facts(storage for tables in tables_of(self.model) for storage in tables.on_disk)
+        found |= held_facts(storage for tables in tables_of(self.model) for storage in tables.on_disk)
+        return found | device_facts(storage for tables in tables_of(self.model) for storage in tables.in_host)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -226,9 +228,10 @@ class TrainStep:
                 return sums.mean(weight.wait())  # this part's share of the global loss
 
             return self._pipeline.step(batch, loss_of=loss_of, autocast=self._autocast, upcoming=upcoming)
+        self.model.embeddings.begin(batch)
         outputs = self.outputs(batch)
         if upcoming is not None:
-            self.model.embeddings.announce(upcoming)  # a disk reads its rows meanwhile
+            self.model.embeddings.announce(upcoming)  # its rows travel meanwhile
         loss = self._loss(outputs, batch).mean()
         if loss.requires_grad:
             loss.backward()

@@ -1,12 +1,11 @@
 """Tables on a disk: a flat file of rows behind a cache in memory."""
 
+from ziggurat.embeddings.storage.budget import LEAST_PLACES, MemoryBudget
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.embeddings.storage.disk.storage import (
     HELD_BESIDE_BYTES,
-    LEAST_PLACES,
     DiskStorage,
     DiskTables,
-    MemoryBudget,
     held_facts,
     held_room,
     most_waiting,

@@ -10,7 +10,7 @@ happens on the disk, and why a kill does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.embeddings.initial_rows import InitialRows
+from ziggurat.embeddings.storage.budget import MemoryBudget
 from ziggurat.embeddings.storage.disk.backing import DiskRows
 from ziggurat.embeddings.storage.disk.cache import CacheCounts, CachedRows
 from ziggurat.embeddings.storage.disk.write_behind import LEAST_WAITING_BYTES, MOST_WAITING_BYTES
@@ -26,7 +27,6 @@ from ziggurat.embeddings.storage.table_storage import WEIGHT, TableStorage, stat
 from ziggurat.ops.lookup import LookupKernel, Step, SummedGradient, TableOptimizerKind
 from ziggurat.ops.machine.memory import size_text
 
-LEAST_PLACES = 1024
 HELD_BESIDE_BYTES = 9  # of a held row: which row it is, and whether it was changed
 
 
@@ -45,35 +45,6 @@ def held_room(num_bytes: int, *, num_storages: int) -> int:
     """The bytes of rows that may be held where so many are for these and for `most_waiting`; 0 or less: none."""
     least, most = (2 * num_storages * each for each in (LEAST_WAITING_BYTES, MOST_WAITING_BYTES))
     return max(num_bytes - most, int((num_bytes - least) / 1.5))
-
-
-@dataclass(eq=False)
-class MemoryBudget:
-    """Memory for rows that are held, shared by the storages of a process in proportion to their rows.
-
-    Args:
-        num_bytes: in all; or None.
-        share: of all rows, where no bytes are given.
-    """
-
-    num_bytes: int | None = None
-    share: float = 0.1
-    _members: list[DiskStorage] = field(default_factory=list)
-
-    def join(self, storage: DiskStorage) -> None:
-        """Take part from now on."""
-        self._members.append(storage)
-
-    def places(self, storage: DiskStorage) -> int:
-        """How many rows a storage may hold."""
-        if self.num_bytes is None:
-            return max(LEAST_PLACES, int(self.share * storage.num_rows))
-        whole = sum(each.num_rows * each.held_row_bytes for each in self._members)
-        return max(LEAST_PLACES, int(storage.num_rows * self.share_of(whole)))
-
-    def share_of(self, whole_bytes: int) -> float:
-        """The share of the rows that may be held, where all of them would take so many bytes."""
-        return self.share if self.num_bytes is None else min(1.0, self.num_bytes / max(whole_bytes, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
