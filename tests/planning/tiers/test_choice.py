@@ -14,7 +14,7 @@ from ziggurat.ops.row_file import DiskRate
 from ziggurat.ops.row_formats import RowFormat
 from ziggurat.planning.tiers.choice import Choice, TierProblem, choice_of, choose_rungs, greedy_rungs
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
-from ziggurat.planning.tiers.rungs import Rung, TieredTable
+from ziggurat.planning.tiers.rungs import HostLink, Rung, TieredTable
 
 
 def random_problem(seed: int) -> TierProblem:
@@ -62,8 +62,9 @@ def test_choices_are_the_best_there_are(seed: int) -> None:
     assert greedy is None or sum(t.num_bytes(greedy[t.name]) for t in problem.tables) <= problem.limit_bytes
 
 
+@pytest.mark.parametrize("in_host", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_choices_with_a_disk_are_nearly_the_best_and_fill_the_limit(seed: int) -> None:
+def test_choices_with_a_disk_or_a_host_are_nearly_the_best_and_fill_the_limit(seed: int, in_host: bool) -> None:
     generator = np.random.default_rng(seed)
     trace = zipf_trace(seed=seed, num_rows=2_000, batches=20, size=100)
     tables = tuple(
@@ -74,7 +75,8 @@ def test_choices_with_a_disk_are_nearly_the_best_and_fill_the_limit(seed: int) -
             lookups=float(generator.uniform(0.1, 20)),
             curve=miss_ratio_curve(dataclasses.replace(trace, num_rows=rows)),
             fixed=RowFormat.FP32 if index == 0 else None,
-            disk=DiskRate(read_rows_per_s=70_000.0, written_rows_per_s=30_000.0),
+            disk=None if in_host else DiskRate(read_rows_per_s=70_000.0, written_rows_per_s=30_000.0),
+            link=HostLink(bytes_per_s=50e9) if in_host else None,
         )
         for index in range(2)
     )
@@ -89,11 +91,23 @@ def test_choices_with_a_disk_are_nearly_the_best_and_fill_the_limit(seed: int) -
             costs.append(each.cost)
     assert found.cost <= 1.01 * min(costs)
     assert found.num_bytes <= limit
-    on_disk = [table for table in tables if found.rungs[table.name].is_on_disk]
-    all_held = found.held_bytes == sum(table.all_held_bytes for table in on_disk)
-    assert bool(found.held_bytes) == bool(on_disk)
-    assert not on_disk or all_held or found.num_bytes > 0.98 * limit
-    assert (found.disk_s > 0) == bool(on_disk)
+    below = [table for table in tables if found.rungs[table.name].is_below]
+    all_held = found.held_bytes == sum(table.all_held_bytes for table in below)
+    assert bool(found.held_bytes) == bool(below)
+    assert not below or all_held or found.num_bytes > 0.98 * limit
+    assert (found.below_s > 0) == bool(below)
+    assert {found.rungs[table.name].is_in_host for table in below} <= {in_host}
+
+
+def test_rows_on_the_host_cost_less_than_on_a_disk_and_more_than_on_the_device() -> None:
+    curve = miss_ratio_curve(zipf_trace(seed=0, num_rows=2_000, batches=40, size=100))
+    on_disk = TieredTable(name="a", num_rows=2_000, dim=64, curve=curve, disk=DiskRate(70_000.0, 30_000.0))
+    in_host = dataclasses.replace(on_disk, disk=None, link=HostLink(bytes_per_s=50e9))
+    kept, lower = in_host.rungs((RowFormat.FP32,), cache_share=0.0, held_share=0.1)
+    assert lower.text == "host, 10 % of the rows held"
+    assert in_host.num_bytes(lower) == 200 * (256 + 4) + 4 * 2_000
+    below = on_disk.rungs((RowFormat.FP32,), cache_share=0.0, held_share=0.1)[1]
+    assert in_host.cost(kept) < in_host.cost(lower) < on_disk.cost(below)
 
 
 def one(limit: float, **changes: object) -> Choice:

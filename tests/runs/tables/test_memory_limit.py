@@ -15,6 +15,7 @@ from ziggurat.config import override
 from ziggurat.data.encoded.dataset import MemoryDataset
 from ziggurat.embeddings.storage import MemoryStorage, maker_of
 from ziggurat.embeddings.storage.disk import DiskStorage, most_waiting
+from ziggurat.embeddings.storage.host import HostStorage
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.growing import Growing
@@ -168,6 +169,30 @@ def test_tables_go_to_the_disk_where_few_bits_do_not_fit_or_exact_rows_are_asked
         with_rungs(limited("60MB"), rows_of(inputs=large), list_lengths={})
     with pytest.raises(ConfigError, match=r"'user' as disk, 1 % of the rows held"):
         with_rungs(limited("5MB", disk=str(tmp_path)), rows_of(inputs=large), list_lengths={})
+
+
+def test_tables_go_to_the_host_where_few_bits_do_not_fit_the_device() -> None:
+    large = dataclasses.replace(INPUTS, tables=(TableSpec(name="user", num_rows=10_000_000), INPUTS.tables[1]))
+    asked = limited("100 MB", device_memory="auto")
+    config, lines = with_rungs(asked, rows_of(inputs=large), list_lengths={"tags": 2.0})
+    tables = config.tables
+    assert (tables.is_in_host("user"), tables.in_memory) == (True, ("tag",))
+    assert re.fullmatch(
+        r"1 of 2 tables, exact: \d+ MiB of rows held, 648 MiB of the host's memory; a sample .* samples/s at most "
+        r"\([\d.]+ GB/s to the device\)",
+        lines["host"],
+    )
+    assert re.search(r"host, [\d.]+ % of the rows held.*of them from the host", lines["user"])
+    storage = maker_of(tables.make_storage(seed=0), table="user", dim=16)(10_000_000, 16)
+    assert isinstance(storage, HostStorage)
+    storage.add_state(TableOptimizerKind.ROWWISE_ADAGRAD)
+    assert 90e6 < storage.held.num_bytes + 2_000 * 260 <= 100e6
+    again, _ = with_rungs(config, rows_of(inputs=large), list_lengths={})
+    assert again.tables == tables
+    fits, _ = with_rungs(limited("1GiB", device_memory="auto"), rows_of(inputs=large), list_lengths={})
+    assert (fits.tables.device_memory, fits.tables.in_memory) == ("", ())
+    with pytest.raises(ConfigError, match=r"--tables\.device-memory 1GiB"):
+        with_rungs(limited("60MB", device_memory="1GiB"), rows_of(inputs=large), list_lengths={})
 
 
 def test_a_policy_without_a_cache_is_refused_unless_a_limit_may_choose_one() -> None:

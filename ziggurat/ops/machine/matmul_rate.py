@@ -103,6 +103,20 @@ def copy_gb_per_s(*, device: str = "cpu", num_bytes: int = 1 << 28, budget_s: fl
     return 2 * num_bytes / min(times_s[1:]) / 1e9
 
 
+def link_bytes_per_s(device: torch.device, *, num_bytes: int = 1 << 26) -> float:
+    """Rate of a copy from the memory of the host to a device, locked where that is a GPU; the fastest of three."""
+    is_cuda = device.type == "cuda"
+    source = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
+    target = torch.zeros_like(source, device=device)
+    times_s: list[float] = []
+    for _ in range(4):
+        start = time.perf_counter()
+        target.copy_(source, non_blocking=True)
+        _wait(device.type)
+        times_s.append(time.perf_counter() - start)
+    return num_bytes / min(times_s[1:])
+
+
 def fp8_gflop_per_s(*, device: str, size: int = 512, budget_s: float = 0.05) -> float:
     """Rate of FP8 products (e4m3, one scale a matrix) as `matmul_gflop_per_s` measures it.
 

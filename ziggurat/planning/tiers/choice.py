@@ -8,8 +8,9 @@ with the cheapest rung of each table, and take the step down that costs least fo
 holds; that is at most the cost of one step from the best. It answers where the solver has no time.
 
 One share of cached rows holds for all tables in few bits, as `--tables.cache` does, and one share of rows held for all
-tables on a disk; each pair that may be chosen is a problem of its own, and the cheapest answer wins. The rest of the
-limit holds rows of the disk, beside those that wait to be written. The cost of rungs is in `rungs.py`.
+tables on a disk, or on the host of a device; each pair that may be chosen is a problem of its own, and the cheapest
+answer wins. The rest of the limit holds rows of the disk, beside those that wait to be written, or of the host. The
+cost of rungs is in `rungs.py`.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Choice:
         cost: of all tables, time and rounding, as `rungs.py` says.
         cost_fp32: of all tables in FP32.
         time_ratio: predicted time of lookups and updates over that of FP32.
-        held_bytes: for rows of a disk that are held; 0: nothing lies on a disk.
-        disk_s: seconds of the disk a sample, for rows that are not held.
+        held_bytes: for rows of a disk or the host that are held; 0: nothing lies there.
+        below_s: seconds of the disk, or of the way to the host, a sample, for rows that are not held.
     """
 
     rungs: dict[str, Rung]
@@ -59,7 +60,7 @@ class Choice:
     cost_fp32: float
     time_ratio: float
     held_bytes: int = 0
-    disk_s: float = 0.0
+    below_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,7 @@ class TierProblem:
         limit_bytes: for rows, optimizer state and caches.
         formats: that may be chosen.
         cache_shares: that may be chosen; 0 stands for no cache.
-        held_shares: of rows on a disk, that may be chosen; 0 stands for no disk.
+        held_shares: of rows on a disk or on the host, that may be chosen; 0 stands for neither.
         devices: of a plan, which share the limit evenly; 0: a run in one process.
     """
 
@@ -197,7 +198,7 @@ def _best(problem: TierProblem, cache_share: float, held_share: float, *, time_l
 
 
 def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: float) -> Choice | None:
-    """What rungs take and cost, once the rest of the limit holds rows of the disk; None if that is too little.
+    """What rungs take and cost, once the rest of the limit holds rows of disk or host; None if that is too little.
 
     Args:
         problem: tables and limit.
@@ -205,13 +206,13 @@ def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: floa
         cache_share: of rows in few bits.
     """
     held_bytes, beside = 0, 0
-    on_disk = [table for table in problem.tables if rungs[table.name].is_on_disk]
-    if on_disk:
-        held_bytes, beside = _held(problem, rungs, on_disk)
+    below = [table for table in problem.tables if rungs[table.name].is_below]
+    if below:
+        held_bytes, beside = _held(problem, rungs, below)
         if not held_bytes:
             return None
-        share = held_bytes / sum(table.all_held_bytes for table in on_disk)
-        rungs = rungs | {table.name: replace(rungs[table.name], held_share=share) for table in on_disk}
+        share = held_bytes / sum(table.all_held_bytes for table in below)
+        rungs = rungs | {table.name: replace(rungs[table.name], held_share=share) for table in below}
     plain = Rung(row_format=RowFormat.FP32)
     weights = [table.lookups * (4 * table.dim + 64) for table in problem.tables]
     times = [table.time(rungs[table.name]) for table in problem.tables]
@@ -225,21 +226,22 @@ def choice_of(problem: TierProblem, rungs: dict[str, Rung], *, cache_share: floa
         cost_fp32=sum(table.cost(plain) for table in problem.tables),
         time_ratio=float(np.average(times, weights=weights)) if sum(weights) else 1.0,
         held_bytes=held_bytes,
-        disk_s=sum(table.disk_s(rungs[table.name]) for table in problem.tables),
+        below_s=sum(table.below_s(rungs[table.name]) for table in problem.tables),
     )
 
 
-def _held(problem: TierProblem, rungs: dict[str, Rung], on_disk: list[TieredTable]) -> tuple[int, int]:
-    """Bytes for rows of the disk that the limit has room for, 0 if that is too little, and bytes of those written."""
+def _held(problem: TierProblem, rungs: dict[str, Rung], below: list[TieredTable]) -> tuple[int, int]:
+    """Bytes for rows of disk or host that the limit has room for, 0 if that is too little; bytes of those written."""
     taken = sum(table.num_bytes(rungs[table.name]) for table in problem.tables)
-    taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in on_disk)
-    storages = {table.dim for table in on_disk}
-    whole = sum(table.all_held_bytes for table in on_disk)
-    held = min(whole, held_room(problem.limit_bytes - taken, num_storages=len(storages)))
-    least = max(LEAST_PLACES / sum(table.num_rows for table in on_disk if table.dim == dim) for dim in storages)
+    taken -= sum(int(rungs[table.name].held_share * table.all_held_bytes) for table in below)
+    storages = {table.dim for table in below}
+    whole, room = sum(table.all_held_bytes for table in below), problem.limit_bytes - taken
+    in_host = below[0].link is not None
+    held = min(whole, room if in_host else held_room(room, num_storages=len(storages)))
+    least = max(LEAST_PLACES / sum(table.num_rows for table in below if table.dim == dim) for dim in storages)
     if held < min(1.0, least) * whole:
         return 0, 0
-    return held, most_waiting(held, num_storages=len(storages))
+    return held, 0 if in_host else most_waiting(held, num_storages=len(storages))
 
 
 def _not_fitting(problem: TierProblem) -> ConfigError:
@@ -288,6 +290,7 @@ def _ways_out(problem: TierProblem, largest: TieredTable, missing: int) -> list[
             ways.append(f"table {table.name!r} as {rung.text} saves {size_text(saved)} ({verdict})")
     if not problem.devices and not any(problem.held_shares):
         ways.append("--tables.disk FOLDER keeps exact rows on a disk, of which some are held in memory")
+        ways.append("--tables.device-memory auto keeps exact rows on the host of a GPU, which holds some of them")
     if len(problem.formats) < len(LADDER):
         ways.append("leave --tables.weights out, so that every format may be chosen")
     a_row = problem.least_bytes(largest) / max(largest.num_rows, 1)  # with its part of the map

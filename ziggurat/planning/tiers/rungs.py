@@ -6,6 +6,7 @@
     int8           R·(D + 4 + s)                    int4   R·(D/2 + 4 + s)
     int8 + cache   the same, and C·(4·D + s + 8)    C rows in FP32, with tag and stamp
     disk           H·(4·D + s + 9) + R/4            H rows held in FP32, and two bits for each row; all lie on the disk
+    host           H·(4·D + s) + 4·R                H rows held on the device, and where each is; all lie on the host
     a vocabulary that grows: its map of ids beside that, on every rung
 
 The cost of a rung is the time that the table's lookups and updates take a sample, in units of one FP32 row of 64 bytes
@@ -20,8 +21,9 @@ more, INT8 a half, INT4 one and a quarter. Only rows that a cache misses are rou
 
 Rows on a disk are exact. A row that a step needs and that is not held is read, and another one written, at the rates
 that the disk was measured to have; that time is put into units of FP32 rows by the rate at which one core reads and
-updates scattered rows in memory (an assumption: 2.5 GB/s). Nothing is taken to hide behind computing, though both are
-done by threads: the choice errs to memory.
+updates scattered rows in memory (an assumption: 2.5 GB/s). Rows on the host are exact, too, and travel at the rate that
+the way to the device was measured to have; each is gathered there, or put back, at that rate of scattered rows. Nothing
+is taken to hide behind computing, though threads do it: the choice errs to memory.
 
 A cache is shared by all tables of a width and format; here each table has its share of it to itself.
 """
@@ -32,6 +34,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ziggurat.embeddings.storage.disk import HELD_BESIDE_BYTES
+from ziggurat.embeddings.storage.host import MAP_BYTES
 from ziggurat.ops.row_cache import CachePolicy, CacheSize
 from ziggurat.ops.row_file import DiskRate, RowLayout
 from ziggurat.ops.row_formats import RowFormat
@@ -42,9 +45,29 @@ _ROW_OVERHEAD = 64  # bytes of a row's read beyond its own
 _HIT_TIME = 1.1
 _LEAST_MISSES = 0.01  # a sample does not know all rows
 _HELD_TIME = 2.0  # a row of a disk that is held: copied for the step, and back
+_PLACE_TIME = 1.1  # a row of the host that is held: its place is looked up; an assumption, as that of a hit
 _MEMORY_BYTES_PER_S = 2.5e9  # scattered rows, read and updated by one core
 TIME = {RowFormat.FP32: 1.0, RowFormat.BF16: 0.78, RowFormat.INT8: 1.08, RowFormat.INT4: 1.15}
 WORTH = {RowFormat.FP32: 0.0, RowFormat.BF16: 0.4, RowFormat.INT8: 0.5, RowFormat.INT4: 1.25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLink:
+    """The way between the memory of the host and that of the device.
+
+    Args:
+        bytes_per_s: of copies from locked memory.
+    """
+
+    bytes_per_s: float
+
+    def text(self) -> str:
+        """In words."""
+        return f"{self.bytes_per_s / 1e9:.1f} GB/s to the device"
+
+    def row_s(self, row_bytes: int) -> float:
+        """Seconds of a row that comes and one that goes, gathered and put back one after the other."""
+        return 2 * (row_bytes / self.bytes_per_s + (row_bytes + _ROW_OVERHEAD) / _MEMORY_BYTES_PER_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,23 +77,26 @@ class Rung:
     Args:
         row_format: of all rows.
         cache_share: of the rows that lie in a cache in FP32, too.
-        held_share: of the rows on a disk that are held in memory; 0: all rows lie in memory.
+        held_share: of the rows on a disk that are held in memory, or of those on the host that the device holds; 0: all
+            rows lie in the memory that computes.
+        is_in_host: rows that are not held are on the host, not on a disk.
     """
 
     row_format: RowFormat
     cache_share: float = 0.0
     held_share: float = 0.0
+    is_in_host: bool = False
 
     @property
-    def is_on_disk(self) -> bool:
-        """Whether the rows lie on a disk."""
+    def is_below(self) -> bool:
+        """Whether the rows lie on a disk, or on the host of the device."""
         return self.held_share > 0
 
     @property
     def text(self) -> str:
-        """In words: "int8 + cache of 5 %", "disk, 10 % of the rows held"."""
-        if self.is_on_disk:
-            return f"disk, {100 * self.held_share:.3g} % of the rows held"
+        """In words: "int8 + cache of 5 %", "disk, 10 % of the rows held", "host, 10 % of the rows held"."""
+        if self.is_below:
+            return f"{'host' if self.is_in_host else 'disk'}, {100 * self.held_share:.3g} % of the rows held"
         cache = f" + cache of {100 * self.cache_share:g} %" if self.cache_share else ""
         return f"{self.row_format.value}{cache}"
 
@@ -80,7 +106,7 @@ class Place(StrEnum):
 
     ANYWHERE = "anywhere"
     MEMORY = "memory"
-    DISK = "disk"
+    BELOW = "below"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +124,7 @@ class TieredTable:
         policy: of a cache in front of its rows.
         map_bytes: of the map from ids to rows, of a table whose vocabulary grows; on every rung the same.
         disk: what the disk gives that may hold its rows; None: there is none.
+        link: the way to the host whose memory may hold them; None: they may not lie there. Not beside a disk.
         place: where its rows lie, if that is known.
     """
 
@@ -111,12 +138,14 @@ class TieredTable:
     policy: CachePolicy = CachePolicy.LRU
     map_bytes: int = 0
     disk: DiskRate | None = None
+    link: HostLink | None = None
     place: Place = Place.ANYWHERE
 
     def num_bytes(self, rung: Rung) -> int:
-        """All that the rung takes in memory."""
-        if rung.is_on_disk:
-            return int(rung.held_share * self.all_held_bytes) + self.num_rows // 4 + self.map_bytes
+        """All that the rung takes in the memory that computes."""
+        if rung.is_below:
+            beside = MAP_BYTES * self.num_rows if rung.is_in_host else self.num_rows // 4
+            return int(rung.held_share * self.all_held_bytes) + beside + self.map_bytes
         row = rung.row_format.row_bytes(self.dim) + rung.row_format.beside_bytes(self.dim) + self.state_bytes
         cache = CacheSize(share=rung.cache_share, policy=self.policy)
         cached = cache.bytes_for(self.num_rows, row_bytes=4 * self.dim + self.state_bytes)
@@ -124,28 +153,37 @@ class TieredTable:
 
     @property
     def all_held_bytes(self) -> int:
-        """Of the rows of a disk, were they all held."""
-        return self.num_rows * (4 * self.dim + self.state_bytes + HELD_BESIDE_BYTES)
+        """Of the rows of a disk or of the host, were they all held."""
+        return self.num_rows * (self.row_bytes + (0 if self.link is not None else HELD_BESIDE_BYTES))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row in FP32 with the optimizer's numbers."""
+        return 4 * self.dim + self.state_bytes
 
     @property
     def disk_bytes(self) -> int:
         """What all rows take of the disk: whole rows in pages, each with its checksum."""
-        return RowLayout(4 * self.dim + self.state_bytes).file_bytes(self.num_rows)
+        return RowLayout(self.row_bytes).file_bytes(self.num_rows)
 
-    def disk_rows(self, rung: Rung) -> float:
-        """Rows that a sample reads from the disk, mean; as many are written."""
-        if not rung.is_on_disk:
+    def rows_below(self, rung: Rung) -> float:
+        """Rows that a sample reads from the disk or the host, mean; as many go back."""
+        if not rung.is_below:
             return 0.0
         if self.curve is None or not self.curve.trace.all_lookups:
             return self.lookups
         touches = self.lookups * self.curve.trace.all_touches / self.curve.trace.all_lookups
-        return touches * max(_LEAST_MISSES, self.curve.one_place(rung.held_share * self.num_rows).touches)
+        held = rung.held_share * self.num_rows
+        missed = self.curve.misses(held) if rung.is_in_host else self.curve.one_place(held).touches
+        return touches * max(_LEAST_MISSES, missed)
 
-    def disk_s(self, rung: Rung) -> float:
-        """Seconds of the disk for the rows of a sample."""
+    def below_s(self, rung: Rung) -> float:
+        """Seconds of the disk, or of the way to the host, for the rows of a sample."""
+        if self.link is not None:
+            return self.rows_below(rung) * self.link.row_s(self.row_bytes)
         if self.disk is None:
             return 0.0
-        return self.disk_rows(rung) * (1.0 / self.disk.read_rows_per_s + 1.0 / self.disk.written_rows_per_s)
+        return self.rows_below(rung) * (1.0 / self.disk.read_rows_per_s + 1.0 / self.disk.written_rows_per_s)
 
     def misses(self, rung: Rung) -> float:
         """The share of the rows of a step that the rung's cache does not have; 1 without a cache."""
@@ -155,9 +193,10 @@ class TieredTable:
 
     def time(self, rung: Rung) -> float:
         """Of lookups and updates, in FP32 rows."""
-        if rung.is_on_disk:
+        if rung.is_below:
             row_s = (4 * self.dim + _ROW_OVERHEAD) / _MEMORY_BYTES_PER_S
-            return _HELD_TIME + self.disk_s(rung) / max(self.lookups * row_s, 1e-30)
+            held = _PLACE_TIME if rung.is_in_host else _HELD_TIME
+            return held + self.below_s(rung) / max(self.lookups * row_s, 1e-30)
         once = TIME.get(rung.row_format, 1.0)
         if not rung.cache_share:
             return once
@@ -170,18 +209,19 @@ class TieredTable:
         return self.lookups * (4 * self.dim + _ROW_OVERHEAD) * (self.time(rung) + worth)
 
     def rungs(self, formats: tuple[RowFormat, ...], *, cache_share: float, held_share: float = 0.0) -> tuple[Rung, ...]:
-        """Those that may be chosen: formats that save bytes, FP32 always without a cache; the disk, for exact rows.
+        """Those that may be chosen: formats that save bytes, FP32 always without a cache; disk or host, for exact rows.
 
         Args:
             formats: that may be chosen.
             cache_share: of the cache in front of rows in few bits.
-            held_share: of rows on a disk; 0: no disk.
+            held_share: of rows on a disk or on the host; 0: neither.
         """
         given = formats if self.fixed is None else (self.fixed,)
         kept = dict.fromkeys(each.for_columns(self.dim) for each in given)
-        may_leave = held_share > 0 and self.disk is not None and RowFormat.FP32 in given
-        on_disk = [Rung(row_format=RowFormat.FP32, held_share=held_share)] if may_leave else []
-        if on_disk and self.place is Place.DISK:
-            return tuple(on_disk)
+        may_leave = held_share > 0 and (self.disk or self.link) is not None and RowFormat.FP32 in given
+        lower = Rung(row_format=RowFormat.FP32, held_share=held_share, is_in_host=self.link is not None)
+        below = [lower] if may_leave else []
+        if below and self.place is Place.BELOW:
+            return tuple(below)
         in_memory = (Rung(row_format=each, cache_share=cache_share if each in ROUNDED else 0.0) for each in kept)
-        return (*in_memory, *(on_disk if self.place is not Place.MEMORY else []))
+        return (*in_memory, *(below if self.place is not Place.MEMORY else []))

@@ -1,11 +1,12 @@
 """Formats for the tables of a run, so that they fit `tables.memory_limit`: chosen before the first step, and said why.
 
     sizes, lookups, hits of caches ──► TierProblem ──► choose_rungs ──► tables.by_table and tables.cache
-    rows a second of --tables.disk ───────┘                       └──► tables.in_memory and tables.memory
+    rows a second of --tables.disk,       │                       └──► tables.in_memory and tables.memory,
+    bytes a second to the device   ───────┘                            or tables.device_memory
 
 The run's config then names the format and the place of every table, so that it repeats, and goes on, without choosing
-again: what a disk gives is another figure each time. The choice is in `planning/tiers`; how it weighs time against
-rounding is in `planning/tiers/rungs.py`.
+again: what a disk or a link gives is another figure each time. The choice is in `planning/tiers`; how it weighs time
+against rounding is in `planning/tiers/rungs.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ziggurat.data.encoded.loader import Dataset
-from ziggurat.embeddings.tables_config import TablesConfig
+from ziggurat.embeddings.tables_config import AUTO, TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.features.inputs import InputSpec
 from ziggurat.ops.growing.state import map_bytes
+from ziggurat.ops.machine.matmul_rate import link_bytes_per_s
 from ziggurat.ops.machine.memory import size_of_text, size_text
 from ziggurat.ops.row_file import disk_rate
 from ziggurat.ops.row_formats import RowFormat
+from ziggurat.parallel.device import choose_device
 from ziggurat.planning.simulator.step_work import state_bytes
 from ziggurat.planning.tiers.choice import LADDER, Choice, TierProblem, choose_rungs
 from ziggurat.planning.tiers.miss_ratio import miss_ratio_curve
-from ziggurat.planning.tiers.rungs import Place, Rung, TieredTable
+from ziggurat.planning.tiers.rungs import HostLink, Place, Rung, TieredTable
 from ziggurat.recipes.run_config import RunConfig
 from ziggurat.runs.tables.touched_rows import touched_rows
 
@@ -79,38 +82,59 @@ def with_rungs(
     choice = choose_rungs(problem)
     formats = {name: rung.row_format for name, rung in choice.rungs.items()}
     tables = replace(config.tables, by_table=formats, cache=choice.cache_share)
-    if tables.disk:
-        on_disk = {name for name, rung in choice.rungs.items() if rung.is_on_disk}
-        exact = (name for name, each in formats.items() if each is RowFormat.FP32 and name not in on_disk)
-        memory = f"{choice.held_bytes}B" if on_disk else TablesConfig.memory
-        tables = replace(tables, in_memory=tuple(exact), memory=memory)
+    if tables.disk or tables.device_memory:
+        below = {name for name, rung in choice.rungs.items() if rung.is_below}
+        exact = tuple(name for name, each in formats.items() if each is RowFormat.FP32 and name not in below)
+        held = f"{choice.held_bytes}B" if below else ""
+        if tables.disk:
+            tables = replace(tables, in_memory=exact, memory=held or TablesConfig.memory)
+        else:
+            tables = replace(tables, in_memory=exact if below else (), device_memory=held)
     return replace(config, tables=tables), rung_lines(problem, choice)
 
 
 def _with_tiers(problem: TierProblem, config: RunConfig, dataset: Dataset) -> TierProblem:
-    """The problem with caches of hot rows, of the share that the settings name or one of several, and with the disk."""
+    """The problem with caches of hot rows, of the share that the settings name or one of several; with disk or host."""
     touched = touched_rows(dataset, loader=config.training.loader, samples=_SAMPLES)
     tables = tuple(replace(table, curve=miss_ratio_curve(touched.trace([table.name]))) for table in problem.tables)
     shares = (config.tables.cache,) if config.tables.cache else _SHARES
     folder = config.tables.disk
-    if not folder:
+    if not folder and not config.tables.device_memory:
         return replace(problem, tables=tables, cache_shares=shares)
     is_chosen = all(table.fixed is not None for table in tables)
-    if config.tables.memory != TablesConfig.memory and not is_chosen:
-        raise ConfigError(
-            expected=f"{SETTING}, which says how many rows of the disk are held, or --tables.memory",
-            found=f"{SETTING} {config.tables.memory_limit} and --tables.memory {config.tables.memory}",
-            where="tables.memory",
-            ways_out=("leave --tables.memory out", f"leave {SETTING} out: then all tables in fp32 lie on the disk"),
-        )
+    if not is_chosen:
+        _refuse_two_sizes(config.tables)
+    link = None if folder else HostLink(bytes_per_s=link_bytes_per_s(choose_device(config.device).device))
 
-    def with_disk(table: TieredTable) -> TieredTable:
-        here = Place.DISK if config.tables.is_on_disk(table.name) else Place.MEMORY
+    def with_below(table: TieredTable) -> TieredTable:
+        is_below = config.tables.is_on_disk(table.name) or config.tables.is_in_host(table.name)
+        here = Place.BELOW if is_below else Place.MEMORY
         place = here if is_chosen or table.name in config.tables.in_memory else Place.ANYWHERE
-        rate = disk_rate(folder, payload_bytes=4 * table.dim + table.state_bytes)
-        return replace(table, disk=rate, place=place)
+        rate = disk_rate(folder, payload_bytes=table.row_bytes) if folder else None
+        return replace(table, disk=rate, link=link, place=place)
 
-    return replace(problem, tables=tuple(map(with_disk, tables)), cache_shares=shares, held_shares=_HELD_SHARES)
+    return replace(problem, tables=tuple(map(with_below, tables)), cache_shares=shares, held_shares=_HELD_SHARES)
+
+
+def _refuse_two_sizes(tables: TablesConfig) -> None:
+    """Refuse a size for rows that are held beside the limit, which says it.
+
+    Raises:
+        ConfigError: for those of a disk, or of the host.
+    """
+    setting, given, unsaid = "--tables.memory", tables.memory, TablesConfig.memory
+    way = "leave --tables.memory out"
+    if not tables.disk:
+        setting, given, unsaid = "--tables.device-memory", tables.device_memory, AUTO
+        way = f"--tables.device-memory {AUTO}"
+    if given != unsaid:
+        place = "disk" if tables.disk else "host"
+        raise ConfigError(
+            expected=f"{SETTING}, which says how many rows of the {place} are held, or {setting}",
+            found=f"{SETTING} {tables.memory_limit} and {setting} {given}",
+            where=setting.removeprefix("--"),
+            ways_out=(way, f"leave {SETTING} out: then all tables in fp32 lie on the {place}"),
+        )
 
 
 def tier_problem(
@@ -168,14 +192,16 @@ def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
         "long as in FP32, and rounding falls on tables that are looked up least for their bytes"
     )
     if choice.held_bytes:
-        lines["disk"] = _disk_line(problem, choice)
+        in_host = any(rung.is_in_host for rung in choice.rungs.values())
+        lines["host" if in_host else "disk"] = _below_line(problem, choice)
     saved = {table: table.num_bytes(_FP32) - table.num_bytes(choice.rungs[table.name]) for table in problem.tables}
     lower = sorted((table for table in problem.tables if saved[table]), key=lambda table: -saved[table])
     for table in lower[:_SHOWN]:
         asked = ", as --tables.by-table asks" if table.fixed is not None else ""
         rung = choice.rungs[table.name]
         hits = f", {1 - table.misses(rung):.0%} of the rows of a step in the cache" if rung.cache_share else ""
-        hits += f", {table.disk_rows(rung):.3g} of them from the disk" if rung.is_on_disk else ""
+        place = "host" if rung.is_in_host else "disk"
+        hits += f", {table.rows_below(rung):.3g} of them from the {place}" if rung.is_below else ""
         lines[table.name] = (
             f"{rung.text}{asked}: {size_text(table.num_bytes(rung))}, in FP32 "
             f"{size_text(table.num_bytes(_FP32))}; {table.num_rows:,} rows × {table.dim}, {table.lookups:.3g} lookups "
@@ -191,16 +217,23 @@ def rung_lines(problem: TierProblem, choice: Choice) -> dict[str, str]:
     return lines
 
 
-def _disk_line(problem: TierProblem, choice: Choice) -> str:
-    """What lies on the disk, and how fast that lets samples go."""
-    tables = [table for table in problem.tables if choice.rungs[table.name].is_on_disk]
+def _below_line(problem: TierProblem, choice: Choice) -> str:
+    """What lies on the disk or the host, and how fast that lets samples go."""
+    tables = [table for table in problem.tables if choice.rungs[table.name].is_below]
+    pace = f"{1 / choice.below_s:,.0f} samples/s at most" if choice.below_s else "no limit"
+    missed = sum(table.rows_below(choice.rungs[table.name]) for table in tables)
+    begin = f"{len(tables)} of {len(problem.tables)} tables, exact: {size_text(choice.held_bytes)} of rows held, "
+    link = tables[0].link
+    if link is not None:
+        whole = sum(table.num_rows * table.row_bytes for table in tables)
+        return (
+            f"{begin}{size_text(whole)} of the host's memory; a sample sends and takes back {missed:.3g} rows, which "
+            f"this way allows for {pace} ({link.text()})"
+        )
     rates = [table.disk for table in tables if table.disk is not None]
     slowest = min(rates, key=lambda rate: rate.read_rows_per_s, default=None)
     on_disk = sum(table.disk_bytes for table in tables)
-    pace = f"{1 / choice.disk_s:,.0f} samples/s at most" if choice.disk_s else "no limit"
-    missed = sum(table.disk_rows(choice.rungs[table.name]) for table in tables)
     return (
-        f"{len(tables)} of {len(problem.tables)} tables, exact: {size_text(choice.held_bytes)} of rows held, up to "
-        f"{size_text(on_disk)} of disk; a sample reads and writes {missed:.3g} rows, which this disk allows for {pace}"
-        + (f" ({slowest.text()})" if slowest is not None else "")
+        f"{begin}up to {size_text(on_disk)} of disk; a sample reads and writes {missed:.3g} rows, which this disk "
+        f"allows for {pace}" + (f" ({slowest.text()})" if slowest is not None else "")
     )

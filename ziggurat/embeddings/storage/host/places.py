@@ -58,7 +58,7 @@ class Places:
 
     Args:
         num_rows: R, of the storage.
-        num_places: C, at least; sets of 32 are filled up.
+        num_places: C, at most, in sets of 32; one set at least.
 
     Attributes:
         counts: of announced rows.
@@ -66,7 +66,8 @@ class Places:
     """
 
     def __init__(self, num_rows: int, *, num_places: int) -> None:
-        self.ways = Ways(num_rows, share=min(1.0, num_places / max(num_rows, 1)), policy=CachePolicy.LRU)
+        whole_sets = num_rows if num_places >= num_rows else max(1, num_places // NUM_WAYS) * NUM_WAYS
+        self.ways = Ways(num_rows, share=min(1.0, whole_sets / max(num_rows, 1)), policy=CachePolicy.LRU)
         self.counts = DeviceCounts()
         self._batch = NEVER + 1  # number of the last one that was announced
         self._extra = torch.empty(0, dtype=torch.int64)  # the row of each place behind the cache, -1 where it is free
