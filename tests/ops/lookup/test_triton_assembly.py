@@ -13,6 +13,7 @@ from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two
 from ziggurat.ops.lookup.triton.device_layout import tile_rows
 from ziggurat.ops.lookup.triton.kernel import LOOKUP_KERNELS
 from ziggurat.ops.lookup.triton.runs import CHUNK, LONG_RUN, UPDATE_KERNELS
+from ziggurat.ops.row_formats import RowFormat
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,12 +35,29 @@ def test_lookup(dim: int, stored: str, has_lists: bool, tmp_path: Path) -> None:
     types = {"weight": stored, "out": "*bf16", "flag": "*i32", "width": "i32:16", **pointers}
     types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
     constants = {**sizes(dim), "samples": tile_rows(dim), "has_lists": has_lists, "unroll": 4}
+    constants |= {"row_format": "numbers", "row_bytes": 4 * dim}
     found = assemble(kernels_of(LOOKUP_KERNELS).lookup_kernel, tmp_path, types=types, constants=constants)
     assert found.spilled_bytes == 0
     row_bytes = (4 if stored == "*fp32" else 2) * tile_rows(dim) * power_of_two(dim) // 128  # of a thread
     assert found.wide("LDG") == row_bytes // 16 * (4 if has_lists else 1)
     assert found.wide("STG") >= 1
     assert is_wide(found, "STG", but=("STG.E",))  # the flag
+
+
+@pytest.mark.parametrize("row_format", [RowFormat.INT8, RowFormat.INT4])
+def test_lookup_of_codes(dim: int, row_format: RowFormat, tmp_path: Path) -> None:
+    """A row begins at a multiple of 4 bytes, so 4 bytes are read at a time."""
+    pointers = dict.fromkeys(("slots", "single", "values", "offsets"), "*i64")
+    types = {"weight": "*u8", "out": "*bf16", "flag": "*i32", "width": "i32:16", **pointers}
+    types |= dict.fromkeys(("batch_size", "num_offsets", "num_values"), "i32")
+    constants: dict[str, Any] = {**sizes(dim), "samples": tile_rows(dim), "has_lists": False, "unroll": 4}
+    constants |= {"row_format": row_format.value, "row_bytes": row_format.row_bytes(dim)}
+    kernel = kernels_of(LOOKUP_KERNELS).lookup_kernel
+    found = assemble(kernel, tmp_path, types=types, constants=constants, enable_fp_fusion=False)
+    assert found.spilled_bytes == 0
+    assert is_wide(found, "STG", but=("STG.E",))
+    numbers = tile_rows(dim) * power_of_two(dim) // 128  # of a thread
+    assert found.accesses["LDG.E"] >= numbers * (1 if row_format is RowFormat.INT8 else 0.5) // 4, found
 
 
 @pytest.mark.parametrize("rule", ["sum", "sgd", "adagrad", "adam"])

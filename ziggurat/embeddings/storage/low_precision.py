@@ -4,7 +4,8 @@
     update    rows of the gradient ──► FP32 ──► the exact rule ──► rounded, and kept
 
 With the C++ kernel neither is written anywhere: rows are decoded where they are added, and one at a time where they are
-updated (`ops/row_formats/cpp.py`); BF16 rows with Triton's on CUDA devices too (`ops/lookup/triton`). There is no FP32
+updated (`ops/row_formats/cpp.py`). With Triton's on CUDA devices (`ops/lookup/triton`) neither is for BF16; rows of
+codes are decoded where they are added, and by torch for updates. There is no FP32
 copy of a table at any time: the rows of a batch alone are ever numbers. The optimizer's state stays FP32. An update is
 rounded at random by default, with noise that is a function of (seed, table, step, row, column)
 (`ops/row_formats/noise.py`): a run repeats bit for bit, goes on bit for bit from a checkpoint, and rows are rounded
@@ -173,9 +174,9 @@ class LowPrecisionStorage(TableStorage):
     def lookup(
         self, kernel: LookupKernel, *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
     ) -> None:
-        """Pool rows where they lie with the C++ kernel, or halves with Triton's; otherwise decode them first."""
-        if isinstance(kernel, TritonKernel) and not self.row_format.has_codes:
-            kernel.lookup(self._kept()[0], layout=layout, lookups=lookups, out=out)
+        """Pool rows where they lie with the C++ kernel, and with Triton's; otherwise decode them first."""
+        if isinstance(kernel, TritonKernel):
+            kernel.lookup(self._kept()[0], layout=layout, lookups=lookups, out=out, row_format=self.row_format)
         elif not self._has_fast_rows(kernel):
             super().lookup(kernel, layout=layout, lookups=lookups, out=out)
         elif lookups.batch_size and layout.slots:

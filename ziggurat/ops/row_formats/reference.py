@@ -58,7 +58,7 @@ def decode(rows_NW: Shaped[Tensor, "N W"], row_format: RowFormat, *, dim: int) -
     codes = rows_NW[:, 4:]
     if row_format is RowFormat.INT4:
         codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)[:, :dim]
-    step_N1 = (high_N1 - low_N1) / row_format.most
+    step_N1 = (high_N1 - low_N1) / torch.full_like(low_N1, row_format.most)  # a GPU multiplies by 1 / a number
     return torch.where(codes == row_format.most, high_N1, low_N1 + step_N1 * codes)
 
 

@@ -12,7 +12,8 @@ Nothing in an update waits for the device: counts of rows stay there, and learni
 the step applies at all may be tensors there (`Step`). A lookup of rows that nobody checked before waits for its flag.
 
 Gradients in BF16 are read as they come (`prepare`). Rows may be FP32, or the upper halves that BF16 storages keep
-(int16); those are rounded by the noise of `ops/row_formats/noise.py`, to the bits of its reference.
+(int16); those are rounded by the noise of `ops/row_formats/noise.py`, to the bits of its reference. Lookups read rows
+in INT8 and INT4 as well, to the numbers of `ops/row_formats/reference.py`; such a row begins at a multiple of 4 bytes.
 
 Bytes of an update at D columns, for N lookups of U rows: N·D gradients, 2·U·D weights, N·~40 of sorting.
 Small tables need no kernel of their own: a table of 3 rows is 3 long runs, in N / 256 programs. (Products with a matrix
@@ -50,6 +51,7 @@ from ziggurat.ops.lookup.reference import sums_of_fixed_size
 from ziggurat.ops.lookup.triton.apply import RuleTarget, SumTarget, apply_runs, apply_sums
 from ziggurat.ops.lookup.triton.device_layout import DeviceLayout, Kept, origins_of, tile_rows
 from ziggurat.ops.lookup.triton.runs import UPDATE_KERNELS, Runs, sort_runs
+from ziggurat.ops.row_formats.formats import RowFormat
 from ziggurat.ops.row_formats.noise import RowNoise
 
 LOOKUP_KERNELS = "ziggurat.ops.lookup.triton.lookup_kernels"
@@ -89,9 +91,15 @@ class TritonKernel:
         return f"a storage has {most} fields, and a launch has {_MOST_FIELDS}" if most > _MOST_FIELDS else ""
 
     def lookup(
-        self, weight: Shaped[Tensor, "R D"], *, layout: LookupLayout, lookups: Lookups, out: Float[Tensor, "B T"]
+        self,
+        weight: Shaped[Tensor, "R D"],
+        *,
+        layout: LookupLayout,
+        lookups: Lookups,
+        out: Float[Tensor, "B T"],
+        row_format: RowFormat = RowFormat.FP32,
     ) -> None:
-        """See `LookupKernel.lookup`; the weights may be upper halves in int16."""
+        """See `LookupKernel.lookup`; the weights may be upper halves in int16, or (R, W) codes and their ends."""
         size, dim = lookups.batch_size, layout.dim
         if size == 0 or not layout.slots:
             return
@@ -111,11 +119,14 @@ class TritonKernel:
             lookups.values.numel(),
             layout.width,
             dim=dim,
-            padded_dim=power_of_two(dim, least=1),
+            padded_dim=power_of_two(dim, least=2),
             align=placed.align,
             samples=tile,
             has_lists=bool(layout.jagged),
             unroll=_UNROLL,
+            row_format=row_format.value if row_format.has_codes else "numbers",
+            row_bytes=row_format.row_bytes(dim),
+            enable_fp_fusion=not row_format.has_codes,
         )
         _refuse_flagged(flag, [(layout, lookups)])
 

@@ -9,21 +9,53 @@ time where D and the columns allow it, so the caller says by how much all column
 import triton
 import triton.language as tl
 
+from ziggurat.ops.bits_triton import numbers_of
+
 
 @triton.jit
-def numbers_of(stored):
-    """FP32 numbers of what rows are kept as: FP32, BF16, or the upper halves of FP32 numbers as integers."""
-    if stored.dtype == tl.int16:
-        return (stored.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+def _end_of(weight, at, there):
+    """The FP16 number at a byte that may be odd."""
+    lower = tl.load(weight + at, mask=there, other=0).to(tl.uint16)
+    upper = tl.load(weight + at + 1, mask=there, other=0).to(tl.uint16)
+    return (lower | (upper << 8)).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _numbers_of_rows(
+    weight,
+    row,
+    there,
+    d,
+    dim: tl.constexpr,
+    padded_dim: tl.constexpr,
+    row_format: tl.constexpr,
+    row_bytes: tl.constexpr,
+):
+    """Rows in FP32; `ops/row_formats/reference.py` defines codes. Zeros where a row is not there."""
+    if row_format == "numbers":
+        mask = there[:, None] & (d < dim)
+        return numbers_of(tl.load(weight + row[:, None] * dim + d, mask=mask, other=0))
     else:
-        return stored.to(tl.float32)
+        begin = row * row_bytes
+        low, high = _end_of(weight, begin, there), _end_of(weight, begin + 2, there)
+        if row_format == "int8":
+            code = tl.load(weight + begin[:, None] + 4 + d, mask=there[:, None] & (d < dim), other=0)
+            most: tl.constexpr = 255
+        else:
+            h = tl.arange(0, padded_dim // 2)[None, :]
+            pair = tl.load(weight + begin[:, None] + 4 + h, mask=there[:, None] & (h < (dim + 1) // 2), other=0)
+            code = tl.interleave(pair & 15, pair >> 4)
+            most: tl.constexpr = 15
+        step = tl.div_rn(high - low, tl.full(low.shape, most, tl.float32))
+        number = low[:, None] + step[:, None] * code.to(tl.float32)
+        return tl.where(code == most, high[:, None], number)
 
 
 @triton.jit(do_not_specialize=["batch_size", "num_offsets", "num_values"])
 def lookup_kernel(
     weight, slots, single, values, offsets, out, flag, batch_size, num_offsets, num_values, width,
     dim: tl.constexpr, padded_dim: tl.constexpr, align: tl.constexpr, samples: tl.constexpr,
-    has_lists: tl.constexpr, unroll: tl.constexpr,
+    has_lists: tl.constexpr, unroll: tl.constexpr, row_format: tl.constexpr, row_bytes: tl.constexpr,
 ):  # fmt: skip
     """Pool the rows of `samples` samples of one field; a row that is not in its table counts as none and is reported.
 
@@ -59,8 +91,9 @@ def lookup_kernel(
                 row = tl.load(ids + at, mask=there, other=0).to(tl.int64)
                 good = there & (row >= 0) & (row < num_rows)
                 wrong = wrong | (there & (good == 0))
-                where = (first_row + row)[:, None] * dim + d
-                total += numbers_of(tl.load(weight + where, mask=good[:, None] & own, other=0))
+                total += _numbers_of_rows(
+                    weight, first_row + row, good, d, dim, padded_dim, row_format, row_bytes
+                )  # fmt: skip
         if kind == 2:
             length = tl.maximum(end - begin, 1).to(tl.float32)
             total = total * tl.div_rn(length * 0.0 + 1.0, length)[:, None]
@@ -68,8 +101,7 @@ def lookup_kernel(
         row = tl.load(single + index * batch_size + sample, mask=inside, other=0).to(tl.int64)
         good = inside & (row >= 0) & (row < num_rows)
         wrong = inside & (good == 0)
-        where = (first_row + row)[:, None] * dim + d
-        total = numbers_of(tl.load(weight + where, mask=good[:, None] & own, other=0))
+        total = _numbers_of_rows(weight, first_row + row, good, d, dim, padded_dim, row_format, row_bytes)
     if tl.max(wrong.to(tl.int32), axis=0) > 0:
         tl.store(flag, 1)
     place = sample[:, None] * width + column + d

@@ -16,7 +16,7 @@ that have nothing to do end at once.
 import triton
 import triton.language as tl
 
-from ziggurat.ops.lookup.triton.lookup_kernels import numbers_of
+from ziggurat.ops.bits_triton import bf16_of, numbers_of, upper_halves
 
 
 @triton.jit(do_not_specialize=["batch_size", "first_source"])
@@ -192,16 +192,6 @@ def _rounding_bits(origins, num_origins, row, there, step_number, d):
 
 
 @triton.jit
-def _upper_halves(number, added):
-    """BF16 as integers, `added` random bits below the last one; infinity and NaN stay."""
-    bits = number.to(tl.uint32, bitcast=True)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    upper = tl.where(finite, bits + added, bits) >> 16
-    return tl.where(is_nan, upper * 0 + 0x7FC0, upper).to(tl.uint16).to(tl.int16, bitcast=True)
-
-
-@triton.jit
 def _sums_of_runs(
     vectors, rows, sources, starts, chunk_ends, partials, run, there, mask, d,
     has_long: tl.constexpr, long_run: tl.constexpr, dim: tl.constexpr, padded_dim: tl.constexpr,
@@ -309,7 +299,6 @@ def apply_kernel(
             elif rounding == "stochastic":
                 number = row * 0 + (tl.load(step_number) if number_there else step_number)
                 added = _rounding_bits(origins, num_origins, row, there, number, d)
-                tl.store(weight + place, _upper_halves(w, added), mask=mask)
+                tl.store(weight + place, upper_halves(w, added), mask=mask)
             else:
-                added = 0x7FFF + ((w.to(tl.uint32, bitcast=True) >> 16) & 1)
-                tl.store(weight + place, _upper_halves(w, added), mask=mask)
+                tl.store(weight + place, bf16_of(w), mask=mask)
