@@ -11,6 +11,9 @@ Both sums can be made where the part is computed: `addcmul_` for the first, and 
 (`addmm_`, BLAS's beta = 1) for the second. At width 1728 and batch 2048 each matrix is 14 MiB, so what is saved is
 memory traffic: two of five passes a layer.
 
+On CUDA devices Triton does what is not a matrix product, where it can be imported (`interactions/cross_triton.py`): one
+trip through memory forward and one backward, the cast for the next layer and the bias's gradient among them.
+
 Under autocast x stays FP32 and only the products are made in the lower dtype. What autograd keeps of a layer for them,
 x_l in FP32 and its cast, is here the cast alone, and g ⊙ x₀ is rounded where it is computed.
 
@@ -30,6 +33,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+
+from ziggurat.ops.interactions.cross_triton import add_crossed, add_crossed_backward, why_not_triton
 
 
 def cross_layers_reference(
@@ -77,12 +82,12 @@ class _CrossLayers(torch.autograd.Function):
         used = [weight.to(dtype) for weight in weights]
         downs, ups, biases = _split(used, num_layers)
         crossed_Bd, kept = inputs_Bd, []
+        cast_Bd = inputs_Bd.to(dtype)
         for index, (up, bias) in enumerate(zip(ups, biases, strict=True)):
-            cast_Bd = crossed_Bd.to(dtype)
             low = F.linear(cast_Bd, downs[index]) if downs else cast_Bd
             factor_Bd = F.linear(low, up, bias)
             kept += [cast_Bd, low, factor_Bd] if downs else [cast_Bd, factor_Bd]
-            crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, factor_Bd)
+            crossed_Bd, cast_Bd = _add(crossed_Bd, inputs_Bd, factor_Bd, is_last=index == num_layers - 1)
         ctx.num_layers, ctx.num_weights, ctx.dtype = num_layers, len(weights), dtype
         ctx.save_for_backward(inputs_Bd, *weights, *used, *kept)
         return crossed_Bd
@@ -120,13 +125,13 @@ def _backward(
     for index in reversed(range(num_layers)):
         cast_Bd, *lows, factor_Bd = kept[index * per_layer : (index + 1) * per_layer]
         low = lows[0] if downs else cast_Bd
-        factor_gradient_Bd = torch.mul(flowing_Bd, inputs_Bd, out=torch.empty_like(factor_Bd))
-        up_at = len(downs) + index
-        if needed[up_at]:
-            gradients[up_at] = factor_gradient_Bd.t() @ low
-        if needed[up_at + len(ups)]:
-            gradients[up_at + len(ups)] = factor_gradient_Bd.sum(0)
-        first_Bd = flowing_Bd * factor_Bd if first_Bd is None else first_Bd.addcmul_(flowing_Bd, factor_Bd)
+        bias_at = len(downs) + len(ups) + index
+        factor_gradient_Bd, first_Bd, of_bias = _add_backward(
+            flowing_Bd, inputs_Bd, factor_Bd, first_Bd=first_Bd, needs_bias=needed[bias_at]
+        )
+        gradients[bias_at] = of_bias
+        if needed[len(downs) + index]:
+            gradients[len(downs) + index] = factor_gradient_Bd.t() @ low
         low_gradient, matrix = factor_gradient_Bd, ups[index]
         if downs:
             low_gradient, matrix = factor_gradient_Bd @ ups[index], downs[index]
@@ -139,6 +144,28 @@ def _backward(
             flowing_Bd = torch.add(flowing_Bd, low_gradient @ matrix, out=flowing_Bd if mine else None)
     assert first_Bd is not None
     return [first_Bd.add_(flowing_Bd), *gradients]
+
+
+def _add(
+    crossed_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, is_last: bool
+) -> tuple[Float[Tensor, "B d"], Float[Tensor, "B d"]]:
+    """The next x, and what the next layer multiplies: rounded to the dtype of products, but for the last one."""
+    if not why_not_triton(inputs_Bd, factor_Bd.dtype):
+        return add_crossed(crossed_Bd, inputs_Bd, factor_Bd, needs_cast=not is_last)
+    crossed_Bd = torch.addcmul(crossed_Bd, inputs_Bd, factor_Bd)
+    return crossed_Bd, crossed_Bd if is_last else crossed_Bd.to(factor_Bd.dtype)
+
+
+def _add_backward(
+    flowing_Bd: Tensor, inputs_Bd: Tensor, factor_Bd: Tensor, *, first_Bd: Tensor | None, needs_bias: bool
+) -> tuple[Float[Tensor, "B d"], Float[Tensor, "B d"], Float[Tensor, "d"] | None]:
+    """Gradients of f, of x₀ so far (`first_Bd` is added to in place), and of the bias."""
+    if not why_not_triton(inputs_Bd, factor_Bd.dtype):
+        of_factor_Bd, first_Bd, of_bias = add_crossed_backward(flowing_Bd, inputs_Bd, factor_Bd, first_Bd=first_Bd)
+        return of_factor_Bd, first_Bd, of_bias if needs_bias else None
+    of_factor_Bd = torch.mul(flowing_Bd, inputs_Bd, out=torch.empty_like(factor_Bd))
+    first_Bd = flowing_Bd * factor_Bd if first_Bd is None else first_Bd.addcmul_(flowing_Bd, factor_Bd)
+    return of_factor_Bd, first_Bd, of_factor_Bd.sum(0) if needs_bias else None
 
 
 def _differentiable_backward(

@@ -11,7 +11,8 @@ as a cast would, multiplies, sums in FP32 and rounds once, when it writes. Proce
 (AVX512_BF16) use them; others compute the same in FP32. Backward, the gradient of an FP32 field is written without
 a rounding that the reference's product in BF16 makes.
 
-The kernel serves FP32 and BF16 on the CPU for F ≤ 64 and D ≤ 128 a multiple of 8; everything else is the reference's.
+The kernel serves FP32 and BF16 on the CPU for F ≤ 64 and D ≤ 128 a multiple of 8. On CUDA devices Triton does the same
+where it can be imported (`interactions/dot_triton.py`). Everything else is the reference's.
 One thread of a Zen 4, F = 27, batch 2048, forward and backward, in ms:
 
     D     FP32: reference, kernel     BF16: reference, kernel
@@ -33,6 +34,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ziggurat.ops.interactions.dot import PairPlaces, dot_library, pair_places, pairwise_dot, why_not_shape
+from ziggurat.ops.interactions.dot_triton import interaction_backward_triton, interaction_triton, why_not_triton
+from ziggurat.ops.kernel_choice import is_interpreted
 
 _SERVED = (torch.float32, torch.bfloat16)
 
@@ -87,13 +90,16 @@ def dot_interaction(
 
 def why_not(pieces: Sequence[Tensor], *, shape: DotShape, dtype: torch.dtype) -> str:
     """The reason why the kernel does not serve these pieces; "" if it does."""
-    for piece in pieces:
-        if piece.device.type != "cpu":
-            return f"it is for the CPU, not {piece.device.type!r}"
     wrong = [each for each in (dtype, *(piece.dtype for piece in pieces)) if each not in _SERVED]
     if wrong:
         return f"it is for FP32 and BF16, not {wrong[0]}"
+    if _is_for_triton(pieces):
+        return why_not_triton(pieces, num_fields=shape.num_fields, dim=shape.dim)
     return why_not_shape(shape.num_fields, shape.dim, dtype=torch.float32)
+
+
+def _is_for_triton(pieces: Sequence[Tensor]) -> bool:
+    return is_interpreted() or any(piece.device.type != "cpu" for piece in pieces)
 
 
 class _Piece(ctypes.Structure):
@@ -127,6 +133,8 @@ def _readable(piece: Tensor) -> Tensor:
 def _interaction(pieces: list[Tensor], shape: list[int], dtype: torch.dtype) -> Tensor:
     pieces = [_readable(piece) for piece in pieces]
     described = DotShape(*shape)
+    if _is_for_triton(pieces):
+        return interaction_triton(pieces, shape=described, dtype=dtype)
     row_BW = pieces[0].new_empty(pieces[0].shape[0], described.width, dtype=dtype)
     dot_library().ziggurat_dot_interaction(
         _described(pieces),
@@ -147,6 +155,8 @@ def _interaction(pieces: list[Tensor], shape: list[int], dtype: torch.dtype) -> 
 def _interaction_backward(pieces: list[Tensor], shape: list[int], gradient_BW: Tensor) -> list[Tensor]:
     pieces, gradient_BW = [_readable(piece) for piece in pieces], gradient_BW.contiguous()
     described = DotShape(*shape)
+    if _is_for_triton(pieces):
+        return interaction_backward_triton(pieces, shape=described, gradient_BW=gradient_BW)
     gradients = [torch.empty(piece.shape, dtype=piece.dtype) for piece in pieces]
     dot_library().ziggurat_dot_interaction_backward(
         _described(pieces, gradients),
@@ -192,7 +202,7 @@ def _second_derivative(ctx: Any, directions: list[Tensor]) -> tuple[list[Tensor]
     *pieces, gradient_BW = (each.detach().requires_grad_() for each in ctx.saved_tensors)
     shape = DotShape(*ctx.shape)
     with torch.enable_grad():
-        places = pair_places(shape.num_fields)
+        places = pair_places(shape.num_fields, device=gradient_BW.device)
         row_BW = dot_interaction_reference(pieces, shape=shape, dtype=gradient_BW.dtype, places=places)
         first = torch.autograd.grad(row_BW, pieces, gradient_BW, create_graph=True)
         *of_pieces, of_gradient = torch.autograd.grad(first, [*pieces, gradient_BW], directions)

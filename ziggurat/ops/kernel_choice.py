@@ -39,15 +39,22 @@ def why_no_triton(module: str, tensor: Tensor, *, what: str) -> str:
         tensor: an input.
         what: the input, for people: "queries".
     """
+    return _why_no_triton_on(tensor.device.type, module, what)
+
+
+@torch.compiler.assume_constant_result
+def _why_no_triton_on(device: str, module: str, what: str) -> str:
+    """The reason; torch.compile asks once and does not look inside."""
     if reason := kernels_or_reason(module)[1]:
         return reason
     if is_interpreted():
         return ""
-    if tensor.device.type != "cuda":
-        return f"{what} on {tensor.device.type!r}"
+    if device != "cuda":
+        return f"{what} on {device!r}"
     return "" if torch.cuda.is_available() else "no CUDA device"
 
 
+@torch.compiler.assume_constant_result
 def is_interpreted() -> bool:
     """Whether kernels run on the CPU, by Triton's interpreter."""
     return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,111 @@
+"""DLRM's interaction by Triton: a program for a sample, which reads its fields once, and writes the row once.
+
+    forward    fields ──► F × F products ──► the part above the diagonal, written in its place of the row
+    backward   gradients of the pairs ──► G + Gᵀ ──► times the fields ──► the gradient of each piece, in its dtype
+
+Torch writes and reads the fields once more as one matrix, all F² products, and the pairs. What is rounded, and where,
+is as in C++: `dot_interaction.py`, which takes this kernel for tensors on CUDA devices. Held to the reference by
+Triton's interpreter; not timed on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ziggurat.ops.kernel_choice import is_interpreted, kernels_of, power_of_two, why_no_triton
+
+DOT_KERNELS = "ziggurat.ops.interactions.dot_triton_kernels"
+_MOST_FIELDS = 64
+_MOST_DIM = 1024
+_CHUNK = {torch.float32: 32, torch.bfloat16: 128}  # columns at a time; wider ones spill
+
+
+def why_not_triton(pieces: Sequence[Tensor], *, num_fields: int, dim: int) -> str:
+    """The reason why the kernels cannot serve fields; "" if they can."""
+    for piece in pieces:
+        if reason := why_no_triton(DOT_KERNELS, piece, what="fields"):
+            return reason
+        if piece.shape[1] % dim:
+            return f"a piece of {piece.shape[1]} columns, and fields have {dim}"
+    if num_fields > _MOST_FIELDS or dim > _MOST_DIM:
+        return f"it is for F <= {_MOST_FIELDS} and D <= {_MOST_DIM}, not F = {num_fields}, D = {dim}"
+    return ""
+
+
+def chunk_of(dim: int, *, dtype: torch.dtype) -> int:
+    """Columns of fields that a program holds at a time."""
+    return min(power_of_two(dim), _CHUNK[dtype])
+
+
+def interaction_triton(
+    pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, dtype: torch.dtype
+) -> Float[Tensor, "B W"]:
+    """`[passed | pairs | zeros]`; see `dot_interaction`.
+
+    Args:
+        pieces: of whole fields, FP32 or BF16.
+        shape: a `DotShape`.
+        dtype: of the result, FP32 or BF16.
+    """
+    first, second = _two(pieces)
+    row_BW = first.new_empty(first.shape[0], shape.width, dtype=dtype)
+    if row_BW.numel():
+        kernels_of(DOT_KERNELS).interaction_kernel[(first.shape[0],)](
+            first, second, row_BW, first.stride(0), second.stride(0), **_sizes(first, shape, dtype)
+        )
+    return row_BW
+
+
+def interaction_backward_triton(
+    pieces: Sequence[Float[Tensor, "B X"]], *, shape: Any, gradient_BW: Float[Tensor, "B W"]
+) -> list[Float[Tensor, "B X"]]:
+    """The gradient of each piece, in its dtype.
+
+    Args:
+        pieces: of whole fields, FP32 or BF16.
+        shape: a `DotShape`.
+        gradient_BW: of the result, contiguous.
+    """
+    first, second = _two(pieces)
+    found = [torch.empty(piece.shape, dtype=piece.dtype, device=piece.device) for piece in (first, second)]
+    if first.shape[0]:
+        kernels_of(DOT_KERNELS).interaction_backward_kernel[(first.shape[0],)](
+            *(first, second, gradient_BW, *found, first.stride(0), second.stride(0)),
+            **_sizes(first, shape, gradient_BW.dtype),
+        )
+    if len(pieces) <= 2:
+        return found[: len(pieces)]
+    rest = found[1].split([piece.shape[1] for piece in pieces[1:]], dim=1)
+    return [
+        found[0],
+        *(each.to(piece.dtype, copy=True).contiguous() for each, piece in zip(rest, pieces[1:], strict=True)),
+    ]
+
+
+def _two(pieces: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Two pieces: those behind the first side by side; without any, the first once more, of which nothing is read."""
+    if len(pieces) <= 2:
+        return pieces[0], pieces[-1]
+    return pieces[0], torch.cat(list(pieces[1:]), dim=1)
+
+
+def _sizes(first: Tensor, shape: Any, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "num_first": first.shape[1] // shape.dim,
+        "num_fields": shape.num_fields,
+        "dim": shape.dim,
+        "passed": shape.passed,
+        "padding": shape.padding,
+        "in_bf16": dtype == torch.bfloat16,
+        "interpreted": is_interpreted(),
+        "padded_fields": power_of_two(shape.num_fields),
+        "num_stages": 1,  # FP32 spills with more
+        "chunk": chunk_of(shape.dim, dtype=dtype),
+        "padded_passed": power_of_two(shape.passed, least=1),
+        "padded_padding": power_of_two(shape.padding, least=1),
+    }
