@@ -78,6 +78,10 @@ $(VENV)-triton/.ready: requirements/triton.txt
 	@$(PIP) --upgrade --target $(@D) -r $<
 	@touch $@
 
+TRITON_TESTS := tests/ops/interactions/test_fm_norm.py tests/ops/interactions/test_triton.py tests/ops/attention/test_triton.py \
+  tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py \
+  tests/parallel/exchange/test_packing.py
+
 test-triton: setup $(VENV)-triton/.ready
 	PYTHONPATH=$(VENV)-triton $(BIN)/python -m pytest -m "slow or not slow" tests/ops/interactions/test_fm_norm.py tests/ops/attention/test_triton.py tests/ops/test_scan_triton.py tests/ops/lookup/test_triton.py tests/ops/lookup/test_triton_assembly.py
 

@@ -4,6 +4,8 @@
     small_table             a table of 3 rows against uniform ids of the same lookups
     dlrm_step_*             DLRM, 26 tables: our TrainStep against torch as most write it, and as an expert tunes it
     fm_norm                 Wukong's fused kernel against torch's operations
+    dots, cross_layers      interactions of DLRM and DCNv2 against torch's operations, forward and backward
+    messages                what ranks send, in FP8, against torch's operations
     launches                kernels and graphs that a step of ours starts
     loss_curve              the same batches on the CPU and on the GPU
     resume                  saved in the middle, loaded, trained on: the same bits

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from ziggurat.ops.columns import ColumnMoves, Columns
 from ziggurat.parallel.exchange.collectives import Pending, all_to_all, outbox
+from ziggurat.parallel.exchange.packing import HopPacking
 from ziggurat.parallel.exchange.traffic import Traffic
 from ziggurat.parallel.exchange.wire import Rounding, Wire, WireFormat, decode_pieces, encode_pieces
 from ziggurat.parallel.topology import RankGroup
@@ -109,8 +110,12 @@ class BlockExchange:
         self._traffic = traffic
         self._purpose = purpose
         # Every source of every block: what the backward pass sends, and without sums also what comes forward.
-        self._moves = ColumnMoves(_columns_of(self.blocks, local=len(layouts)))
+        moves = _columns_of(self.blocks, local=len(layouts))
+        self._moves = ColumnMoves(moves)
         self._has_sums = any(len(block.sources) > 1 for block in self.blocks)
+        self._packing = HopPacking(
+            self._forward_wires, self._backward_wires, position=group.position, moves=moves, has_sums=self._has_sums
+        )
 
     def describe(self, dtype: torch.dtype) -> str:
         """What values of type `dtype` travel as, and their gradients; see `Wire.describe`."""
@@ -155,12 +160,8 @@ class BlockExchange:
         """Forward, first half."""
         wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
         assert values_RC.shape == (sum(transfer.rows_sent), mine), (values_RC.shape, transfer.rows_sent, mine)
-        if wire.is_plain(values_RC.dtype) and not wire.is_exact(values_RC.dtype):
-            message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
-            message.view_as(values_RC).copy_(values_RC)
-        else:
-            sizes = [rows * mine for rows in transfer.rows_sent]
-            message = encode_pieces([wire] * len(sizes), values_RC.reshape(-1), sizes=sizes)
+        message = self._packing.pack_values(values_RC, transfer.rows_sent)
+        message = self._packed_values(transfer, values_RC) if message is None else message
         transfer.forward = all_to_all(
             message,
             sent=[wire.num_items(rows * mine) for rows in transfer.rows_sent],
@@ -170,11 +171,24 @@ class BlockExchange:
             purpose=f"{self._purpose} forward",
         )
 
+    def _packed_values(self, transfer: Transfer, values_RC: Tensor) -> Tensor:
+        """The message to all members, by torch; in memory that they share, where numbers travel each by itself."""
+        wire, mine = self._forward_wires[self.group.position], self.columns[self.group.position]
+        if wire.is_plain(values_RC.dtype) and not wire.is_exact(values_RC.dtype):
+            message = outbox(values_RC.numel(), like=values_RC, dtype=wire.carried(values_RC.dtype), group=self.group)
+            message.view_as(values_RC).copy_(values_RC)
+            return message
+        sizes = [rows * mine for rows in transfer.rows_sent]
+        return encode_pieces([wire] * len(sizes), values_RC.reshape(-1), sizes=sizes)
+
     def receive_values(self, transfer: Transfer) -> Float[Tensor, "B T"]:
         """Forward, second half."""
         assert transfer.forward is not None
-        with transfer.forward.pieces(self._items(transfer)) as came:
-            arranged = self._arranged(came, transfer)
+        sizes = {"num_rows": transfer.num_rows, "width": self.output_dim}
+        arranged = self._packing.unpack_values(transfer.forward.wait, like=transfer.local, **sizes)
+        if arranged is None:
+            with transfer.forward.pieces(self._items(transfer)) as came:
+                arranged = self._arranged(came, transfer)
         transfer.forward = None
         return arranged
 
@@ -183,6 +197,22 @@ class BlockExchange:
         rows = transfer.num_rows
         sizes = [rows * number for number in self.columns]
         mine, wires = self.columns[self.group.position], self._backward_wires
+        packed = self._packing.pack_gradient(gradient_BT)
+        message, transfer.local = packed or self._packed_gradient(transfer, gradient_BT, sizes=sizes)
+        transfer.backward = all_to_all(
+            message,
+            sent=[wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)],
+            received=[wires[self.group.position].num_items(number * mine) for number in transfer.rows_sent],
+            group=self.group,
+            traffic=self._traffic,
+            purpose=f"{self._purpose} backward",
+        )
+
+    def _packed_gradient(
+        self, transfer: Transfer, gradient_BT: Tensor, *, sizes: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The message to all members, and the gradient of the columns that stay here, by torch."""
+        rows, wires = transfer.num_rows, self._backward_wires
         is_direct = self._is_direct(wires[0], gradient_BT.dtype)
         carried = wires[0].carried(gradient_BT.dtype) if is_direct else gradient_BT.dtype
         if is_direct:
@@ -192,15 +222,8 @@ class BlockExchange:
         pieces = [piece.view(rows, number) for piece, number in zip(packed.split(sizes), self.columns, strict=True)]
         local = gradient_BT.new_empty(rows, self.num_local, dtype=carried)
         self._moves.split(gradient_BT.to(carried).contiguous(), out=[*pieces, local])
-        transfer.local = local.to(gradient_BT.dtype)
-        transfer.backward = all_to_all(
-            packed if is_direct else encode_pieces(wires, packed, sizes=sizes),
-            sent=[wire.num_items(size) for wire, size in zip(wires, sizes, strict=True)],
-            received=[wires[self.group.position].num_items(number * mine) for number in transfer.rows_sent],
-            group=self.group,
-            traffic=self._traffic,
-            purpose=f"{self._purpose} backward",
-        )
+        message = packed if is_direct else encode_pieces(wires, packed, sizes=sizes)
+        return message, local.to(gradient_BT.dtype)
 
     def receive_gradient(self, transfer: Transfer) -> Float[Tensor, "R C"]:
         """Backward, second half."""
@@ -210,6 +233,9 @@ class BlockExchange:
         sizes = [rows * mine for rows in transfer.rows_sent]
         came = transfer.backward.wait()
         transfer.backward = None
+        unpacked = self._packing.unpack_gradient(came, transfer.rows_sent, dtype=transfer.dtype)
+        if unpacked is not None:
+            return unpacked
         if not wire.has_scales:
             return wire.decode(came, count=sum(sizes), dtype=transfer.dtype).view(sum(transfer.rows_sent), mine)
         pieces = decode_pieces([wire] * len(sizes), came, sizes=sizes, dtype=transfer.dtype)

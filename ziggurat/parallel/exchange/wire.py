@@ -74,7 +74,7 @@ class WireConfig:
 
 _HALVES = (torch.bfloat16, torch.float16)
 _DTYPES = {WireFormat.FP32: torch.float32, WireFormat.BF16: torch.bfloat16, WireFormat.FP16: torch.float16}
-_SCALE_BYTES = 2
+SCALE_BYTES = 2
 _ALIGNMENT = 16
 _LARGEST = {WireFormat.INT8: 127.0, WireFormat.FP8: 448.0}
 # Significant bits, and the exponent of the smallest normal number: below it steps are of one size.
@@ -119,7 +119,7 @@ class Wire:
         """Bytes that a number of type `dtype` takes in a large message, its share of a scale included."""
         if not self.has_scales:
             return self.carried(dtype).itemsize
-        return 1 + _SCALE_BYTES * len(self.widths) / max(self.num_columns, 1)
+        return 1 + SCALE_BYTES * len(self.widths) / max(self.num_columns, 1)
 
     def describe(self, dtype: torch.dtype) -> str:
         """What travels, for people: "bf16, because numbers are computed in BF16: 2 bytes a number, exact"."""
@@ -137,7 +137,7 @@ class Wire:
         """Items of a message that `num_numbers` numbers for one rank take."""
         if not self.has_scales or not num_numbers:
             return num_numbers
-        return _aligned(num_numbers) + _aligned(self._num_rows(num_numbers) * self._scale_bytes)
+        return aligned(num_numbers) + aligned(self._num_rows(num_numbers) * self._scale_bytes)
 
     def _num_rows(self, num_numbers: int) -> int:
         assert num_numbers % self.num_columns == 0, (num_numbers, self.num_columns)
@@ -145,7 +145,7 @@ class Wire:
 
     @property
     def _scale_bytes(self) -> int:
-        return _SCALE_BYTES * len(self.widths)
+        return SCALE_BYTES * len(self.widths)
 
     def encode(self, numbers: Tensor) -> Tensor:
         """Whole rows of any shape, for one rank, to a flat message of type `carried`."""
@@ -172,7 +172,7 @@ class Wire:
         """
         if not self.has_scales or not count:
             return buffer[:count].to(dtype)
-        rows, begin = self._num_rows(count), _aligned(count)
+        rows, begin = self._num_rows(count), aligned(count)
         stored = torch.int8 if self.format is WireFormat.INT8 else torch.float8_e4m3fn
         numbers = buffer[:count].view(stored).view(rows, self.num_columns)
         scales = buffer[begin : begin + rows * self._scale_bytes].view(torch.bfloat16).view(rows, len(self.widths))
@@ -194,7 +194,9 @@ class Wire:
 
     def _encode_rows(self, rows_RC: Tensor) -> Tensor:
         """Numbers, then scales, each filled up to a multiple of 16 bytes."""
-        largest, column = _LARGEST[self.format], 0
+        # A tensor: dividing by a number is multiplying by 1 / x on GPUs.
+        largest = torch.full((), _LARGEST[self.format], device=rows_RC.device)
+        column = 0
         payloads, scales = [], []
         is_stochastic = self.rounding is Rounding.STOCHASTIC
         for width, count in self._runs:
@@ -214,11 +216,11 @@ class Wire:
             return rows_RC.new_empty(0, dtype=torch.uint8)
         message: list[Tensor] = []
         for part in (torch.cat(payloads, dim=1), torch.cat(scales, dim=1).view(torch.uint8)):
-            message += [part.view(-1), part.new_zeros(_aligned(part.numel()) - part.numel())]
+            message += [part.view(-1), part.new_zeros(aligned(part.numel()) - part.numel())]
         return torch.cat(message)
 
 
-def _aligned(num_bytes: int) -> int:
+def aligned(num_bytes: int) -> int:
     """The next multiple of 16."""
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
