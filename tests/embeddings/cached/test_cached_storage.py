@@ -51,9 +51,10 @@ def make(
     kernel: KernelChoice = KernelChoice.TORCH,
     seed: int | None = 5,
     dim: int = 16,
+    weight_decay: float = 0.01,
 ) -> tuple[EmbeddingTables, TableOptimizer]:
     kernel_or_skip(kernel)
-    config = EmbeddingConfig(dim=dim, optimizer=kind, kernel=kernel, weight_decay=0.01, initial_sum=0.1)
+    config = EmbeddingConfig(dim=dim, optimizer=kind, kernel=kernel, weight_decay=weight_decay, initial_sum=0.1)
     behind = LowPrecision(row_format=row_format, rounding=Rounding.STOCHASTIC, seed=7)
     made = (
         MemoryStorage
@@ -137,11 +138,25 @@ def whole_state(tables: EmbeddingTables, optimizer: TableOptimizer) -> list[tupl
 
 @pytest.mark.parametrize(
     ("kind", "row_format", "dim"),
-    [(ADAGRAD, RowFormat.INT8, 16), (ADAM, RowFormat.INT8, 16), (SGD, RowFormat.INT4, 7), (ADAM, RowFormat.BF16, 64)],
+    [
+        (ADAGRAD, RowFormat.INT8, 16),
+        (ADAM, RowFormat.INT8, 16),
+        (SGD, RowFormat.INT4, 7),
+        (ADAM, RowFormat.BF16, 64),
+        (ADAGRAD, RowFormat.INT8, 64),
+        (ADAGRAD, RowFormat.INT4, 128),
+        (SGD, RowFormat.BF16, 32),
+    ],
 )
-def test_compiled_code_gives_the_bits_of_torch(kind: TableOptimizerKind, row_format: RowFormat, dim: int) -> None:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_compiled_code_gives_the_bits_of_torch(
+    kind: TableOptimizerKind, row_format: RowFormat, dim: int, weight_decay: float
+) -> None:
     for policy in CachePolicy:
-        both = [make(row_format, kind=kind, policy=policy, kernel=KernelChoice.CPP, dim=dim) for _ in range(2)]
+        both = [
+            make(row_format, kind=kind, policy=policy, kernel=KernelChoice.CPP, dim=dim, weight_decay=weight_decay)
+            for _ in range(2)
+        ]
         slow = cached(both[1][0])
         slow._packed_by = lambda kernel: None  # type: ignore[method-assign]
         slow.ways._compiled = False
@@ -150,10 +165,27 @@ def test_compiled_code_gives_the_bits_of_torch(kind: TableOptimizerKind, row_for
         for key, value in whole(slow).items():
             assert torch.equal(whole(cached(both[0][0]))[key], value), key
         assert cached(both[0][0]).counts == slow.counts
+        assert slow.counts.stored
+        assert slow.counts.conflicts
 
 
-def test_the_gradient_of_a_step_may_come_summed() -> None:
-    both = [make(kernel=KernelChoice.CPP) for _ in range(2)]
+def test_threads_change_no_bit() -> None:
+    found, threads = [], torch.get_num_threads()
+    try:
+        for num_threads in (1, 3):
+            torch.set_num_threads(num_threads)
+            tables, optimizer = make(kernel=KernelChoice.CPP, dim=64, weight_decay=0.0)
+            train(tables, optimizer, steps=range(1, 4))
+            found.append(whole(cached(tables)))
+    finally:
+        torch.set_num_threads(threads)
+    for key, value in found[0].items():
+        assert torch.equal(found[1][key], value), key
+
+
+@pytest.mark.parametrize(("dim", "weight_decay"), [(16, 0.01), (64, 0.0)])
+def test_the_gradient_of_a_step_may_come_summed(dim: int, weight_decay: float) -> None:
+    both = [make(kernel=KernelChoice.CPP, dim=dim, weight_decay=weight_decay) for _ in range(2)]
     for step in range(1, 4):
         for index, (tables, optimizer) in enumerate(both):
             some_loss(tables(make_batch(INPUTS, size=40, seed=step)), seed=step).backward()

@@ -42,28 +42,7 @@ int64_t divide_means(const Part& part, int64_t dim, const float* grad, float* ou
   return status.load();
 }
 
-// ---------------------------------------------------------------- rows that are numbers
-
-template <int D>
-struct FloatRows {
-  float* weight;
-  State state;
-  int64_t dim;
-  const Rule& rule;
-  int64_t first_row = 0;  // of the table that rows are counted in
-  static constexpr int kTogether = 1;
-  FloatRows table(int64_t first) const { return {weight, state, dim, rule, first}; }
-  void touch(int64_t row) const {
-    prefetch_row<D>(weight + (first_row + row) * (D ? D : dim), dim);
-    touch_state<D>(state, first_row + row, dim, rule);
-  }
-  void apply(int64_t row, const float* grad, float* memory) const {
-    apply_row<D>(weight + (first_row + row) * (D ? D : dim), state, first_row + row, grad, dim, rule, memory);
-  }
-  void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
-    for (int r = 0; r < count; r++) apply(at[r], grads[r], memory);
-  }
-};
+// ---------------------------------------------------------------- sorted tasks
 
 // The distinct rows of sorted tasks, in the order of `sum_rows`.
 void sorted_rows(const Workspace& work, int64_t* rows, int num_threads) {
@@ -76,29 +55,17 @@ void sorted_rows(const Workspace& work, int64_t* rows, int num_threads) {
   }
 }
 
-// `update` of sorted tasks, where the u-th distinct row lies at places[u] of the weights and of the state.
+// Rows of which the u-th lies at places[u] of the weights and of the state.
 template <int D>
-void update_places(Workspace& work, const FloatRows<D>& rows, const int64_t* places, int num_threads) {
-  const Gradients gradients(work);
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
-  {
-    std::vector<float> memory(2 * rows.dim);
-    float *sum = memory.data(), *more = sum + rows.dim;
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t t = 0; t < work.num_tasks; t++) {
-      const Task& task = work.tasks[t];
-      const int64_t* here = places + task.first_unique;
-      const int64_t* ahead = here - 1;
-      int64_t last = 0;
-      const auto touch = [&](int64_t row) {  // once for every lookup, in their order
-        if (row != last) rows.touch(*++ahead);
-        last = row;
-      };
-      walk<D>(task, gradients, rows.dim, sum, touch,
-              [&](int64_t, const float* grad) { rows.apply(*here++, grad, more); });
-    }
+struct PlacedRows {
+  FloatRows<D> rows;
+  const int64_t* places;
+  static constexpr int kTogether = 1;
+  void touch(int64_t u) const { rows.touch(places[u]); }
+  void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
+    for (int r = 0; r < count; r++) rows.apply(places[at[r]], grads[r], memory);
   }
-}
+};
 
 template <int D>
 void sum_rows(Workspace& work, int64_t dim, int64_t* rows, float* sums, int num_threads) {
@@ -193,7 +160,8 @@ void ziggurat_update_places(void* workspace, float* weight, float* state_first, 
                             const int64_t* places, const Rule* rule, int64_t num_threads) {
   Workspace& work = *static_cast<Workspace*>(workspace);
   const State state{state_first, state_second};
-#define UPDATE_PLACES(D) update_places<D>(work, FloatRows<D>{weight, state, dim, *rule}, places, int(num_threads))
+#define UPDATE_PLACES(D) \
+  update_sorted<D>(work, PlacedRows<D>{{weight, state, dim, *rule}, places}, dim, int(num_threads))
   FOR_DIM(dim, UPDATE_PLACES)
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from ctypes import POINTER, Structure, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +15,13 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.cpp_build import CppLibrary, CppSource
-from ziggurat.ops.lookup import LookupLayout, Lookups
-from ziggurat.ops.lookup.cpp import part_of, refuse_rows
-from ziggurat.ops.lookup.cpp_library import CPart
+from ziggurat.ops.lookup import LookupLayout, Lookups, Step
+from ziggurat.ops.lookup.cpp import CppKernel, part_of, refuse_rows, rule_of, state_pointers
+from ziggurat.ops.lookup.cpp_library import CPart, CRule
 from ziggurat.ops.row_formats.cpp import FORMATS, PackedRows, given_noise
 
 if TYPE_CHECKING:
-    from ziggurat.ops.row_cache.ways import Ways
+    from ziggurat.ops.row_cache.ways import Admission, Ways
 
 _SOURCE = CppSource(
     path=Path(__file__).parents[1] / "csrc" / "lookup" / "row_cache.cpp",
@@ -41,32 +43,41 @@ class CWays(Structure):
     )
 
 
-class CArrays(Structure):
-    """The struct `Arrays` of row_cache.cpp."""
+class CPlaced(Structure):
+    """The struct `Placed` of row_cache.cpp, with its `Arrays`."""
 
     _fields_ = (
         ("slots", c_void_p),
-        ("rows", c_void_p),
-        ("lower", c_void_p),
+        ("packed", c_void_p),
         ("state", c_void_p * 2),
         ("behind", c_void_p * 2),
         ("widths", c_int64 * 2),
+        ("format", c_int64),
+        ("dim", c_int64),
+        ("origins", c_void_p),
+        ("rows", c_void_p),
+        ("places", c_void_p),
+        ("left", c_void_p),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moves:
-    """Rows that leave places of a cache, and rows that take them.
+class CachedRows:
+    """A cache, what is behind it, and where an admission has put the distinct rows of a step.
 
     Args:
-        places: of the cache, each once.
-        leaving: the row that leaves each place, negative where none does.
-        entering: the row that takes it, negative where none does.
+        slots: (C, D) rows of the cache.
+        state: of the rule, of the rows of the cache.
+        table: rows behind it, with their state and noise.
+        rows: of the step.
+        admission: where they go.
     """
 
-    places: Int64[Tensor, "N"]
-    leaving: Int64[Tensor, "N"]
-    entering: Int64[Tensor, "N"]
+    slots: Float[Tensor, "C D"]
+    state: dict[str, Tensor]
+    table: PackedRows
+    rows: Int64[Tensor, "U"]
+    admission: Admission
 
 
 def why_not_cache() -> str:
@@ -89,9 +100,11 @@ def find_rows(ways: Ways, rows_N: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
     return places
 
 
-def admit_rows(ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"]]:
-    """A way for each row of a step, and what left it; see `Ways.admit`."""
-    rows = rows_U.contiguous()
+def admit_rows(
+    ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int
+) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"], int, int, int]:
+    """A way for each row of a step, what left it, and the three numbers of an `Admission`; see `Ways.admit`."""
+    rows, counts = rows_U.contiguous(), (c_int64 * 3)()
     places, left = torch.empty_like(rows), torch.empty_like(rows)
     _LIBRARY.needed().ziggurat_admit_rows(
         ctypes.byref(_ways(ways)),
@@ -100,9 +113,10 @@ def admit_rows(ways: Ways, rows_U: Int64[Tensor, "U"], *, step: int) -> tuple[In
         step,
         places.data_ptr(),
         left.data_ptr(),
+        counts,
         torch.get_num_threads(),
     )
-    return places, left
+    return places, left, *counts
 
 
 def lookup_cached(
@@ -135,38 +149,54 @@ def lookup_cached(
         refuse_rows(layout, lookups)
 
 
-def exchange_rows(
-    slots: Float[Tensor, "C D"], table: PackedRows, *, behind: dict[str, Tensor], moves: Moves, number: int
-) -> None:
-    """Move rows between a cache and what is behind it; what leaves is rounded, state moves as it is.
+def update_cached(cached: CachedRows, *, kernel: CppKernel, step: Step) -> None:
+    """Move rows between cache and table, sum the gradients of each and apply the rule to it, in one walk.
+
+    What leaves a way is rounded and kept, what enters it is decoded; a row that found no way is updated in the table.
 
     Args:
-        slots: rows of the cache.
-        table: rows behind it; its state is that of the cache.
-        behind: the state behind it, by the same names.
-        moves: which rows.
-        number: of the step, for the noise of what leaves.
+        cached: the rows; `kernel.distinct_rows` gave them last, and the parts' gradients still exist.
+        kernel: that has sorted the parts.
+        step: the rule, its learning rate and step.
     """
-    held = list(table.state.values())
-    arrays = CArrays(
-        slots.data_ptr(),
-        table.rows.data_ptr(),
-        None,
-        (c_void_p * 2)(*(tensor.data_ptr() for tensor in held)),
-        (c_void_p * 2)(*(behind[key].data_ptr() for key in table.state)),
-        (c_int64 * 2)(*(tensor[:1].numel() for tensor in held)),
-    )
-    with given_noise(table.noise, number=number) as origins:
-        _LIBRARY.needed().ziggurat_exchange_rows(
-            ctypes.byref(arrays),
+    with _given(cached, step) as placed:
+        _LIBRARY.needed().ziggurat_update_cached(
+            kernel.workspace, ctypes.byref(placed), ctypes.byref(rule_of(step)), torch.get_num_threads()
+        )
+
+
+def apply_cached(cached: CachedRows, *, sums: Float[Tensor, "U D"], step: Step) -> None:
+    """The same for gradients that are summed.
+
+    Args:
+        cached: the rows.
+        sums: of each row.
+        step: the rule, its learning rate and step.
+    """
+    sums = sums.contiguous()
+    with _given(cached, step) as placed:
+        _LIBRARY.needed().ziggurat_apply_cached(
+            sums.data_ptr(), len(sums), ctypes.byref(placed), ctypes.byref(rule_of(step)), torch.get_num_threads()
+        )
+
+
+@contextlib.contextmanager
+def _given(cached: CachedRows, step: Step) -> Iterator[CPlaced]:
+    """What C++ is given of rows, as long as the arrays that it points to are kept."""
+    table = cached.table
+    with given_noise(table.noise, number=step.number_on_host) as origins:
+        yield CPlaced(
+            cached.slots.data_ptr(),
+            table.rows.data_ptr(),
+            (c_void_p * 2)(*state_pointers(cached.state)),
+            (c_void_p * 2)(*state_pointers(table.state)),
+            (c_int64 * 2)(*(tensor[:1].numel() for tensor in cached.state.values())),
             FORMATS[table.row_format],
-            slots.shape[1],
-            moves.places.data_ptr(),
-            moves.leaving.data_ptr(),
-            moves.entering.data_ptr(),
+            table.dim,
             origins,
-            len(moves.places),
-            torch.get_num_threads(),
+            cached.rows.data_ptr(),
+            cached.admission.places.data_ptr(),
+            cached.admission.left.data_ptr(),
         )
 
 
@@ -177,13 +207,18 @@ def _ways(ways: Ways) -> CWays:
 
 def _declare(library: ctypes.CDLL) -> None:
     find, admit = library.ziggurat_find_rows, library.ziggurat_admit_rows
-    lookup, exchange = library.ziggurat_lookup_cached, library.ziggurat_exchange_rows
-    find.restype = admit.restype = exchange.restype = None
+    lookup, update, apply = (
+        library.ziggurat_lookup_cached,
+        library.ziggurat_update_cached,
+        library.ziggurat_apply_cached,
+    )
+    find.restype = admit.restype = update.restype = apply.restype = None
     lookup.restype = c_int64
     find.argtypes = [POINTER(CWays), c_void_p, c_int64, c_void_p, c_int64]
-    admit.argtypes = [POINTER(CWays), c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64]
+    admit.argtypes = [POINTER(CWays), c_void_p, c_int64, c_int64, c_void_p, c_void_p, POINTER(c_int64), c_int64]
     lookup.argtypes = [c_void_p, c_void_p, c_int64, POINTER(CWays), POINTER(CPart), c_int64, c_void_p, c_int64, c_int64]
-    exchange.argtypes = [POINTER(CArrays), c_int64, c_int64, *[c_void_p] * 4, c_int64, c_int64]
+    update.argtypes = [c_void_p, POINTER(CPlaced), POINTER(CRule), c_int64]
+    apply.argtypes = [c_void_p, c_int64, POINTER(CPlaced), POINTER(CRule), c_int64]
 
 
 _LIBRARY = CppLibrary(_SOURCE, declare=_declare)

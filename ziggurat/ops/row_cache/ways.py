@@ -89,10 +89,22 @@ class Admission:
     Args:
         places: the way of each row, as set · 32 + way; -1 for a conflict.
         left: the row that left it, or `HIT`, `FREE` or `NO_WAY` (a conflict).
+        hits: rows that were held.
+        stored: rows that left for others.
+        conflicts: rows that found no way.
     """
 
     places: Int64[Tensor, "U"]
     left: Int64[Tensor, "U"]
+    hits: int
+    stored: int
+    conflicts: int
+
+    @classmethod
+    def counted(cls, places: Int64[Tensor, "U"], left: Int64[Tensor, "U"]) -> Admission:
+        """An admission, its numbers counted."""
+        kinds = (left == HIT, left >= 0, left == NO_WAY)
+        return cls(places, left, *(int(kind.count_nonzero()) for kind in kinds))
 
 
 class Ways:
@@ -180,7 +192,7 @@ class Ways:
         missing = (~held).nonzero().view(-1)
         if len(missing):
             self._replace(rows_U, missing, step=step, places=places, left=left)
-        return Admission(places, left)
+        return Admission.counted(places, left)
 
     @property
     def has_room(self) -> bool:
@@ -251,7 +263,7 @@ class Ways:
         self.tags_SW.view(-1)[chosen[can]] = (rows[order[can]] // self.num_sets).to(torch.int32)
         self.stamps_SW.view(-1)[chosen[can]] = stamp
         self._measure(chosen[can], rows[order[can]])
-        return Admission(places, left)
+        return Admission.counted(places, left)
 
     def _measure(self, places: Tensor, rows: Tensor) -> None:
         """Write the counts of rows beside the places where they are held."""

@@ -13,7 +13,8 @@ A lookup changes nothing: rows that are held are read as FP32, the others as the
 and scoring leave the cache as it is, and several lookups of a step (views, sequences, lists) read the same numbers.
 
 The update of a step admits its rows. A row that is not held takes the way of another, which is stored; a row that finds
-no way takes a place for conflicts, is updated there by the same exact rule, and is stored right after. Rows of one step
+no way takes a place for conflicts, is updated there by the same exact rule, and is stored right after. Compiled code does
+all of that in one walk over the rows, and updates those without a way where they lie, to the same bits. Rows of one step
 never displace each other. The order of sums does not depend on places, so rows that stay in the cache have the bits of
 FP32 training, and the optimizer's state is exact for all rows.
 
@@ -51,8 +52,8 @@ from ziggurat.ops.lookup import (
     state_shapes,
 )
 from ziggurat.ops.lookup.cpp import CppKernel
-from ziggurat.ops.row_cache import HIT, NO_WAY, CacheSize, Ways
-from ziggurat.ops.row_cache.cpp import Moves, exchange_rows, lookup_cached, why_not_cache
+from ziggurat.ops.row_cache import HIT, NO_WAY, Admission, CacheSize, Ways
+from ziggurat.ops.row_cache.cpp import CachedRows, apply_cached, lookup_cached, update_cached, why_not_cache
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 CACHE = "cache"  # name of stamps and counts among the arrays of a storage
@@ -223,18 +224,27 @@ class CachedStorage(TableStorage):
         if rows is None or not isinstance(kernel, CppKernel):
             self.apply(kernel, gradient=kernel.sum_gradients(parts), step=step)
             return
-        placed = self._place(kernel, rows, step=step)
+        admission, packed = self._admit(rows, step=step), self._packed_by(kernel)
+        if packed is not None:
+            update_cached(self._cached_rows(packed, rows, admission, step=step), kernel=kernel, step=step)
+            return
+        placed = self._place(rows, admission, step=step)
         kernel.update_places(self._array(WEIGHT), state=self._state_of(step), places_U=placed.places, step=step)
-        self._store_conflicts(kernel, placed, step=step)
+        self._store_conflicts(placed, step=step)
 
     def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
         """Apply the rule to the rows of a summed gradient, in the cache."""
         if len(gradient.rows) == 0:
             return
-        placed = self._place(kernel, gradient.rows, step=step)
+        admission, packed = self._admit(gradient.rows, step=step), self._packed_by(kernel)
+        if packed is not None:
+            cached = self._cached_rows(packed, gradient.rows, admission, step=step)
+            apply_cached(cached, sums=gradient.sums, step=step)
+            return
+        placed = self._place(gradient.rows, admission, step=step)
         renamed = SummedGradient(rows=placed.places, sums=gradient.sums)
         kernel.apply(self._array(WEIGHT), state=self._state_of(step), gradient=renamed, step=step)
-        self._store_conflicts(kernel, placed, step=step)
+        self._store_conflicts(placed, step=step)
 
     def describe(self) -> dict[str, Any]:
         """What is cached, and what is behind it, for the start-up report."""
@@ -247,48 +257,45 @@ class CachedStorage(TableStorage):
 
     # --------------------------------------------------------------------------------------------------------- details
 
-    def _place(self, kernel: LookupKernel, rows: Int64[Tensor, "U"], *, step: Step) -> _Placed:
-        """Bring the rows of a step into the cache, or to places for conflicts."""
+    def _admit(self, rows: Int64[Tensor, "U"], *, step: Step) -> Admission:
+        """Give the rows of a step their ways, and count what happens."""
         admission = self.ways.admit(rows, step=step.number_on_host)
+        self.counts += CacheCounts(len(rows), admission.hits, admission.stored, admission.conflicts)
+        return admission
+
+    def _cached_rows(
+        self, packed: LowPrecisionBacking, rows: Int64[Tensor, "U"], admission: Admission, *, step: Step
+    ) -> CachedRows:
+        """What compiled code needs to bring rows into the cache and to update them, there or behind it."""
+        state = self._state_of(step)
+        behind = {key: packed.state(key) for key in state}
+        table = dataclasses.replace(packed.rows.packed, state=behind, noise=packed.rows.noise)
+        return CachedRows(slots=self._array(WEIGHT), state=state, table=table, rows=rows, admission=admission)
+
+    def _place(self, rows: Int64[Tensor, "U"], admission: Admission, *, step: Step) -> _Placed:
+        """Bring the rows of a step into the cache, or to places for conflicts."""
         places, left = admission.places, admission.left
-        moving = (left != HIT).nonzero().view(-1)
-        gone, entering = left[moving], rows[moving]
-        conflicts = moving[gone == NO_WAY]
+        conflicts = (left == NO_WAY).nonzero().view(-1)
         if len(conflicts):
             places[conflicts] = self.ways.num_places + torch.arange(len(conflicts))
             self._make_room(len(conflicts))
-        self.counts.rows += len(rows)
-        self.counts.hits += len(rows) - len(moving)
-        self.counts.stored += int((gone >= 0).sum())
-        self.counts.conflicts += len(conflicts)
-        if len(moving):
-            self._move(kernel, Moves(places=places[moving], leaving=gone, entering=entering), step=step)
+        out, new = left >= 0, left != HIT
+        if bool(out.any()):
+            self._store(left[out], places[out], step=step)
+        if bool(new.any()):
+            for key, numbers in self.backing.fetch(rows[new], keys=tuple(self._tails)).items():
+                self._array(key)[places[new]] = numbers
         return _Placed(rows, places, conflicts)
 
-    def _store_conflicts(self, kernel: LookupKernel, placed: _Placed, *, step: Step) -> None:
+    def _store_conflicts(self, placed: _Placed, *, step: Step) -> None:
         """Store the rows that found no way, and forget them."""
         if len(placed.conflicts):
-            leaving = placed.rows[placed.conflicts]
-            nothing = torch.full_like(leaving, -1)
-            moves = Moves(places=placed.places[placed.conflicts], leaving=leaving, entering=nothing)
-            self._move(kernel, moves, step=step)
+            self._store(placed.rows[placed.conflicts], placed.places[placed.conflicts], step=step)
 
-    def _move(self, kernel: LookupKernel, moves: Moves, *, step: Step) -> None:
-        """Store rows that leave places, and fetch those that take them."""
-        packed, keys = self._packed_by(kernel), tuple(self._tails)
-        if packed is not None:
-            held = {key: self._array(key) for key in keys if key != WEIGHT}
-            table = dataclasses.replace(packed.rows.packed, state=held, noise=packed.rows.noise)
-            behind = {key: packed.state(key) for key in held}
-            exchange_rows(self._array(WEIGHT), table, behind=behind, moves=moves, number=step.number_on_host)
-            return
-        out, new = moves.leaving >= 0, moves.entering >= 0
-        if bool(out.any()):
-            values = {key: self._array(key)[moves.places[out]] for key in keys}
-            self.backing.store(moves.leaving[out], values, step=step.number_on_host)
-        if bool(new.any()):
-            for key, numbers in self.backing.fetch(moves.entering[new], keys=keys).items():
-                self._array(key)[moves.places[new]] = numbers
+    def _store(self, rows: Tensor, places: Tensor, *, step: Step) -> None:
+        """Store rows that leave places."""
+        values = {key: self._array(key)[places] for key in self._tails}
+        self.backing.store(rows, values, step=step.number_on_host)
 
     def _put_inexact(self, rows: Tensor, places: Tensor, values: Tensor) -> bool:
         """Give rows that the backing would round ways that are free; whether any row has moved."""

@@ -137,6 +137,8 @@ template <int D, int64_t kFormat>
 struct Packed {
   const uint8_t* rows;
   int64_t dim;
+  static constexpr bool kIsSearched = false;
+  int64_t find(int64_t row) const { return row; }
   const uint8_t* at(int64_t row) const { return rows + row * row_bytes<kFormat>(D ? D : dim); }
   void prefetch(int64_t row) const {
     const int64_t size = row_bytes<kFormat>(D ? D : dim);

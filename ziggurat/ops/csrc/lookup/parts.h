@@ -86,11 +86,13 @@ inline void prefetch_row(const float* row, int64_t dim) {
   for (int64_t d = 0; d < size; d += 16) ask_for(row + d);
 }
 
-// Rows that are numbers. Whatever else rows are has the same three methods.
+// Rows that are numbers. Whatever else rows are has the same four methods; `find` says where a row lies, for the others.
 template <int D>
 struct Floats {
   const float* weight;
   int64_t dim;
+  static constexpr bool kIsSearched = false;  // whether `find` takes time
+  int64_t find(int64_t row) const { return row; }
   const float* at(int64_t row) const { return weight + row * (D ? D : dim); }
   void prefetch(int64_t row) const { prefetch_row<D>(at(row), dim); }
   void set(Sum<D>& sum, int64_t row) const { sum.set(at(row)); }
@@ -114,16 +116,29 @@ int64_t lookup_field(const Rows& table, const Part& part, const Slot& slot, int6
   const int64_t known = single ? part.batch_size : std::min(offsets[part.batch_size], part.num_values);
   const uint64_t num_rows = slot.num_rows;
   const auto inside = [&](int64_t p) { return static_cast<uint64_t>(rows[p]) < num_rows; };
-  const auto row = [&](int64_t p) { return slot.first_row + rows[p]; };
+  const auto find = [&](int64_t p) { return table.find(slot.first_row + rows[p]); };
+  int64_t found[Rows::kIsSearched ? kAhead : 1];  // where the next rows lie: they are looked for once, in advance
+  if constexpr (Rows::kIsSearched) {
+    const int64_t begin = single ? first : offsets[first];
+    for (int64_t p = std::max<int64_t>(begin, 0); p < std::min(begin + kAhead, known); p++)
+      if (inside(p)) found[p % kAhead] = find(p);
+  }
   Sum<D> sum(memory, dim);
   for (int64_t b = first; b < last; b++) {
     const int64_t from = single ? b : offsets[b], to = single ? b + 1 : offsets[b + 1];
     if (from < 0 || from > to || to > end) return kBadOffsets;
     sum.clear();
     for (int64_t p = from; p < to; p++) {
-      if (p + kAhead < known && inside(p + kAhead)) table.prefetch(row(p + kAhead));
       if (!inside(p)) return kRowOutOfBounds;
-      p == from ? table.set(sum, row(p)) : table.add(sum, row(p));
+      const int64_t here = Rows::kIsSearched ? found[p % kAhead] : find(p);
+      if constexpr (Rows::kIsSearched)
+        if (p + 2 * kAhead < known && inside(p + 2 * kAhead)) table.prepare(slot.first_row + rows[p + 2 * kAhead]);
+      if (p + kAhead < known && inside(p + kAhead)) {
+        const int64_t there = find(p + kAhead);
+        if (Rows::kIsSearched) found[p % kAhead] = there;
+        table.prefetch(there);
+      }
+      p == from ? table.set(sum, here) : table.add(sum, here);
     }
     if (slot.kind == kMean && to - from > 1) sum.scale(1.0f / static_cast<float>(to - from));
     sum.write(out + b * part.width + slot.column);

@@ -12,7 +12,12 @@ struct Origins {
   const int64_t *first_rows, *shifts;  // row of the table − row of the storage
   const uint64_t* keys;
   const uint32_t* columns;  // what the table's column of the first one adds to a word
-  int64_t of(int64_t row) const { return std::upper_bound(first_rows, first_rows + count, row) - first_rows - 1; }
+  int64_t of(int64_t row) const {
+    if (count > 64) return std::upper_bound(first_rows, first_rows + count, row) - first_rows - 1;
+    int64_t before = -1;  // few are counted sooner than searched
+    for (int64_t i = 0; i < count; i++) before += first_rows[i] <= row;
+    return before;
+  }
   uint32_t word(int64_t row, int64_t origin) const {
     uint64_t z = keys[origin] + static_cast<uint64_t>(row + shifts[origin]) * 0x9E3779B97F4A7C15u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;

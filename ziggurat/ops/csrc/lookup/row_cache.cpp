@@ -1,15 +1,18 @@
-// A cache of hot rows: which rows it holds, lookups that read them or the rows behind it, and rows that move between
-// both. Twin of ziggurat/ops/row_cache/ways.py and of the torch code of CachedStorage, which define it.
+// A cache of hot rows: which rows it holds, lookups that read them or the rows behind it, and updates that move rows
+// between both. Twin of ziggurat/ops/row_cache/ways.py and of the torch code of CachedStorage, which define it.
 //
 //     admit      distinct rows of a step ──► a way for each, what left it, or no way
 //     lookup     row ──► its way (FP32), or the row in its format behind the cache; added where it is read
-//     exchange   what leaves a way is rounded and kept, what enters is decoded; state moves as it is
+//     update     what leaves a way is rounded and kept, what enters is decoded, and the rule is applied to it, in one walk
 //
 // Every set belongs to one thread and decides by steps, counts and rows alone, so neither threads nor the order of rows
 // change a bit.
 
+#include <limits>
+
+#include "packed_rows.h"
+#include "walk.h"
 #include "ways.h"
-#include "wide.h"
 
 namespace {
 
@@ -22,35 +25,49 @@ struct Miss {
   int64_t row, at;  // `at`: position among the rows of the step
 };
 
-// The way that a miss takes: a free one, else that of the smallest (count or stamp, tag) not touched in this step.
-inline int victim_of(const Ways& ways, int64_t set, int32_t step) {
-  constexpr int32_t kMost = 0x7FFFFFFF;
-  const int32_t *tags = ways.tags + set * kWays, *stamps = ways.stamps + set * kWays;
-  const int32_t* measures = ways.measures ? ways.measures + set * kWays : stamps;
-  if (const uint32_t free = matches(tags, -1)) return __builtin_ctz(free);
-  int32_t low = kMost, tag = kMost;
-  for (int w = 0; w < kWays; w++) low = std::min(low, stamps[w] == step ? kMost : measures[w]);
-  if (low == kMost) return -1;
-  for (int w = 0; w < kWays; w++) tag = std::min(tag, (stamps[w] != step) & (measures[w] == low) ? tags[w] : kMost);
-  return __builtin_ctz(matches(tags, tag));
-}
+// The ways of a set in the order in which misses take them: free ones, then those of the smallest (count or stamp, tag)
+// that this step has not touched.
+struct Victims {
+  int64_t keys[kWays];
+  int32_t tags[kWays];
+  int64_t last = std::numeric_limits<int64_t>::min();  // of the way that was taken last; keys are distinct
+  Victims(const Ways& ways, int64_t set, int32_t step) {
+    const int32_t *now = ways.tags + set * kWays, *stamps = ways.stamps + set * kWays;
+    const int32_t* measures = ways.measures ? ways.measures + set * kWays : stamps;
+    for (int64_t w = 0; w < kWays; w++) {
+      const int64_t key = ((static_cast<int64_t>(measures[w]) + 1) << 32) + now[w];
+      tags[w] = now[w];
+      keys[w] = now[w] < 0 ? w - kWays : stamps[w] == step ? kNobody : key;
+    }
+  }
+  // The next way, or -1.
+  int next() {
+    int64_t least = kNobody;
+    for (int w = 0; w < kWays; w++) least = std::min(least, keys[w] > last ? keys[w] : kNobody);
+    last = least;
+    if (least == kNobody) return -1;
+    return least < 0 ? static_cast<int>(least + kWays) : __builtin_ctz(matches(tags, static_cast<int32_t>(least)));
+  }
+  static constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
+};
 
 void admit_set(const Ways& ways, int64_t set, std::vector<Miss>& misses, int32_t step, int64_t* places, int64_t* left) {
   std::sort(misses.begin(), misses.end(), [&](const Miss& a, const Miss& b) {
     if (ways.counts && ways.counts[a.row] != ways.counts[b.row]) return ways.counts[a.row] > ways.counts[b.row];
     return a.row < b.row;
   });
+  Victims victims(ways, set, step);
   bool full = false;
   for (const Miss& miss : misses) {
-    const int way = full ? -1 : victim_of(ways, set, step);
+    const int way = full ? -1 : victims.next();
     int64_t gone = kFree;
     full = way < 0;
     if (!full) {
-      int32_t& tag = ways.tags[set * kWays + way];
+      const int32_t tag = victims.tags[way];
       gone = tag < 0 ? kFree : tag * ways.num_sets + set;
       full = ways.counts && gone >= 0 && ways.measures[set * kWays + way] > ways.counts[miss.row];
       if (!full) {
-        tag = static_cast<int32_t>(miss.row / ways.num_sets);
+        ways.tags[set * kWays + way] = static_cast<int32_t>(miss.row / ways.num_sets);
         ways.stamps[set * kWays + way] = step;
         if (ways.counts) ways.measures[set * kWays + way] = ways.counts[miss.row];
       }
@@ -60,6 +77,28 @@ void admit_set(const Ways& ways, int64_t set, std::vector<Miss>& misses, int32_t
   }
 }
 
+// The misses of a step: those of the t-th set that has any are order[firsts[t]] … order[firsts[t + 1] - 1].
+struct MissesBySet {
+  std::vector<int64_t> touched, firsts, order;
+  MissesBySet(int64_t num_sets, int64_t num_rows, const int64_t* sets, const int64_t* left) : order(num_rows) {
+    std::vector<int64_t> misses(num_rows + 1);
+    int64_t count = 0;
+    for (int64_t u = 0; u < num_rows; u++) {
+      misses[count] = u;
+      count += left[u] == kNoWay;  // without a branch that nobody could foresee
+    }
+    std::vector<int32_t> begins(num_sets, 0);
+    for (int64_t m = 0; m < count; m++)
+      if (begins[sets[misses[m]]]++ == 0) touched.push_back(sets[misses[m]]);
+    firsts.assign(1, 0);
+    for (const int64_t set : touched) {  // from here on `begins` says where a set's next miss goes
+      firsts.push_back(firsts.back() + begins[set]);
+      begins[set] = static_cast<int32_t>(firsts[firsts.size() - 2]);
+    }
+    for (int64_t m = 0; m < count; m++) order[begins[sets[misses[m]]]++] = misses[m];
+  }
+};
+
 // Rows that are held are stamped; the others are grouped by set, and each set admits its own.
 void admit(const Ways& ways, const int64_t* rows, int64_t num_rows, int32_t step, int64_t* places, int64_t* left,
            int num_threads) {
@@ -67,70 +106,56 @@ void admit(const Ways& ways, const int64_t* rows, int64_t num_rows, int32_t step
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
   for (int64_t u = 0; u < num_rows; u++) {
     if (u + kAhead < num_rows) {
-      const int64_t next = rows[u + kAhead], first = (next - sets(next) * ways.num_sets) * kWays;
-      __builtin_prefetch(ways.tags + first);
-      __builtin_prefetch(ways.tags + first + 16);
-      __builtin_prefetch(ways.stamps + first, 1);
-      __builtin_prefetch(ways.stamps + first + 16, 1);
+      const int64_t next = rows[u + kAhead];
+      ways.prefetch(next - sets(next) * ways.num_sets);
       if (ways.counts) __builtin_prefetch(ways.counts + next, 1);
     }
     if (ways.counts && ways.counts[rows[u]] < kMostCount) ways.counts[rows[u]]++;
-    const int64_t place = find(ways.tags, sets, rows[u]);
-    places[u] = place;
+    const auto [place, set] = find(ways.tags, sets, rows[u]);
+    places[u] = place < 0 ? set : place;  // where to look for a way
     left[u] = place < 0 ? kNoWay : kHit;
     if (place < 0) continue;
     ways.stamps[place] = step;
     if (ways.counts) ways.measures[place] = ways.counts[rows[u]];
   }
-  std::vector<int32_t> begins(ways.num_sets + 1, 0);
-  std::vector<int64_t> touched;
-  int64_t num_misses = 0;
-  for (int64_t u = 0; u < num_rows; u++) {
-    if (left[u] != kNoWay) continue;
-    const int64_t set = rows[u] - sets(rows[u]) * ways.num_sets;
-    if (begins[set]++ == 0) touched.push_back(set);
-    num_misses++;
-  }
-  std::vector<int64_t> order(num_misses), firsts(touched.size() + 1, 0);
-  for (size_t t = 0; t < touched.size(); t++) {  // from here on `begins` says where a set's next miss goes
-    firsts[t + 1] = firsts[t] + begins[touched[t]];
-    begins[touched[t]] = static_cast<int32_t>(firsts[t]);
-  }
-  for (int64_t u = 0; u < num_rows; u++)
-    if (left[u] == kNoWay) order[begins[rows[u] - sets(rows[u]) * ways.num_sets]++] = u;
+  const MissesBySet by_set(ways.num_sets, num_rows, places, left);
+  const auto num_touched = static_cast<int64_t>(by_set.touched.size());
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
   {
     std::vector<Miss> misses;
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < static_cast<int64_t>(touched.size()); t++) {
+    for (int64_t t = 0; t < num_touched; t++) {
+      if (t + 2 < num_touched) ways.prefetch(by_set.touched[t + 2]);
       misses.clear();
-      for (int64_t i = firsts[t]; i < firsts[t + 1]; i++) misses.push_back({rows[order[i]], order[i]});
-      admit_set(ways, touched[t], misses, step, places, left);
+      for (int64_t i = by_set.firsts[t]; i < by_set.firsts[t + 1]; i++)
+        misses.push_back({rows[by_set.order[i]], by_set.order[i]});
+      admit_set(ways, by_set.touched[t], misses, step, places, left);
     }
   }
 }
 
 // ---------------------------------------------------------------- lookup
 
-// Rows that are in the cache as numbers, the others behind it in a format.
+// Rows that are in the cache as numbers, the others behind it in a format: a way, or the complement of a row.
 template <int D, int64_t kFormat>
 struct Cached {
   Floats<D> held;
   Packed<D, kFormat> behind;
   const int32_t* tags;
   Divider sets;
-  void prefetch(int64_t row) const {
-    const int64_t place = find(tags, sets, row);
-    place < 0 ? behind.prefetch(row) : held.prefetch(place);
+  static constexpr bool kIsSearched = true;
+  int64_t find(int64_t row) const {
+    const int64_t place = ::find(tags, sets, row).place;
+    return place < 0 ? ~row : place;
   }
-  void set(Sum<D>& sum, int64_t row) const {
-    const int64_t place = find(tags, sets, row);
-    place < 0 ? behind.set(sum, row) : held.set(sum, place);
+  void prepare(int64_t row) const {  // to find it
+    const int64_t set = row - static_cast<int64_t>(sets(row) * sets.divisor);
+    __builtin_prefetch(tags + set * kWays);
+    __builtin_prefetch(tags + set * kWays + 16);
   }
-  void add(Sum<D>& sum, int64_t row) const {
-    const int64_t place = find(tags, sets, row);
-    place < 0 ? behind.add(sum, row) : held.add(sum, place);
-  }
+  void prefetch(int64_t at) const { at < 0 ? behind.prefetch(~at) : held.prefetch(at); }
+  void set(Sum<D>& sum, int64_t at) const { at < 0 ? behind.set(sum, ~at) : held.set(sum, at); }
+  void add(Sum<D>& sum, int64_t at) const { at < 0 ? behind.add(sum, ~at) : held.add(sum, at); }
 };
 
 template <int D, int64_t kFormat>
@@ -141,48 +166,90 @@ int64_t lookup_cached(const float* slots, const uint8_t* rows, const Ways& ways,
   return lookup<D>(table, part, dim, static_cast<float*>(out), num_threads);
 }
 
-// ---------------------------------------------------------------- exchange
+// ---------------------------------------------------------------- update
 
 struct Arrays {  // the same rows twice: in the cache, and behind it
   float* slots;
   uint8_t* rows;
-  uint16_t* lower;  // not used: no cache stands in front of split numbers
   float *state[2], *behind[2];  // nullptr where the rule keeps less
   int64_t widths[2];            // numbers a row
+  State held() const { return {state[0], state[1]}; }
+  State kept() const { return {behind[0], behind[1]}; }
 };
 
+// The distinct rows of a step where an admission has put them, for walk.h. What leaves a way is rounded and kept, what
+// takes it is decoded into it, and state moves as it is; a row without a way is updated behind the cache.
 template <int D, int64_t kFormat>
-void exchange(const Arrays& arrays, int64_t dim, const int64_t* places, const int64_t* leaving, const int64_t* entering,
-              const Origins* origins, int64_t num_places, int num_threads) {
-  const int64_t size = D ? D : dim;
-  const Packed<D, kFormat> packed{arrays.rows, dim};
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-  for (int64_t i = 0; i < num_places; i++) {
-    if (i + kAhead < num_places) {
-      prefetch_row<D>(arrays.slots + places[i + kAhead] * size, dim);
-      if (leaving[i + kAhead] >= 0) packed.prefetch(leaving[i + kAhead]);
-      if (entering[i + kAhead] >= 0) packed.prefetch(entering[i + kAhead]);
-      for (int part = 0; part < 2; part++) {
-        if (!arrays.state[part]) continue;
-        const int64_t width = arrays.widths[part];
-        __builtin_prefetch(arrays.state[part] + places[i + kAhead] * width);
-        if (leaving[i + kAhead] >= 0) __builtin_prefetch(arrays.behind[part] + leaving[i + kAhead] * width, 1);
-        if (entering[i + kAhead] >= 0) __builtin_prefetch(arrays.behind[part] + entering[i + kAhead] * width);
-      }
+struct CachedRows {
+  const Arrays& arrays;
+  FloatRows<D> held;
+  PackedRows<D, kFormat> behind;
+  const int64_t *rows, *places, *left;
+  static constexpr int kTogether = PackedRows<D, kFormat>::kTogether;
+
+  void touch(int64_t u) const {
+    if (left[u] != kNoWay) held.touch(places[u]);
+    if (left[u] != kHit) behind.touch(rows[u]);
+    if (left[u] >= 0) behind.touch(left[u]);
+  }
+  void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
+    int64_t ways[kTogether], conflicts[kTogether];
+    const float *sums[kTogether], *others[kTogether];
+    int num_ways = 0;
+    leave(at, count);
+    for (int r = 0; r < count; r++) {
+      const int64_t u = at[r];
+      const int other = r - num_ways;
+      conflicts[other] = rows[u], others[other] = grads[r];
+      ways[num_ways] = places[u], sums[num_ways] = grads[r];
+      num_ways += left[u] != kNoWay;
+      if (left[u] == kFree || left[u] >= 0) enter(rows[u], places[u]);
     }
-    const int64_t place = places[i], out = leaving[i], in = entering[i];
-    float* slot = arrays.slots + place * size;
-    const auto kept = [&](int64_t row) { return arrays.rows + row * row_bytes<kFormat>(size); };
-    uint32_t word = 0;
-    if (origins && out >= 0) word = origins->word(out, origins->of(out));
-    if (out >= 0) pack_row<D, kFormat>(slot, kept(out), nullptr, dim, origins ? &word : nullptr);
-    if (in >= 0) read_row<D, kFormat>(kept(in), nullptr, dim, slot);
+    held.apply_all(ways, sums, num_ways, memory);
+    if (num_ways < count) behind.apply_all(conflicts, others, count - num_ways, memory);
+  }
+  void leave(const int64_t* at, int count) const {
+    int64_t gone[kTogether];
+    const float* slots[kTogether];
+    int num_gone = 0;
+    for (int r = 0; r < count; r++) {
+      if (left[at[r]] < 0) continue;
+      gone[num_gone] = left[at[r]];
+      slots[num_gone++] = slot(places[at[r]]);
+      copy_state(arrays.behind, left[at[r]], arrays.state, places[at[r]]);
+    }
+    behind.keep_all(gone, slots, num_gone);
+  }
+  void enter(int64_t row, int64_t place) const {
+    read_row<D, kFormat>(behind.kept(row), nullptr, held.dim, slot(place));
+    copy_state(arrays.state, place, arrays.behind, row);
+  }
+  float* slot(int64_t place) const { return held.weight + place * (D ? D : held.dim); }
+  void copy_state(float* const* to, int64_t to_row, float* const* from, int64_t from_row) const {
     for (int part = 0; part < 2; part++) {
-      if (!arrays.state[part]) continue;
+      if (!to[part]) continue;
       const int64_t width = arrays.widths[part];
-      float *held = arrays.state[part] + place * width, *behind = arrays.behind[part];
-      if (out >= 0) std::memcpy(behind + out * width, held, width * sizeof(float));
-      if (in >= 0) std::memcpy(held, behind + in * width, width * sizeof(float));
+      if (width == 1) to[part][to_row] = from[part][from_row];
+      else std::memcpy(to[part] + to_row * width, from[part] + from_row * width, width * sizeof(float));
+    }
+  }
+};
+
+// The rule for (U,) distinct rows with their sums.
+template <class Rows>
+void apply_cached(const Rows& rows, int64_t dim, const float* sums, int64_t num_unique, int num_threads) {
+  constexpr int64_t kCount = Rows::kTogether;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+    std::vector<float> memory((kCount + kMoreRows) * dim);
+#pragma omp for schedule(static)
+    for (int64_t first = 0; first < num_unique; first += kCount) {
+      int64_t at[kCount];
+      const float* grads[kCount];
+      const int count = static_cast<int>(std::min(kCount, num_unique - first));
+      for (int r = 0; r < count; r++) at[r] = first + r, grads[r] = sums + at[r] * dim;
+      for (int64_t u = first + kCount; u < std::min(first + 2 * kCount, num_unique); u++) rows.touch(u);
+      rows.apply_all(at, grads, count, memory.data());
     }
   }
 }
@@ -203,13 +270,17 @@ extern "C" {
 void ziggurat_find_rows(const Ways* ways, const int64_t* rows, int64_t num_rows, int64_t* places, int64_t num_threads) {
   const Divider sets(ways->num_sets);
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-  for (int64_t u = 0; u < num_rows; u++) places[u] = find(ways->tags, sets, rows[u]);
+  for (int64_t u = 0; u < num_rows; u++) places[u] = find(ways->tags, sets, rows[u]).place;
 }
 
-// A way for each of (U,) distinct rows of a step, and what left it; see `Ways.admit`.
+// A way for each of (U,) distinct rows of a step, and what left it; see `Ways.admit`. `counts`: hits, rows that left, and
+// rows without a way.
 void ziggurat_admit_rows(const Ways* ways, const int64_t* rows, int64_t num_rows, int64_t step, int64_t* places,
-                         int64_t* left, int64_t num_threads) {
+                         int64_t* left, int64_t* counts, int64_t num_threads) {
   admit(*ways, rows, num_rows, static_cast<int32_t>(step), places, left, int(num_threads));
+  counts[0] = std::count(left, left + num_rows, kHit);
+  counts[1] = std::count_if(left, left + num_rows, [](int64_t row) { return row >= 0; });
+  counts[2] = std::count(left, left + num_rows, kNoWay);
 }
 
 // The fields of a part, pooled into out; rows are in the cache, or behind it in a format.
@@ -220,13 +291,37 @@ int64_t ziggurat_lookup_cached(const float* slots, const uint8_t* rows, int64_t 
   FOR_DIM(dim, LOOKUP_CACHED_DIM)
 }
 
-// Rows leave places of the cache, rounded by the noise of `origins` or to the nearest, and others take them; -1 for none.
-void ziggurat_exchange_rows(const Arrays* arrays, int64_t format, int64_t dim, const int64_t* places,
-                            const int64_t* leaving, const int64_t* entering, const Origins* origins, int64_t num_places,
-                            int64_t num_threads) {
-#define EXCHANGE(D, F) exchange<D, F>(*arrays, dim, places, leaving, entering, origins, num_places, int(num_threads))
-#define EXCHANGE_DIM(D) [&]() { FOR_ROUNDED(EXCHANGE, D) }()
-  FOR_DIM(dim, EXCHANGE_DIM)
+// What Python passes of a cache, what is behind it, and where an admission has put the distinct rows of a step.
+struct Placed {
+  Arrays arrays;
+  int64_t format, dim;
+  const Origins* origins;  // nullptr rounds to the nearest
+  const int64_t *rows, *places, *left;
+};
+
+#define PLACED_ROWS(D, F)                                                                                   \
+  CachedRows<D, F> {                                                                                        \
+    placed->arrays, {placed->arrays.slots, placed->arrays.held(), dim, *rule},                              \
+        {placed->arrays.rows, nullptr, placed->arrays.kept(), dim, *rule, placed->origins}, placed->rows, \
+        placed->places, placed->left                                                                        \
+  }
+
+// Moves rows, sums gradients and applies the rule, right after `ziggurat_sort` of the workspace and the admission.
+void ziggurat_update_cached(void* workspace, const Placed* placed, const Rule* rule, int64_t num_threads) {
+  const Workspace& work = *static_cast<Workspace*>(workspace);
+  const int64_t dim = placed->dim, format = placed->format;
+#define UPDATE_CACHED(D, F) update_sorted<D>(work, PLACED_ROWS(D, F), dim, int(num_threads))
+#define UPDATE_CACHED_DIM(D) [&]() { FOR_ROUNDED(UPDATE_CACHED, D) }()
+  FOR_DIM(dim, UPDATE_CACHED_DIM)
+}
+
+// The same for (U, dim) sums.
+void ziggurat_apply_cached(const float* sums, int64_t num_unique, const Placed* placed, const Rule* rule,
+                           int64_t num_threads) {
+  const int64_t dim = placed->dim, format = placed->format;
+#define APPLY_CACHED(D, F) apply_cached(PLACED_ROWS(D, F), dim, sums, num_unique, int(num_threads))
+#define APPLY_CACHED_DIM(D) [&]() { FOR_ROUNDED(APPLY_CACHED, D) }()
+  FOR_DIM(dim, APPLY_CACHED_DIM)
 }
 
 }  // extern "C"

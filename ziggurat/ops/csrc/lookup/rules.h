@@ -81,4 +81,27 @@ inline void apply_row(float* w, const State& state, int64_t row, const float* gr
   for (; D == 0 && d < size; d++) w[d] += factor * grad[d];
 }
 
+// ---------------------------------------------------------------- rows that are numbers
+
+template <int D>
+struct FloatRows {
+  float* weight;
+  State state;
+  int64_t dim;
+  const Rule& rule;
+  int64_t first_row = 0;  // of the table that rows are counted in
+  static constexpr int kTogether = 1;
+  FloatRows table(int64_t first) const { return {weight, state, dim, rule, first}; }
+  void touch(int64_t row) const {
+    prefetch_row<D>(weight + (first_row + row) * (D ? D : dim), dim);
+    touch_state<D>(state, first_row + row, dim, rule);
+  }
+  void apply(int64_t row, const float* grad, float* memory) const {
+    apply_row<D>(weight + (first_row + row) * (D ? D : dim), state, first_row + row, grad, dim, rule, memory);
+  }
+  void apply_all(const int64_t* at, const float* const* grads, int count, float* memory) const {
+    for (int r = 0; r < count; r++) apply(at[r], grads[r], memory);
+  }
+};
+
 }  // namespace

@@ -76,6 +76,7 @@ struct Together {
   }
 };
 
+constexpr int64_t kRowsAhead = 8;
 constexpr int64_t kMoreRows = 3;  // of memory that `apply` is given
 
 // Sorts and walks every task. `rows` are those of the storage, whatever they are kept as: `table(first)` counts them from
@@ -105,6 +106,32 @@ int64_t update(Workspace& work, const Rows& rows, int64_t dim, int num_threads) 
     }
   }
   return status.load();
+}
+
+// Walks tasks that are sorted. `rows` are the distinct rows of all tasks, counted in their order: `touch(u)` asks for the
+// memory of one, and `apply_all` is as above.
+template <int D, class Rows>
+void update_sorted(const Workspace& work, const Rows& rows, int64_t dim, int num_threads) {
+  const Gradients gradients(work);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && work.num_tasks > 1)
+  {
+    std::vector<float> memory((2 * Rows::kTogether + kMoreRows) * dim);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t t = 0; t < work.num_tasks; t++) {
+      const Task& task = work.tasks[t];
+      int64_t next = task.first_unique;
+      const int64_t end = next + task.num_unique;
+      for (int64_t u = next; u < std::min(next + kRowsAhead, end); u++) rows.touch(u);
+      Together<Rows> together(rows, dim, memory.data());
+      walk<D>(
+          task, gradients, dim, together.room, [](int64_t) {},
+          [&](int64_t, const float* grad) {
+            if (next + kRowsAhead < end) rows.touch(next + kRowsAhead);
+            together.take(next++, grad);
+          });
+      together.finish();
+    }
+  }
 }
 
 // The rule for (U,) distinct rows with their sums.

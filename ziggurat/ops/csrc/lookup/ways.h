@@ -27,6 +27,12 @@ struct Ways {
   int32_t* stamps;  // (num_sets, kWays): the step that last touched it
   int32_t* counts;    // (num_rows,): steps that touched a row; nullptr where the oldest row leaves
   int32_t* measures;  // (num_sets, kWays): counts of the rows that are held; nullptr with counts
+  void prefetch(int64_t set) const {
+    for (int64_t way = set * kWays; way < (set + 1) * kWays; way += 16) {
+      __builtin_prefetch(tags + way);
+      __builtin_prefetch(stamps + way, 1);
+    }
+  }
 };
 
 // Bit w is set if way w of a set has the tag.
@@ -52,11 +58,14 @@ inline uint32_t matches(const int32_t* tags, int32_t tag) {
 #endif
 }
 
-// The place of a row, or -1.
-inline int64_t find(const int32_t* tags, const Divider& sets, int64_t row) {
-  const int64_t tag = sets(row), first = (row - tag * static_cast<int64_t>(sets.divisor)) * kWays;
-  const uint32_t found = matches(tags + first, static_cast<int32_t>(tag));
-  return found ? first + __builtin_ctz(found) : -1;
+struct Found {
+  int64_t place, set;  // place: -1 if the row is not held
+};
+
+inline __attribute__((always_inline)) Found find(const int32_t* tags, const Divider& sets, int64_t row) {
+  const int64_t tag = sets(row), set = row - tag * static_cast<int64_t>(sets.divisor);
+  const uint32_t found = matches(tags + set * kWays, static_cast<int32_t>(tag));
+  return {found ? set * kWays + __builtin_ctz(found) : -1, set};
 }
 
 }  // namespace
