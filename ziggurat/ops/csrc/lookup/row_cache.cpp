@@ -25,6 +25,9 @@ struct Miss {
   int64_t row, at;  // `at`: position among the rows of the step
 };
 
+typedef int64_t Keys __attribute__((vector_size(64), aligned(8), may_alias));
+inline Keys all_keys(int64_t key) { return Keys{key, key, key, key, key, key, key, key}; }
+
 // The ways of a set in the order in which misses take them: free ones, then those of the smallest (count or stamp, tag)
 // that this step has not touched.
 struct Victims {
@@ -42,8 +45,13 @@ struct Victims {
   }
   // The next way, or -1.
   int next() {
-    int64_t least = kNobody;
-    for (int w = 0; w < kWays; w++) least = std::min(least, keys[w] > last ? keys[w] : kNobody);
+    Keys leasts = all_keys(kNobody);
+    for (int64_t w = 0; w < kWays; w += 8) {
+      const Keys key = *reinterpret_cast<const Keys*>(keys + w), later = key > last ? key : all_keys(kNobody);
+      leasts = later < leasts ? later : leasts;
+    }
+    int64_t least = leasts[0];
+    for (int k = 1; k < 8; k++) least = leasts[k] < least ? leasts[k] : least;
     last = least;
     if (least == kNobody) return -1;
     return least < 0 ? static_cast<int>(least + kWays) : __builtin_ctz(matches(tags, static_cast<int32_t>(least)));
