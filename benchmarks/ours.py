@@ -100,6 +100,9 @@ class FixedPooled(nn.Module):
         self._pooled = pooled
         self._calls = 0
 
+    def begin(self, batch: Batch) -> None:
+        """Tables are told that a step begins; here nothing waits for it."""
+
     def forward(self, batch: Batch) -> Tensor:
         """(B, T), the next of a few."""
         self._calls += 1

@@ -1,7 +1,7 @@
 """A whole training step of DLRM with tables in few bits, against the same step with tables in FP32, in turns.
 
-    D = 128   26 tables, 0.8 GB, MLPerf's lists four times as long (823 ids a sample), so that lookups and updates take half
-              of the step or more; ids by Zipf 1.05 or uniform
+    D = 128   26 tables, 0.8 GB, MLPerf's lists four times as long (823 ids a sample), so that lookups and updates take
+              half of the step or more; ids by Zipf 1.05 or uniform
     D = 64    the same with MLPerf's lists (214 ids a sample), tables of 0.4 GB, by Zipf
     share     of the step with FP32 that lookups and updates take: 1 − without tables / with them, round by round
 

@@ -12,11 +12,11 @@
 A lookup changes nothing: rows that are held are read as FP32, the others as they lie behind the cache. So evaluation
 and scoring leave the cache as it is, and several lookups of a step (views, sequences, lists) read the same numbers.
 
-The update of a step admits its rows. A row that is not held takes the way of another, which is stored; a row that finds
-no way takes a place for conflicts, is updated there by the same exact rule, and is stored right after. Compiled code does
-all of that in one walk over the rows, and updates those without a way where they lie, to the same bits. Rows of one step
-never displace each other. The order of sums does not depend on places, so rows that stay in the cache have the bits of
-FP32 training, and the optimizer's state is exact for all rows.
+The update of a step admits its rows. A row that is not held takes the way of another, which is stored; a row that
+finds no way takes a place for conflicts, is updated there by the same exact rule, and is stored right after. Compiled
+code does all of that in one walk over the rows, and updates those without a way where they lie, to the same bits. Rows
+of one step never displace each other. The order of sums does not depend on places, so rows that stay in the cache have
+the bits of FP32 training, and the optimizer's state is exact for all rows.
 
 What is read in chunks is what lookups read. What is written in chunks goes behind the cache; rows that would be rounded
 there take ways that are free. So a checkpoint holds FP32 numbers, and the rows that the cache held come back from it as
