@@ -9,12 +9,14 @@ import torch
 
 from tests.embeddings.embedding_inputs import MIXED, make_batch, some_loss
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables, KernelChoice, TableOptimizer
+from ziggurat.embeddings.faults import RowFaults
 from ziggurat.embeddings.storage import LowPrecision, LowPrecisionStorage, MemoryStorage
 from ziggurat.embeddings.tables_config import TablesConfig
 from ziggurat.errors import ConfigError
 from ziggurat.ops.lookup import TableOptimizerKind
 from ziggurat.ops.row_formats import Rounding, RowFormat, RowNoise, RowOrigin
 from ziggurat.ops.row_formats.reference import decode, encode
+from ziggurat.testing.pretend_cuda import pretend_cuda, record_waits
 from ziggurat.training.checkpoint import CheckpointStore
 
 RULES = [TableOptimizerKind.ROWWISE_ADAGRAD, TableOptimizerKind.SGD, TableOptimizerKind.SPARSE_ADAM]
@@ -181,3 +183,36 @@ def test_rows_that_would_save_nothing_keep_fp32_and_wrong_settings_are_refused()
         EmbeddingTables(MIXED, dense, make_storage=config.make_storage(seed=1))
     with pytest.raises(ConfigError, match="to stay"):
         make(RowFormat.INT8).double()
+
+
+@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("row_format", LOW)
+def test_a_step_that_the_host_does_not_wait_for_leaves_the_bits_of_one_that_it_does(
+    row_format: RowFormat, kind: TableOptimizerKind
+) -> None:
+    few, rate = make(row_format, kind), 0.0625
+    optimizer = TableOptimizer(few)
+    with pretend_cuda() as cuda:
+        other = make(row_format, kind).to(cuda)
+        late = TableOptimizer(other)
+        other.tables.faults = RowFaults(cuda)
+        numbers = {"lr": torch.tensor(rate, device=cuda)}
+        flags = [torch.tensor(applies, device=cuda) for applies in (True, True, False)]
+        batches = [make_batch(MIXED, size=25, seed=seed).to(cuda) for seed in range(3)]
+        for seed, (batch, applies) in enumerate(zip(batches, flags, strict=True)):
+            with record_waits() as waits:
+                pooled = other(batch)
+                some_loss(pooled, seed=seed).backward()
+                late.step_where(applies, **numbers)
+            waits = [wait for wait in waits if wait.where]  # of the test's own loss
+            assert seed == 0 or waits == [], "numbers that are made once travel in the first step"
+            if seed < 2:
+                expected = few(make_batch(MIXED, size=25, seed=seed))
+                some_loss(expected, seed=seed).backward()
+                optimizer.step(rate)
+                torch.testing.assert_close(pooled.detach().cpu(), expected.detach(), rtol=0, atol=0)
+        for name in few.tables.places:
+            assert torch.equal(other.table(name).cpu(), few.table(name)), name
+        for key, value in optimizer.state_dict().items():
+            if key != "step":
+                assert torch.equal(late.state_dict()[key].cpu(), value), key

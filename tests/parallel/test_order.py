@@ -34,7 +34,7 @@ def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Colle
 
     FSDP asks the driver for streams, and some exchanges do not take pretended tensors: those are recorded on the CPU.
     """
-    on_cpu = {"dense", "num_parts", "exchange"} & set(case)
+    on_cpu = {"dense"} & set(case)
     with contextlib.ExitStack() as around:
         device = torch.device("cpu") if on_cpu else around.enter_context(pretend_cuda())
         found = around.enter_context(recorded_collectives())

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.models.sequence import test_next_item
 from tests.training.tiny import tiny_dataset, tiny_inputs
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizerKind
+from ziggurat.embeddings.storage import LowPrecision, MakeStorage, MemoryStorage
 from ziggurat.errors import BoundsError, DataError, NumericsError
 from ziggurat.features.batch import Batch, JaggedRows
 from ziggurat.features.inputs import InputSpec, JaggedSpec
+from ziggurat.features.jagged import FeatureGroup
+from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
     AutoIntConfig,
+    BSTConfig,
     DCNv2Config,
     DeepFMConfig,
     DHENConfig,
+    DIENConfig,
     DINConfig,
     DLRMConfig,
     DNNConfig,
@@ -32,10 +39,15 @@ from ziggurat.models import (
     MLPConfig,
     ModelConfig,
     Normalization,
+    OneTransConfig,
+    RankMixerConfig,
+    TransActConfig,
     WukongConfig,
     XDeepFMConfig,
     build_model,
 )
+from ziggurat.models.sequence.rankers.rankmixer import HistoryPooling
+from ziggurat.ops.row_formats import RowFormat
 from ziggurat.testing.batches import random_batch, small_inputs
 from ziggurat.testing.pretend_cuda import HostWait, pretend_cuda, record_waits
 from ziggurat.training.checkpoint import CheckpointConfig, SaveMode
@@ -47,6 +59,7 @@ from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
 CPU = torch.device("cpu")
+TABLES = EmbeddingConfig(kernel=KernelChoice.TORCH)
 TINY = MLPConfig(hidden_dims=(8,))
 MODEL = DLRMConfig(embedding_dim=4, bottom=TINY, top=TINY)
 NORMED = dataclasses.replace(MODEL, top=MLPConfig(hidden_dims=(8,), normalization=Normalization.BATCH))
@@ -63,6 +76,14 @@ CLICK_MODELS: tuple[ModelConfig, ...] = (
     MaskNetConfig(),
     WukongConfig(),
     XDeepFMConfig(),
+)
+HISTORY_MODELS: tuple[ModelConfig, ...] = (
+    BSTConfig(),
+    DIENConfig(),
+    DINConfig(),
+    OneTransConfig(),
+    RankMixerConfig(pooling=HistoryPooling.ATTENTION),
+    TransActConfig(),
 )
 
 
@@ -142,14 +163,25 @@ def test_a_run_stops_at_what_is_not_finite_and_has_saved_nothing_since(tmp_path:
     assert messages[0] == messages[1]
 
 
-def waits_of(config: ModelConfig, inputs: InputSpec, *, steps: int = 3, **changes: Any) -> list[HostWait]:
+def waits_of(
+    config: ModelConfig,
+    inputs: InputSpec,
+    *,
+    batch_of: Callable[[int], Batch] | None = None,
+    tables: EmbeddingConfig = TABLES,
+    make_storage: MakeStorage = MemoryStorage,
+    steps: int = 3,
+    **changes: Any,
+) -> list[HostWait]:
     """What makes the host wait in steps after the second; the result of each is read a step later."""
-    tables = EmbeddingConfig(kernel=KernelChoice.TORCH)
     with pretend_cuda() as cuda:
-        model = build_model(dataclasses.replace(config, embedding=tables), inputs, seed=0).to(cuda)  # pyright: ignore
+        config = dataclasses.replace(config, embedding=tables)  # pyright: ignore
+        model = build_model(config, inputs, seed=0, make_storage=make_storage).to(cuda)
         model.train()
         step = TrainStep(model, settings(**changes))
-        batches = [random_batch(inputs, 9, seed=seed) for seed in range(2 + steps)]
+        assert step.waits == ""
+        made_of = batch_of or (lambda seed: random_batch(inputs, 9, seed=seed))
+        batches = [made_of(seed) for seed in range(2 + steps)]
         feed = Feed(_Listed(batches), config=settings(), rank=0, world_size=1, gather=lambda said: [said])
         made: list[LateResult] = []
         with record_waits() as waits:
@@ -197,13 +229,52 @@ def test_no_step_with_clipping_and_tables_of_two_widths_waits() -> None:
     assert waits_of(DNNConfig(deep=TINY), inputs, clip_norm=0.1) == []
 
 
-def test_what_still_waits_is_known() -> None:
-    """Lists that are read row by row: where those of a feature begin is a number that only the device has."""
+def with_history() -> InputSpec:
+    """Small inputs with a list that is read row by row."""
     inputs = small_inputs()
     clicks = JaggedSpec(name="clicks", table="single0", pooling=Pooling.NONE, ordered=True)
-    inputs = dataclasses.replace(inputs, jagged=(*inputs.jagged, clicks))
-    waits = waits_of(DINConfig(), inputs, steps=2)
-    assert {wait.where.split(":")[0] for wait in waits} <= {"features/jagged.py", "models/din.py"}, waits
+    return dataclasses.replace(inputs, jagged=(*inputs.jagged, clicks))
+
+
+def repeating(inputs: InputSpec) -> Callable[[int], Batch]:
+    """Batches whose samples share lists, each distinct combination of them kept once."""
+    group = FeatureGroup(jagged=tuple(range(len(inputs.jagged))))
+
+    def made(seed: int) -> Batch:
+        batch = random_batch(inputs, 4, seed=seed).take(torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3]))
+        return dataclasses.replace(deduplicate(batch, [group]), row_ids=torch.arange(9))
+
+    return made
+
+
+@pytest.mark.parametrize("is_repeating", [False, True], ids=["plain", "repeating"])
+@pytest.mark.parametrize("config", HISTORY_MODELS, ids=lambda config: config.kind)
+def test_no_step_of_a_model_of_one_history_waits(config: ModelConfig, is_repeating: bool) -> None:
+    inputs = with_history()
+    assert waits_of(config, inputs, batch_of=repeating(inputs) if is_repeating else None, steps=2) == []
+
+
+def test_no_step_on_repeating_lists_that_are_pooled_waits() -> None:
+    inputs = small_inputs(num_jagged=2)
+    assert waits_of(MODEL, inputs, batch_of=repeating(inputs), steps=2) == []
+
+
+@pytest.mark.parametrize("row_format", [RowFormat.BF16, RowFormat.SPLIT_BF16, RowFormat.INT8])
+def test_no_step_on_tables_in_few_bits_waits(row_format: RowFormat) -> None:
+    inputs, config = small_inputs(num_jagged=2), dataclasses.replace(MODEL, embedding_dim=16)
+    assert waits_of(config, inputs, make_storage=LowPrecision(row_format=row_format), steps=2, clip_norm=0.1) == []
+
+
+def test_no_step_that_averages_weights_waits() -> None:
+    tables = dataclasses.replace(TABLES, optimizer=TableOptimizerKind.ADAM_DENSE)
+    assert waits_of(NORMED, small_inputs(), tables=tables, steps=2, weight_average=0.9) == []
+
+
+def test_no_step_of_a_next_item_model_waits() -> None:
+    def made(seed: int) -> Batch:
+        return test_next_item.batch_of([3, 0, 5, 4], seed=seed)
+
+    assert waits_of(test_next_item.SMALL, test_next_item.INPUTS, batch_of=made, steps=2) == []
 
 
 def test_statistics_of_batch_normalisation_survive_a_step_that_does_not_apply() -> None:

@@ -16,6 +16,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models import DLRMConfig, MLPConfig, Normalization, build_model
 from ziggurat.training.config import EarlyStopConfig, Precision, TrainingConfig
 from ziggurat.training.step.train_step import TrainStep
+from ziggurat.training.step.weight_average import WeightAverage
 from ziggurat.training.trainer import Trainer
 
 MODEL = DLRMConfig(
@@ -95,3 +96,17 @@ def test_what_cannot_be_averaged_is_refused() -> None:
         TrainStep(build_model(fused, train.inputs, seed=0), CONFIG)
     with pytest.raises(ConfigError, match="from 0 to below 1"):
         TrainingConfig(weight_average=1.0)
+
+
+def test_a_device_that_decides_itself_averages_alike() -> None:
+    one, other = (WeightAverage(build_model(MODEL, tiny_dataset(1).inputs, seed=3), decay=0.9) for _ in range(2))
+    for step in range(12):
+        for average in (one, other):
+            for tensor in average.live.values():
+                tensor.detach().add_(step + 1)
+        one.update()
+        other.update_where(torch.tensor(False))
+        other.update_where(torch.tensor(True))
+    assert one.count == other.count == 12
+    for name, tensor in one.mean.items():
+        torch.testing.assert_close(other.mean[name], tensor, rtol=1e-5, atol=1e-5)

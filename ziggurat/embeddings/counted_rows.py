@@ -24,8 +24,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ziggurat.embeddings.config import TableInit
-from ziggurat.features.hashing import GOLDEN, MULTIPLIERS
 from ziggurat.features.schema import PADDING_ROW
+from ziggurat.ops.mixed_bits import GOLDEN_SIGNED, mix, shifted, signed
 
 if TYPE_CHECKING:
     from ziggurat.embeddings.initial_rows import InitialRows
@@ -47,33 +47,15 @@ def counted_pieces(
 def counted_rows(initial: InitialRows, rows_N: Int64[Tensor, "N"]) -> Float[Tensor, "N D"]:
     """The weights of rows of the whole table, in the columns of the part, on the device of `rows_N`."""
     digest = hashlib.sha256(f"initial/{initial.seed}/{initial.table}".encode()).digest()
-    key, golden = _signed(int.from_bytes(digest[:8], "little")), _signed(int(GOLDEN))
+    key = signed(int.from_bytes(digest[:8], "little"))
     columns_D = torch.arange(initial.columns.start + 1, initial.columns.stop + 1, device=rows_N.device)
-    bits_ND = _mix(_mix(rows_N * golden + key).unsqueeze(1) + columns_D * golden)
-    uniform_ND = (_shifted(bits_ND, 11).double() + 0.5) * 2.0**-53
+    bits_ND = mix(mix(rows_N * GOLDEN_SIGNED + key).unsqueeze(1) + columns_D * GOLDEN_SIGNED)
+    uniform_ND = (shifted(bits_ND, 11).double() + 0.5) * 2.0**-53
     if initial.config.init is TableInit.UNIFORM:
         values_ND = (2.0 * uniform_ND - 1.0) * initial.shape[0] ** -0.5
     else:
         values_ND = initial.config.init_std * _normal_quantile(uniform_ND)
     return values_ND.masked_fill((rows_N == PADDING_ROW).unsqueeze(1), 0.0).float()
-
-
-def _signed(number: int) -> int:
-    """The signed number of the same 64 bits."""
-    return number - (1 << 64) if number >> 63 else number
-
-
-def _shifted(bits: Tensor, count: int) -> Tensor:
-    """A logical shift to the right."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
-
-
-def _mix(bits: Tensor) -> Tensor:
-    """`ziggurat.features.hashing.mix`."""
-    first, second = (_signed(int(each)) for each in MULTIPLIERS)
-    bits = (bits ^ _shifted(bits, 30)) * first
-    bits = (bits ^ _shifted(bits, 27)) * second
-    return bits ^ _shifted(bits, 31)
 
 
 def _normal_quantile(probability: Float64[Tensor, "*N"]) -> Float64[Tensor, "*N"]:

@@ -50,6 +50,7 @@ from ziggurat.ops.lookup import (
 from ziggurat.ops.lookup.choose import BatchShape, ChosenKernel, choose_kernel
 from ziggurat.ops.lookup.layout import raise_out_of_bounds
 from ziggurat.ops.lookup.triton import sums_without_waiting
+from ziggurat.ops.pad_lists import pad_lists
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.ops.row_formats import RowFormat
 
@@ -138,13 +139,16 @@ class EmbeddingTables(nn.Module):
             (N, D) vectors, sample after sample, and (B + 1,) offsets from 0 to N that cut them into lists.
         """
         vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
-        return (vectors_ND, offsets_U1) if inverse_B is None else expand_lists(vectors_ND, offsets_U1, inverse_B)
+        if inverse_B is None:
+            return vectors_ND, offsets_U1
+        sizes = batch.sizes(self.inputs.list_position(name))
+        return expand_lists(vectors_ND, offsets_U1, inverse_B, num_rows=None if sizes is None else sizes.num_rows)
 
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "U+1"], Int64[Tensor, "B"] | None]:
         """`unpooled` for slices: vectors, offsets, and the slice of each sample (None: one list a sample)."""
-        position = [spec.name for spec in self.inputs.jagged].index(name)
+        position = self.inputs.list_position(name)
         table = self.inputs.jagged[position].table
         lists, inverse_B = batch.lists(position)
         try:
@@ -158,7 +162,8 @@ class EmbeddingTables(nn.Module):
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
         """`unpooled` with lists of one length, the longest of the batch; see `pad_lists`."""
-        return pad_lists(*self.unpooled(batch, name, dtype=dtype))
+        sizes = batch.sizes(self.inputs.list_position(name))
+        return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32
@@ -384,15 +389,3 @@ class _DenseLookup(torch.autograd.Function):
 
 def _shown(names: Sequence[str], *, most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def pad_lists(
-    vectors_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]
-) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
-    """Lists of vectors as (B, L, D), zeros after the end of a list, L the longest; and the mask of what lies inside."""
-    lengths_B = offsets_B1.diff()
-    longest = int(lengths_B.max()) if lengths_B.numel() else 0
-    mask_BL = torch.arange(longest, device=lengths_B.device) < lengths_B.unsqueeze(1)
-    padded_BLD = vectors_ND.new_zeros(*mask_BL.shape, vectors_ND.shape[1])
-    padded_BLD[mask_BL] = vectors_ND
-    return padded_BLD, mask_BL

@@ -41,7 +41,7 @@ from torch import Tensor
 from ziggurat.features.batches.checks import validate_batch
 from ziggurat.features.batches.packed import HostCopy, pack
 from ziggurat.features.inputs import InputSpec
-from ziggurat.features.jagged import JaggedRows, RepeatedRows, SequenceGroup, moments_group
+from ziggurat.features.jagged import JaggedRows, ListSizes, RepeatedRows, SequenceGroup, moments_group
 
 __all__ = ["Batch", "JaggedRows", "RepeatedRows", "SequenceGroup", "validate_batch"]
 
@@ -233,13 +233,23 @@ class Batch:
 
         The second is None where there is one list a sample.
         """
-        gone = [(at, group) for group in self.repeated for at in group.features.jagged]
-        for at, group in gone:
-            if at == position:
-                return group.lists(position), group.inverse
-        bounds = None if self.on_host is None else self.on_host.jagged.offsets
-        at = position - sum(at < position for at, _ in gone)
-        return self.jagged.of(at, batch_size=self.batch_size, bounds=bounds), None
+        kept = self.on_host
+        for number, group in enumerate(self.repeated):
+            if position in group.features.jagged:
+                bounds = None if kept is None else kept.repeated[number].jagged.offsets
+                return group.lists(position, bounds=bounds), group.inverse
+        bounds = None if kept is None else kept.jagged.offsets
+        gone = sum(at < position for group in self.repeated for at in group.features.jagged)
+        return self.jagged.of(position - gone, batch_size=self.batch_size, bounds=bounds), None
+
+    def sizes(self, position: int) -> ListSizes | None:
+        """Of the lists of a feature that lie on a GPU; None in host memory, which can be asked, and without a copy."""
+        kept = self.on_host
+        if kept is None or kept is self:
+            return None
+        lists, inverse_B = kept.lists(position)
+        lengths = lists.offsets.diff()
+        return ListSizes.of(lengths if inverse_B is None else lengths[inverse_B])
 
     def expanded(self) -> Batch:
         """The same batch without `repeated`, every list where it belongs: what a deduplicated batch means."""

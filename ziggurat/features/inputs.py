@@ -123,6 +123,10 @@ class InputSpec:
         """Columns of every table: as the schema says, else `dim`; and `extra` more."""
         return {table.name: (table.embedding_dim or dim) + extra for table in self.tables}
 
+    def list_position(self, name: str) -> int:
+        """Where a list feature stands in `jagged`."""
+        return [spec.name for spec in self.jagged].index(name)
+
     @property
     def lookups(self) -> tuple[SingleSpec | JaggedSpec, ...]:
         """Every feature with an embedding, in canonical order: all single ones, then all jagged ones."""

@@ -31,6 +31,27 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class ListSizes:
+    """What the host knows of lists that lie on a GPU, from the copy of the batch that it kept.
+
+    Args:
+        num_rows: of the lists of all samples together.
+        longest: no sample has a longer list.
+        longer: how many lists have more than t rows, t = 0 … longest − 1; None where nobody has counted.
+    """
+
+    num_rows: int
+    longest: int
+    longer: tuple[int, ...] | None = None
+
+    @staticmethod
+    def of(lengths_B: Int64[Tensor, "B"]) -> ListSizes:
+        """The sizes of lists of these lengths, in host memory."""
+        longer = (len(lengths_B) - torch.bincount(lengths_B).cumsum(0)[:-1]).tolist()
+        return ListSizes(sum(longer), len(longer), tuple(longer))
+
+
+@dataclass(frozen=True, slots=True)
 class JaggedRows:
     """Lists of rows, feature-major.
 
@@ -204,9 +225,9 @@ class RepeatedRows:
         """Number of samples B."""
         return len(self.inverse)
 
-    def lists(self, position: int) -> JaggedRows:
-        """The lists of the feature at this position of `InputSpec.jagged`, one a slice."""
-        return self.jagged.of(self.features.jagged.index(position), batch_size=self.num_slices)
+    def lists(self, position: int, *, bounds: Tensor | None = None) -> JaggedRows:
+        """The lists of the feature at this position of `InputSpec.jagged`, one a slice; `bounds` as in `rows`."""
+        return self.jagged.of(self.features.jagged.index(position), batch_size=self.num_slices, bounds=bounds)
 
     def rows(self, first: int, last: int) -> RepeatedRows:
         """Samples `first` to `last`; slices that only other samples have are left out."""

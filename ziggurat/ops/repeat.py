@@ -31,10 +31,21 @@ def expand(values_UD: Float[Tensor, "U D"], inverse_B: Int64[Tensor, "B"]) -> Fl
 
 
 def expand_lists(
-    values_ND: Float[Tensor, "N D"], offsets_U1: Int64[Tensor, "U+1"], inverse_B: Int64[Tensor, "B"]
+    values_ND: Float[Tensor, "N D"],
+    offsets_U1: Int64[Tensor, "U+1"],
+    inverse_B: Int64[Tensor, "B"],
+    *,
+    num_rows: int | None = None,
 ) -> tuple[Float[Tensor, "M D"], Int64[Tensor, "B+1"]]:
-    """The lists of samples from those of slices, with a deterministic gradient; vectors and offsets."""
-    at_M, offsets_B1 = _positions(offsets_U1, inverse_B)
+    """The lists of samples from those of slices, with a deterministic gradient; vectors and offsets.
+
+    Args:
+        values_ND: of slices.
+        offsets_U1: where the lists of slices begin.
+        inverse_B: the slice of each sample.
+        num_rows: M, where the host knows it; else it waits for a GPU to say.
+    """
+    at_M, offsets_B1 = _positions(offsets_U1, inverse_B, num_rows=num_rows)
     return _Expand.apply(values_ND, at_M, (offsets_U1, inverse_B, offsets_B1)), offsets_B1
 
 
@@ -58,22 +69,30 @@ class ListCopies:
     bags: tuple[Tensor, Tensor] | None = None
 
     @staticmethod
-    def of(offsets_U1: Int64[Tensor, "U+1"], inverse_B: Int64[Tensor, "B"] | None, *, num_events: int) -> ListCopies:
+    def of(
+        offsets_U1: Int64[Tensor, "U+1"],
+        inverse_B: Int64[Tensor, "B"] | None,
+        *,
+        num_events: int,
+        num_rows: int | None = None,
+    ) -> ListCopies:
         """The copies that samples have of the lists of slices.
 
         Args:
             offsets_U1: where the lists of slices begin.
             inverse_B: the slice of each sample; None for one list a sample.
             num_events: of all lists of slices together.
+            num_rows: of all lists of samples together, where the host knows it; else it waits for a GPU to say.
         """
         lengths_U = offsets_U1.diff()
         if inverse_B is None:
             samples_B = torch.arange(lengths_U.shape[0], device=lengths_U.device)
             return ListCopies(samples_B.repeat_interleave(lengths_U, output_size=num_events), offsets_U1)
-        events_P, offsets_B1 = _positions(offsets_U1, inverse_B)
+        events_P, offsets_B1 = _positions(offsets_U1, inverse_B, num_rows=num_rows)
         samples_B = torch.arange(len(inverse_B), device=inverse_B.device)
         samples_P = samples_B.repeat_interleave(offsets_B1.diff(), output_size=len(events_P))
-        return ListCopies(samples_P, offsets_B1, events_P, _by_position((offsets_U1, inverse_B, offsets_B1)))
+        sizes = num_events, len(events_P)
+        return ListCopies(samples_P, offsets_B1, events_P, _by_position((offsets_U1, inverse_B, offsets_B1), *sizes))
 
     def of_events(self, values_ND: Float[Tensor, "N D"]) -> Float[Tensor, "P D"]:
         """What belongs to an event of a slice, for each of its copies; the gradient is summed in their order."""
@@ -95,21 +114,21 @@ def sum_slices(
     return _sum_bags(grad_BD, order_B, offsets_U)
 
 
-def _positions(offsets_U1: Tensor, inverse_B: Tensor) -> tuple[Tensor, Tensor]:
+def _positions(offsets_U1: Tensor, inverse_B: Tensor, *, num_rows: int | None) -> tuple[Tensor, Tensor]:
     """For each position of the samples' lists that of the slices' lists which it copies; and offsets."""
     lengths_B = offsets_U1.diff()[inverse_B]
     offsets_B1 = lengths_B.new_zeros(len(lengths_B) + 1)
     torch.cumsum(lengths_B, 0, out=offsets_B1[1:])
-    at_M = torch.arange(int(offsets_B1[-1]), device=offsets_B1.device)
+    num_rows = int(offsets_B1[-1]) if num_rows is None else num_rows
+    at_M = torch.arange(num_rows, device=offsets_B1.device)
     at_M += (offsets_U1[inverse_B] - offsets_B1[:-1]).repeat_interleave(lengths_B, output_size=len(at_M))
     return at_M, offsets_B1
 
 
 def _by_slice(inverse_B: Tensor, num_slices: int) -> tuple[Tensor, Tensor]:
     """Samples sorted by slice, and where each slice begins."""
-    order_B = torch.argsort(inverse_B, stable=True)
-    counts_U = torch.bincount(inverse_B, minlength=num_slices)
-    return order_B, counts_U.cumsum(0) - counts_U
+    sorted_B, order_B = torch.sort(inverse_B, stable=True)
+    return order_B, torch.searchsorted(sorted_B, torch.arange(num_slices, device=inverse_B.device))
 
 
 def _sum_bags(rows: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
@@ -119,16 +138,16 @@ def _sum_bags(rows: Tensor, order: Tensor, offsets: Tensor) -> Tensor:
     return summed.to(rows.dtype)
 
 
-def _by_position(lists: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _by_position(lists: tuple[Tensor, Tensor, Tensor], num_events: int, num_copies: int) -> tuple[Tensor, Tensor]:
     """For each position of the slices' lists the positions of the samples' lists that are copies of it, and offsets."""
     offsets_U1, inverse_B, offsets_B1 = lists
-    order_B, first_U = _by_slice(inverse_B, len(offsets_U1) - 1)
-    lengths_U = offsets_U1.diff()
-    slices_N = torch.arange(len(lengths_U), device=lengths_U.device).repeat_interleave(lengths_U)
-    copies_N = torch.bincount(inverse_B, minlength=len(lengths_U))[slices_N]
+    device, num_slices = offsets_U1.device, len(offsets_U1) - 1
+    order_B, first_U = _by_slice(inverse_B, num_slices)
+    slices_N = torch.arange(num_slices, device=device).repeat_interleave(offsets_U1.diff(), output_size=num_events)
+    copies_N = F.pad(first_U, (0, 1), value=len(order_B)).diff()[slices_N]
     offsets_N = copies_N.cumsum(0) - copies_N
-    positions_M = torch.arange(len(slices_N), device=slices_N.device).repeat_interleave(copies_N)
-    copy_M = torch.arange(len(positions_M), device=slices_N.device) - offsets_N[positions_M]
+    positions_M = torch.arange(num_events, device=device).repeat_interleave(copies_N, output_size=num_copies)
+    copy_M = torch.arange(num_copies, device=device) - offsets_N[positions_M]
     slice_M = slices_N[positions_M]
     samples_M = order_B[first_U[slice_M] + copy_M]
     return offsets_B1[samples_M] + positions_M - offsets_U1[slice_M], offsets_N
@@ -147,7 +166,7 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
         index, lists, num_rows = ctx.saved
-        bags = _by_slice(index, num_rows) if lists is None else _by_position(lists)
+        bags = _by_slice(index, num_rows) if lists is None else _by_position(lists, num_rows, len(index))
         return _sum_bags(grad, *bags), None, None
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.embeddings.storage.memory import MemoryStorage, advise_huge_pages, new_state
@@ -203,12 +203,12 @@ class LowPrecisionStorage(TableStorage):
         if self._has_fast_rows(kernel):
             apply_rows(self._packed(step), gradient=gradient, step=step)
             return
-        words = self.words(rows, step=step.number_on_host)
+        words = self.words(rows, step=step.number_on_host if step.applies is None else step.number)
         weight = self.gather(rows)
         state = {key: self.gather(rows, key=key) for key in state_keys(step.rule.kind)}
         renamed = SummedGradient(rows=torch.arange(len(rows), device=rows.device), sums=gradient.sums)
         kernel.apply(weight, state=state, gradient=renamed, step=step)
-        self.keep(rows, weight, words_N=words)
+        self.keep(rows, weight, words_N=words, applies=step.applies)
         for key, values in state.items():
             self._state[key].index_copy_(0, rows, values)
 
@@ -223,16 +223,22 @@ class LowPrecisionStorage(TableStorage):
         """Of its rows; None where nothing is rounded at random."""
         return self._noise if self._rounds_at_random else None
 
-    def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"] | None:
+    def words(self, rows_N: Int64[Tensor, "N"], *, step: int | Tensor) -> Int64[Tensor, "N"] | None:
         """Noise for rounding some rows in a step; None where nothing is rounded at random."""
         return self._noise.words(rows_N, step=step) if self._rounds_at_random else None
 
     def keep(
-        self, rows_N: Int64[Tensor, "N"], values: Float[Tensor, "N D"], *, words_N: Int64[Tensor, "N"] | None
+        self,
+        rows_N: Int64[Tensor, "N"],
+        values: Float[Tensor, "N D"],
+        *,
+        words_N: Int64[Tensor, "N"] | None,
+        applies: Bool[Tensor, ""] | None = None,
     ) -> None:
-        """Replace the weights of some rows, rounded by the noise of each, or to the nearest."""
+        """Replace the weights of some rows, rounded by noise or to the nearest; none where `applies` is false."""
         for kept, new in zip(self._kept(), self._encoded(values, words_N=words_N), strict=True):
             if kept is not None and new is not None:
+                new = new if applies is None else torch.where(applies, new, kept.index_select(0, rows_N))
                 kept.index_copy_(0, rows_N, new)
 
     def move(self, fn: Callable[[Tensor], Tensor]) -> None:

@@ -20,6 +20,7 @@ kernel works on that, and changed rows are scattered back:
                                       inverse    1 0 1 2    what the kernel looks up there
 
 Cost of that path: one sort of the batch's rows and two copies of U·D numbers for U distinct rows; nothing depends on R.
+In a step on a GPU that the host does not wait for, nobody knows U: rows are gathered as often as they occur.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ from ziggurat.ops.lookup import (
     state_shapes,
 )
 from ziggurat.ops.lookup.layout import check_rows
-from ziggurat.ops.lookup.reference import jagged_rows, single_rows
+from ziggurat.ops.lookup.reference import jagged_rows, pool_fields, single_rows
+from ziggurat.ops.lookup.triton import sums_without_waiting
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 WEIGHT = "weight"  # name of the weights among the arrays of a storage
@@ -208,6 +210,9 @@ class TableStorage(ABC):
         size, num_single = lookups.batch_size, len(layout.single)
         if size == 0 or not layout.slots:
             return
+        if lookups.are_checked:
+            pool_fields(layout, lookups, out=out, take=self.looked_up, add=self._added)
+            return
         nothing = torch.empty(0, dtype=torch.int64, device=lookups.single.device)
         single_SB = single_rows(layout, lookups) if layout.single else nothing.view(0, size)
         listed, lengths_JB = jagged_rows(layout, lookups) if layout.jagged else (nothing, nothing.view(0, size))
@@ -232,7 +237,8 @@ class TableStorage(ABC):
 
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
         """Sum the gradients of equal rows and apply the rule to each once; see `LookupKernel.update`."""
-        self.apply(kernel, gradient=kernel.sum_gradients(parts), step=step)
+        summed = kernel.sum_gradients(parts) if step.applies is None else sums_without_waiting(kernel, parts)
+        self.apply(kernel, gradient=summed, step=step)
 
     def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:
         """Apply the rule to the rows of a summed gradient; see `LookupKernel.apply`."""
@@ -246,6 +252,13 @@ class TableStorage(ABC):
         kernel.apply(weight, state=state, gradient=renamed, step=step)
         for key, values in arrays.items():
             self.scatter(rows, values, key=key)
+
+    def _added(self, rows_N: Int64[Tensor, "N"], offsets: Int64[Tensor, "L+1"]) -> Float[Tensor, "L D"]:
+        """Sums of lists of rows, each read as often as it occurs."""
+        if not len(rows_N):
+            return torch.zeros(len(offsets) - 1, self.dim, dtype=self.dtype, device=self.device)
+        places = torch.arange(len(rows_N), device=rows_N.device)
+        return F.embedding_bag(places, self.looked_up(rows_N), offsets, mode="sum", include_last_offset=True)
 
 
 MakeStorage = Callable[[int, int], TableStorage]  # (num_rows, dim) → an empty storage

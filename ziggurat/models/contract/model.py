@@ -28,13 +28,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ziggurat.embeddings import EmbeddingTables, PooledDtype
-from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.features.inputs import InputSpec
+from ziggurat.features.jagged import ListSizes
 from ziggurat.models.contract.losses import LossSums, labelled_weight, loss_sums
 from ziggurat.models.contract.negatives import DrawnLayout, NegativesConfig
 from ziggurat.models.contract.step_draw import StepDraw
 from ziggurat.models.towers.layer import TowerLayer
+from ziggurat.ops.pad_lists import pad_lists
 from ziggurat.ops.repeat import ListCopies, expand_lists
 
 
@@ -49,22 +50,40 @@ class Unpooled:
         values: (N, D) vectors, sample after sample (slice after slice).
         offsets: (B + 1,) from 0 to N; (U + 1,) with `inverse`.
         inverse: (B,) the slice of each sample; None where there is one list a sample.
+        sizes: of the samples' lists on a GPU, where the host knows them; None elsewhere.
     """
 
     values: Float[Tensor, "N D"]
     offsets: Int64[Tensor, "B+1"]
     inverse: Int64[Tensor, "B"] | None = None
+    sizes: ListSizes | None = None
 
     def expanded(self) -> Unpooled:
         """The same with one list a sample."""
         if self.inverse is None:
             return self
-        values_ND, offsets_B1 = expand_lists(self.values, self.offsets, self.inverse)
-        return Unpooled(values=values_ND, offsets=offsets_B1)
+        values_ND, offsets_B1 = expand_lists(self.values, self.offsets, self.inverse, num_rows=self._num_rows)
+        return Unpooled(values=values_ND, offsets=offsets_B1, sizes=self.sizes)
 
     def copies(self) -> ListCopies:
         """Where samples have copies of the events of these lists; see `ListCopies`."""
-        return ListCopies.of(self.offsets, self.inverse, num_events=self.values.shape[0])
+        sizes = {"num_events": self.values.shape[0], "num_rows": self._num_rows}
+        return ListCopies.of(self.offsets, self.inverse, **sizes)
+
+    @property
+    def longest(self) -> int | None:
+        """No list is longer, one a sample; None where nobody knows it without asking a device."""
+        return None if self.sizes is None or self.inverse is not None else self.sizes.longest
+
+    @property
+    def _num_rows(self) -> int | None:
+        """Rows of the lists of all samples, where the host knows it."""
+        return None if self.sizes is None else self.sizes.num_rows
+
+    def picked(self, rows_M: Int64[Tensor, "M"], offsets_B1: Int64[Tensor, "B+1"]) -> Unpooled:
+        """Some vectors of lists, one a sample, in their order; `offsets_B1` are those of what is left of each."""
+        sizes = None if self.sizes is None else ListSizes(rows_M.shape[0], self.sizes.longest)
+        return Unpooled(values=self.values[rows_M], offsets=offsets_B1, sizes=sizes)
 
     @property
     def samples(self) -> Int64[Tensor, "N"]:
@@ -84,7 +103,7 @@ class Unpooled:
 
         The shape depends on data, so this is for networks that are not compiled.
         """
-        return pad_lists(self.values, self.offsets)
+        return pad_lists(self.values, self.offsets, longest=self.longest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +274,8 @@ class Model(nn.Module, ABC):
         """The vectors of a list feature, one for each of its rows."""
         with torch.autocast(batch.dense.device.type, enabled=False):
             values_ND, offsets_U1, inverse_B = self.embeddings.unpooled_slices(batch, name)
-        found = Unpooled(values=values_ND, offsets=offsets_U1, inverse=inverse_B)
+        sizes = batch.sizes(self.inputs.list_position(name))
+        found = Unpooled(values=values_ND, offsets=offsets_U1, inverse=inverse_B, sizes=sizes)
         return found if self.reads_slices else found.expanded()
 
     @abstractmethod

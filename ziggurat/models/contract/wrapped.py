@@ -34,10 +34,9 @@ from torch.utils import _pytree as pytree
 
 from ziggurat.arguments import check_arguments
 from ziggurat.embeddings import EmbeddingTables
-from ziggurat.embeddings.tables import pad_lists
 from ziggurat.errors import ConfigError
 from ziggurat.features.batch import Batch
-from ziggurat.models.contract.model import Embedded, Model, Outputs
+from ziggurat.models.contract.model import Embedded, Model, Outputs, Unpooled
 from ziggurat.models.towers.layer import TowerLayer
 
 _GUIDE = "write a subclass of zg.Model (docs/guides/own-model.md)"
@@ -78,21 +77,15 @@ class LookedUp(nn.Module):
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
         """The vectors of a list with `pooling = "none"`; see `EmbeddingTables.unpooled`."""
-        given = self._of(batch)
-        if name not in given.sequences:
-            raise ConfigError(
-                expected=f"a list that is not pooled: {', '.join(given.sequences) or 'there is none'}",
-                found=repr(name),
-                where="lookup of a wrapped module",
-                ways_out=('set pooling = "none" for the list in the schema (or its JaggedSpec)', _GUIDE),
-            )
-        return given.sequences[name].values.to(dtype), given.sequences[name].offsets
+        found = self._list_of(batch, name)
+        return found.values.to(dtype), found.offsets
 
     def sequence(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
         """`unpooled` with lists of one length; see `EmbeddingTables.sequence`."""
-        return pad_lists(*self.unpooled(batch, name, dtype=dtype))
+        padded_BLD, mask_BL = self._list_of(batch, name).padded()
+        return padded_BLD.to(dtype), mask_BL
 
     def vectors(self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Refuse: only rows of the batch are looked up ahead, and a rank may not hold others."""
@@ -102,6 +95,17 @@ class LookedUp(nn.Module):
     def table(self, name: str) -> Tensor:
         """Refuse: a rank may hold a part of a table, or none of it."""
         raise _past_the_batch(f"table({name!r})")
+
+    def _list_of(self, batch: Batch, name: str) -> Unpooled:
+        given = self._of(batch)
+        if name not in given.sequences:
+            raise ConfigError(
+                expected=f"a list that is not pooled: {', '.join(given.sequences) or 'there is none'}",
+                found=repr(name),
+                where="lookup of a wrapped module",
+                ways_out=('set pooling = "none" for the list in the schema (or its JaggedSpec)', _GUIDE),
+            )
+        return given.sequences[name]
 
     def _of(self, batch: Batch) -> Batched:
         if self.given is None:

@@ -241,7 +241,8 @@ class NextItem(Model):
     def further(self, batch: Batch) -> dict[str, Tensor]:
         """When events happened and what comes next is asked for; where gradients are on also candidates of a loss."""
         check_one_history(batch, self._lists)
-        times, asked = question_times(batch, self.lists_of(batch, HISTORY)[1])
+        on_host = None if batch.on_host is None else self.lists_of(batch.on_host, HISTORY)[1]
+        times, asked = question_times(batch, self.lists_of(batch, HISTORY)[1], on_host=on_host)
         named: dict[str, Tensor] = {_TIMES: times, _ASKED: asked, **places_and_lengths(batch)}
         if not torch.is_grad_enabled():
             return named
@@ -259,7 +260,7 @@ class NextItem(Model):
         listed = [embedded.sequences[name].expanded().values for name in (HISTORY, *self._side_lists)]
         items_ND = reduce(torch.add, listed).float()
         target_BD = reduce(torch.add, embedded.fields.split(dim, dim=1)).float()
-        states_ND = self._sized(self._states(items_ND, embedded, offsets_B1))
+        states_ND = self._sized(self._states(items_ND, embedded, history))
         user_BD, item_BD = last_of_each(states_ND, offsets_B1), self._sized(target_BD)
         scale_1 = item_BD.new_full((1,), 1.0 / self.config.temperature)
         named = {"user": user_BD, "item": item_BD, "scale": scale_1}
@@ -336,11 +337,9 @@ class NextItem(Model):
 
     # ----------------------------------------------------------------------------------------------------- details
 
-    def _states(
-        self, items_ND: Float[Tensor, "N D"], embedded: Embedded, offsets_B1: Int64[Tensor, "B+1"]
-    ) -> Float[Tensor, "N D"]:
+    def _states(self, items_ND: Float[Tensor, "N D"], embedded: Embedded, history: Unpooled) -> Float[Tensor, "N D"]:
         """x_i of every event."""
-        total, named = len(items_ND), embedded.named
+        total, named, offsets_B1 = len(items_ND), embedded.named, history.offsets
         events_ND = items_ND * math.sqrt(self.config.embedding_dim)
         for name in self._actions:
             events_ND = events_ND + embedded.sequences[name].expanded().values
@@ -350,7 +349,7 @@ class NextItem(Model):
             events_ND = events_ND + self.positions(places_N)
         events_ND = dropout(events_ND, p=self.config.dropout, training=self.training)
         known = {"times": named.get(_TIMES, offsets_B1.new_zeros(total)), "last": named.get(_ASKED)}
-        places = self.stack.places_of(offsets_B1, spans=spans_of(named), **known)
+        places = self.stack.places_of(offsets_B1, spans=spans_of(named), longest=history.longest, **known)
         return self.norm(self.stack(events_ND, places=places))
 
     def _sized(self, vectors: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from ziggurat.errors import DataError, SchemaError
 from ziggurat.features.batch import Batch
@@ -46,7 +46,7 @@ def missing_of_events(inputs: InputSpec) -> list[str]:
 
 
 def check_one_history(batch: Batch, places: Mapping[str, int]) -> None:
-    """Refuse lists of a history that differ in length.
+    """Refuse lists of a history that differ in length; looks at the copy on the host where there is one.
 
     Args:
         batch: samples.
@@ -57,6 +57,7 @@ def check_one_history(batch: Batch, places: Mapping[str, int]) -> None:
     """
     if not batch.batch_size:
         return
+    batch = batch.on_host or batch
     found = {name: _lengths(batch, place) for name, place in places.items()}
     first, expected_B = next(iter(found.items()))
     for name, lengths_B in found.items():
@@ -78,7 +79,7 @@ def _lengths(batch: Batch, place: int) -> Int64[Tensor, "B"]:
 
 def last_of_each(values_ND: Float[Tensor, "N D"], offsets_B1: Int64[Tensor, "B+1"]) -> Float[Tensor, "B D"]:
     """The last row of each list; zeros for an empty one."""
-    behind_zeros = torch.cat([values_ND.new_zeros(1, values_ND.shape[1]), values_ND])
+    behind_zeros = torch.cat([values_ND.new_zeros(1, *values_ND.shape[1:]), values_ND])
     return behind_zeros[torch.where(offsets_B1.diff() > 0, offsets_B1[1:], 0)]
 
 
@@ -90,13 +91,18 @@ def answers_of(values: Tensor, targets: Tensor, offsets_B1: Int64[Tensor, "B+1"]
         targets: (B, …) of what comes after each history.
         offsets_B1: where histories begin.
     """
-    shifted = torch.cat([values[1:], values[-1:]])
-    filled_B = offsets_B1.diff() > 0
-    return shifted.index_copy(0, offsets_B1[1:][filled_B] - 1, targets[filled_B])
+    shifted = torch.cat([values[1:], values[-1:], values.new_zeros(1, *values.shape[1:])])
+    places_B = torch.where(offsets_B1.diff() > 0, offsets_B1[1:] - 1, len(values))  # of empty histories: cut off again
+    return shifted.index_copy(0, places_B, targets)[:-1]
 
 
 def question_times(
-    batch: Batch, offsets_B1: Int64[Tensor, "B+1"], *, times: str = HISTORY_TIMES, asked_at: str = ASKED_AT
+    batch: Batch,
+    offsets_B1: Int64[Tensor, "B+1"],
+    *,
+    times: str = HISTORY_TIMES,
+    asked_at: str = ASKED_AT,
+    on_host: Int64[Tensor, "B+1"] | None = None,
 ) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "B"]]:
     """When events happened, and when what comes next is asked for: if nobody says so, at the last event's time.
 
@@ -105,24 +111,25 @@ def question_times(
         offsets_B1: where histories begin.
         times: name of the moments of events.
         asked_at: name of the moments of questions, one a sample; "" for none.
+        on_host: `offsets_B1` in the copy on the host, where the batch has one: that is checked, and no GPU is asked.
 
     Raises:
         DataError: not one time an event.
     """
-    listed = batch.sequences[times].expanded()
-    if not torch.equal(listed.offsets, offsets_B1):
+    kept = batch if on_host is None else batch.on_host
+    assert kept is not None, "offsets of a copy that there is"
+    expected_B1, found_B1 = offsets_B1 if on_host is None else on_host, kept.sequences[times].expanded().offsets
+    if not torch.equal(found_B1, expected_B1):
         raise DataError(
             expected="a time for each event of a history",
-            found=f"{int(offsets_B1[-1]):,} events and {int(listed.offsets[-1]):,} times, or other lengths",
+            found=f"{int(expected_B1[-1]):,} events and {int(found_B1[-1]):,} times, or other lengths",
             where=f"{times} of a batch",
             ways_out=("give the events and their times one length", "make samples of events: [events] in the schema"),
         )
-    times_N = listed.values[MOMENT]
-    last_B = torch.zeros(batch.batch_size, dtype=torch.int64, device=times_N.device)
-    filled_B = offsets_B1.diff() > 0
-    last_B[filled_B] = times_N[offsets_B1[1:][filled_B] - 1]
+    times_N = batch.sequences[times].expanded().values[MOMENT]
+    last_B = last_of_each(times_N, offsets_B1)
     if asked_at:
         asked = batch.sequences[asked_at].expanded()
-        told_B = asked.offsets.diff() > 0
-        last_B[told_B] = asked.values[MOMENT][asked.offsets[:-1][told_B]]
+        first_B = nn.functional.pad(asked.values[MOMENT], (0, 1))[asked.offsets[:-1]]
+        last_B = torch.where(asked.offsets.diff() > 0, first_B, last_B)
     return times_N, last_B

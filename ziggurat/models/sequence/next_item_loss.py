@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ziggurat.features.schema import NUM_RESERVED_ROWS
+from ziggurat.ops.to_device import to_device
 
 
 class NextItemLoss(StrEnum):
@@ -104,7 +105,7 @@ def draw_candidates(
     places = torch.randint(max(1, len(answers_N)), (num_draws, num_own))
     size = (num_draws, num_negatives - num_own)
     uniform = torch.randint(NUM_RESERVED_ROWS, max(NUM_RESERVED_ROWS + 1, num_rows), size)
-    return torch.cat([answers_N[places.to(device)], uniform.to(device)], dim=1).flatten()
+    return torch.cat([answers_N[to_device(places, device)], to_device(uniform, device)], dim=1).flatten()
 
 
 def log_expected(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ziggurat.errors import ConfigError
 from ziggurat.ops.attention.cpp import AttentionPath, attention_op, why_not
+from ziggurat.ops.attention.padded import jagged_attention_padded
 from ziggurat.ops.attention.problem import AttentionBias, AttentionForm, JaggedLayout, check_problem
 from ziggurat.ops.attention.reference import jagged_attention_reference
 
@@ -26,7 +27,9 @@ def jagged_attention(
     bias: AttentionBias | None = None,
     path: AttentionPath | None = None,
 ) -> Float[Tensor, "M H dv"]:
-    """`jagged_attention_reference` by the fastest implementation: C++ on the CPU, else the reference.
+    """`jagged_attention_reference` by the fastest implementation: C++ on the CPU, else one of torch's operations.
+
+    That is the padded one where the host knows how long sequences on a GPU are, and else the reference itself.
 
     Products are in the dtype of q, k and v (BF16 with sums in FP32). Under torch.compile and torch.export the kernel is
     one operation, `ziggurat::jagged_attention`.
@@ -58,7 +61,8 @@ def jagged_attention(
         if not torch.compiler.is_compiling():
             check_problem(q, k, v, layout=layout, bias=bias)
         options = {"form": form, "scale": scale, "divisor": divisor, "bias": bias}
-        return jagged_attention_reference(q, k, v, layout=layout, **options)
+        compute = jagged_attention_reference if layout.longest is None else jagged_attention_padded
+        return compute(q, k, v, layout=layout, **options)
     given = bias or AttentionBias()
     result, _ = attention_op(
         q,

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.errors import ConfigError, DataError
@@ -104,6 +104,8 @@ class JaggedLayout:
         num_targets: (B,) events at the end of each (whole) sequence that are candidates; None: none.
         mask: the same for all sequences; None: causal alone.
         spans: of parts of sequences; queries may then be more than keys. None: the sequences are whole.
+        longest: no sequence has more keys, nor queries; what the host knows of a layout on a GPU, so that kernels ask
+            for nothing: offsets were checked in the host's copy of the batch. None: not known.
     """
 
     offsets: Int64[Tensor, "B+1"]
@@ -111,6 +113,7 @@ class JaggedLayout:
     num_targets: Int64[Tensor, "B"] | None = None
     mask: AttentionMask | None = None
     spans: Spans | None = None
+    longest: int | None = None
 
     @property
     def rule(self) -> AttentionMask:
@@ -195,21 +198,37 @@ class Visible:
 
     def dense(self, length: int, *, first: int = 0) -> Tensor:
         """The same as (M, length) booleans, for the positions from `first` on."""
-        columns = torch.arange(first, first + length, device=self.low.device)
-        inside = (columns >= self.low[:, None]) & (columns < self.high[:, None])
-        return inside | (columns == self.rows[:, None])
+        return self.sees(torch.arange(first, first + length, device=self.low.device))
+
+    def sees(self, columns: Int64[Tensor, "*B N"]) -> Bool[Tensor, "*B M N"]:
+        """Which keys each query sees, by their positions."""
+        columns, low, high, rows = (
+            columns.unsqueeze(-2),
+            *(each.unsqueeze(-1) for each in (self.low, self.high, self.rows)),
+        )
+        return ((columns >= low) & (columns < high)) | (columns == rows)
 
 
 def visible(part: SequencePart, *, mask: AttentionMask) -> Visible:
     """What the queries of a part of a sequence see of the whole sequence."""
-    history = part.history
-    context = min(mask.context, history)
     rows = torch.arange(part.query_start, part.query_start + part.queries.stop - part.queries.start)
-    last = rows.clamp(max=history)
-    high = torch.where(rows < context, history, torch.where(rows < history, rows + 1, history))
+    return seen_of(rows, history=torch.tensor(part.history), mask=mask)
+
+
+def seen_of(rows: Int64[Tensor, "*B M"], *, history: Int64[Tensor, "*B 1"], mask: AttentionMask) -> Visible:
+    """What queries see of the whole sequence.
+
+    Args:
+        rows: positions of the queries.
+        history: events of the sequence that are no targets.
+        mask: of all sequences.
+    """
+    context = history.clamp(max=mask.context)
+    last = torch.minimum(rows, history)
+    high = torch.where((rows >= context) & (rows < history), rows + 1, history)
     low = torch.zeros_like(rows)
     if mask.max_attention_length:
-        shift = max(context - 1, 0)  # p(i) = i − shift, where that is positive
+        shift = (context - 1).clamp(min=0)  # p(i) = i − shift, where that is positive
         first = last - mask.max_attention_length
         low = torch.where((rows >= context) & (first > shift), first, low)
     return Visible(low=low, high=high, rows=rows, position=last)
@@ -218,6 +237,8 @@ def visible(part: SequencePart, *, mask: AttentionMask) -> Visible:
 def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias: AttentionBias | None) -> None:
     """Refuse tensors that do not fit together, before a kernel reads memory that is not there.
 
+    What offsets, targets and spans hold is looked at unless the layout has `longest`.
+
     Raises:
         DataError: says which shape, length or offset is wrong.
     """
@@ -225,6 +246,10 @@ def check_problem(q: Tensor, k: Tensor, v: Tensor, *, layout: JaggedLayout, bias
         raise _wrong("q (M, H, d), k (N, H, d), v (N, H, d_v)", f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     if len({q.dtype, k.dtype, v.dtype}) > 1 or not q.dtype.is_floating_point:
         raise _wrong("q, k and v of one floating-point dtype", f"{q.dtype}, {k.dtype}, {v.dtype}")
+    if layout.longest is not None:
+        longest = layout.longest if layout.num_targets is None else 0  # with targets it is more than what w_pos has
+        _check_bias(bias or AttentionBias(), num_queries=len(q), num_keys=len(k), longest=longest)
+        return
     lengths = _checked_offsets(layout.offsets, len(k), "offsets")
     if layout.query_offsets is not None:
         asked = _checked_offsets(layout.query_offsets, len(q), "query_offsets")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ziggurat.ops.attention.problem import (
@@ -23,7 +23,6 @@ from ziggurat.ops.attention.problem import (
     AttentionForm,
     JaggedLayout,
     SequencePart,
-    Visible,
     parts_of,
     visible,
 )
@@ -57,14 +56,27 @@ def jagged_attention_reference(
     parts = [(q[:0].sum(-1, keepdim=True) * v[:0]).to(exact)]  # no rows, and differentiable: a batch may be empty
     for part in parts_of(layout):
         scores_HMN, mask_MN = part_scores(q.to(exact), k.to(exact), part=part, layout=layout, scale=scale, bias=bias)
-        if form is not AttentionForm.SOFTMAX:
-            weights_HMN = torch.where(mask_MN, pointwise(form, scores_HMN) / divisor, 0.0)
-        else:
-            sees_M1 = mask_MN.any(dim=-1, keepdim=True)
-            masked_HMN = scores_HMN.masked_fill(~mask_MN & sees_M1, -torch.inf)
-            weights_HMN = torch.where(sees_M1, torch.softmax(masked_HMN, dim=-1), 0.0)
+        weights_HMN = weights_of(scores_HMN, mask_MN, form=form, divisor=divisor)
         parts.append(torch.einsum("hmn,nhd->mhd", weights_HMN, v[part.keys].to(exact)))
     return torch.cat(parts).to(v.dtype)
+
+
+def weights_of(
+    scores: Float[Tensor, "*B M N"], mask: Bool[Tensor, "*B M N"], *, form: AttentionForm, divisor: float
+) -> Float[Tensor, "*B M N"]:
+    """What scores become; zeros for what is not seen, and for queries that see nothing.
+
+    Args:
+        scores: of pairs.
+        mask: which of them count.
+        form: how they become weights.
+        divisor: n; 1 for softmax.
+    """
+    if form is not AttentionForm.SOFTMAX:
+        return torch.where(mask, pointwise(form, scores) / divisor, 0.0)
+    sees = mask.any(dim=-1, keepdim=True)
+    masked = scores.masked_fill(~mask & sees, -torch.inf)
+    return torch.where(sees, torch.softmax(masked, dim=-1), 0.0)
 
 
 def pointwise(form: AttentionForm, scores: Tensor) -> Tensor:
@@ -93,25 +105,46 @@ def part_scores(
     """
     seen = visible(part, mask=layout.rule)
     scores_HMN = scale * torch.einsum("mhd,nhd->hmn", q[part.queries], k[part.keys])
+    columns_N = torch.arange(part.key_start, part.key_start + part.keys.stop - part.keys.start)
     if bias is not None:
-        scores_HMN = scores_HMN + _bias(bias, seen, part=part, like=q)
-    length = part.keys.stop - part.keys.start
-    return scores_HMN, seen.dense(length, first=part.key_start).to(q.device)
+        times = None
+        if bias.w_time is not None:
+            assert bias.query_times is not None
+            assert bias.key_times is not None
+            times = bias.query_times[part.queries], bias.key_times[part.keys]
+        history = torch.tensor(part.history)
+        options = {"columns": columns_N, "position": seen.position, "history": history, "times": times}
+        scores_HMN = scores_HMN + added_bias(bias, like=scores_HMN, **options)
+    return scores_HMN, seen.sees(columns_N).to(q.device)
 
 
-def _bias(bias: AttentionBias, seen: Visible, *, part: SequencePart, like: Tensor) -> Tensor:
-    """What is added to the scores (M, N) of one sequence."""
-    length, dtype = part.keys.stop - part.keys.start, like.dtype
-    columns = torch.arange(part.key_start, part.key_start + length)
-    added = like.new_zeros(len(seen.rows), length)
+def added_bias(
+    bias: AttentionBias,
+    *,
+    columns: Int64[Tensor, "*B N"],
+    position: Int64[Tensor, "*B M"],
+    history: Int64[Tensor, "*B 1"],
+    times: tuple[Int64[Tensor, "*B M"], Int64[Tensor, "*B N"]] | None,
+    like: Tensor,
+) -> Float[Tensor, "*B M N"]:
+    """What is added to scores.
+
+    Args:
+        bias: numbers by position and time.
+        columns: positions of the keys.
+        position: of the queries, as the bias counts it (`Visible.position`).
+        history: events of the sequence that are no targets.
+        times: of queries and keys; None where there is no bias by time.
+        like: a tensor of the dtype and on the device of the scores.
+    """
+    added = like.new_zeros(*position.shape, columns.shape[-1])
     if bias.w_pos is not None:
         reach = (len(bias.w_pos) + 1) // 2
-        distance = columns.clamp(max=part.history) - seen.position[:, None]
+        distance = torch.minimum(columns, history).unsqueeze(-2) - position.unsqueeze(-1)
         distance = distance.clamp(-reach + 1, reach - 1)  # no query sees what lies further
-        added = added + bias.w_pos.to(dtype)[(distance + reach - 1).to(bias.w_pos.device)]
+        added = added + bias.w_pos.to(like.dtype)[(distance + reach - 1).to(bias.w_pos.device)]
     if bias.w_time is not None:
-        assert bias.query_times is not None
-        assert bias.key_times is not None
-        durations = bias.query_times[part.queries][:, None] - bias.key_times[part.keys][None, :]
-        added = added + bias.w_time.to(dtype)[time_buckets(durations, num_buckets=len(bias.w_time))]
+        assert times is not None, "a bias by time has times"
+        durations = times[0].unsqueeze(-1) - times[1].unsqueeze(-2)
+        added = added + bias.w_time.to(like.dtype)[time_buckets(durations, num_buckets=len(bias.w_time))]
     return added

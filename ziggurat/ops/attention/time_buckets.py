@@ -28,7 +28,9 @@ _ONE = 127 << 3  # the cell of 1.0
 
 def time_buckets(durations: Int64[Tensor, "*shape"], *, num_buckets: int) -> Int64[Tensor, "*shape"]:
     """The bucket of each duration; the sign does not matter."""
-    begins = bucket_begins(num_buckets).to(durations.device)
+    begins = bucket_begins(num_buckets)
+    if durations.device.type == "cuda":
+        begins = _begins_on(num_buckets, durations.device)
     return torch.bucketize(durations.abs().to(torch.float32).clamp(min=1.0), begins, right=True)
 
 
@@ -37,6 +39,12 @@ def bucket_begins(num_buckets: int) -> Float32[Tensor, "K-1"]:
     """Where bucket 1, 2, … begins."""
     exact = [math.exp(BASE * bucket) for bucket in range(1, num_buckets)]
     return torch.tensor(exact, dtype=torch.float64).to(torch.float32)
+
+
+@functools.cache
+def _begins_on(num_buckets: int, device: torch.device) -> Float32[Tensor, "K-1"]:
+    """`bucket_begins` on a GPU, made once: a copy to it makes the host wait."""
+    return bucket_begins(num_buckets).to(device)
 
 
 @functools.cache

@@ -101,7 +101,7 @@ class _Call:
         positions = 0 if bias.w_pos is None else len(bias.w_pos)
         self.heads, self.sequences = q.shape[1], len(layout.offsets) - 1
         lengths = layout.offsets.diff(), layout.of_queries.diff()
-        self.blocks, self.query_blocks = (-(-int(each.max()) // _BLOCK) if len(each) else 0 for each in lengths)
+        self.blocks, self.query_blocks = (-(-_longest(each, layout) // _BLOCK) for each in lengths)
         tensors = (
             *(layout.offsets, layout.of_queries, empty if layout.num_targets is None else layout.num_targets),
             *(zero if each is None else each.detach().float().contiguous() for each in _weights(bias)),
@@ -121,6 +121,13 @@ class _Call:
             "has_time": bias.w_time is not None,
             "block": _BLOCK,
         }
+
+
+def _longest(lengths: Tensor, layout: JaggedLayout) -> int:
+    """The most rows of a sequence; asks the device where the host was not told."""
+    if layout.longest is not None:
+        return layout.longest
+    return int(lengths.max()) if len(lengths) else 0
 
 
 class _Pointwise(torch.autograd.Function):

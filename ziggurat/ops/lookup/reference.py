@@ -17,7 +17,7 @@ O(N + U·D). Nothing depends on the number of rows of a table.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -58,25 +58,11 @@ class TorchKernel:
             rows = single_rows(layout, lookups).t().reshape(-1)
             torch.index_select(weight, 0, rows, out=out.view(-1, dim))
             return
-        blocks = []
-        if layout.single:
-            rows = single_rows(layout, lookups).t().reshape(-1)
-            blocks.append(weight.index_select(0, rows).view(size, -1, dim))
-        if layout.jagged:
-            rows, lengths_JB = jagged_rows(layout, lookups)
-            offsets = F.pad(lengths_JB.reshape(-1).cumsum(0), (1, 0))
-            bags = F.embedding_bag(rows, weight, offsets, mode="sum", include_last_offset=True).view(-1, size, dim)
-            if len(bags) > len(layout.jagged):
-                bags = bags[layout.numbers_on(bags.device).jagged]
-            blocks.append(bags.transpose(0, 1))
-        pooled_BFD = torch.cat(blocks, dim=1)
-        if layout.has_mean:
-            pooled_BFD = pooled_BFD * mean_scale(layout, lookups, dtype=weight.dtype).unsqueeze(-1)
-        if layout.is_dense_block:
-            out.view(size, -1, dim).copy_(pooled_BFD)
-            return
-        for position, slot in enumerate(layout.slots):
-            out[:, slot.column : slot.column + dim] = pooled_BFD[:, position]
+
+        def added(rows: Tensor, offsets: Tensor) -> Tensor:
+            return F.embedding_bag(rows, weight, offsets, mode="sum", include_last_offset=True)
+
+        pool_fields(layout, lookups, out=out, take=lambda rows: weight.index_select(0, rows), add=added)
 
     def prepare(
         self, grad: Float[Tensor, "B T"], *, layouts: Sequence[LookupLayout], lookups: Lookups, dtype: torch.dtype
@@ -132,6 +118,42 @@ class TorchKernel:
         """See `LookupKernel.update`."""
         summed = self.sum_gradients(parts) if step.applies is None else sums_of_fixed_size(parts)
         self.apply(weight, state=state, gradient=summed, step=step)
+
+
+def pool_fields(
+    layout: LookupLayout,
+    lookups: Lookups,
+    *,
+    out: Float[Tensor, "B T"],
+    take: Callable[[Tensor], Tensor],
+    add: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Write the fields of a layout into their columns.
+
+    Args:
+        layout: fields of one storage.
+        lookups: of one sample at least, right ones.
+        out: columns of all layouts.
+        take: the vectors (N, D) of rows (N,) of the storage.
+        add: the sums (L, D) of lists of rows (N,) that begin and end at offsets (L + 1,).
+    """
+    size, dim, blocks = lookups.batch_size, layout.dim, []
+    if layout.single:
+        blocks.append(take(single_rows(layout, lookups).t().reshape(-1)).view(size, -1, dim))
+    if layout.jagged:
+        rows, lengths_JB = jagged_rows(layout, lookups)
+        bags = add(rows, F.pad(lengths_JB.reshape(-1).cumsum(0), (1, 0))).view(-1, size, dim)
+        if len(bags) > len(layout.jagged):
+            bags = bags[layout.numbers_on(bags.device).jagged]
+        blocks.append(bags.transpose(0, 1))
+    pooled_BFD = torch.cat(blocks, dim=1)
+    if layout.has_mean:
+        pooled_BFD = pooled_BFD * mean_scale(layout, lookups, dtype=pooled_BFD.dtype).unsqueeze(-1)
+    if layout.is_dense_block:
+        out.view(size, -1, dim).copy_(pooled_BFD)
+        return
+    for position, slot in enumerate(layout.slots):
+        out[:, slot.column : slot.column + dim] = pooled_BFD[:, position]
 
 
 def sums_of_fixed_size(parts: Sequence[GradientPart]) -> SummedGradient:

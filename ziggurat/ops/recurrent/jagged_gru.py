@@ -21,6 +21,7 @@ Sources: GRU: Cho et al., arXiv 1406.1078, in the form of torch (the reset gate 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -82,6 +83,7 @@ def jagged_gru(
     offsets: Int64[Tensor, "B+1"],
     attention_N: Float[Tensor, "N"] | None = None,
     gate: UpdateGate = UpdateGate.GRU,
+    longer: Sequence[int] | None = None,
 ) -> Float[Tensor, "N D"]:
     """`jagged_gru_reference`, all sequences at once; one operation, `ziggurat::jagged_gru`, in compiled graphs.
 
@@ -92,26 +94,29 @@ def jagged_gru(
         offsets: where sequences begin.
         attention_N: a; unused by gru.
         gate: what the state moves by.
+        longer: how many sequences have more than t events, for t = 0 …, as the host knows it of right offsets on a
+            GPU; None: it asks.
     """
     attention_N = inputs_NG.new_ones(inputs_NG.shape[0]) if attention_N is None else attention_N
     given = (each.float() for each in (inputs_NG, weight_GD, bias_G, attention_N))
-    return _gru(*given, offsets, gate.value)[0]
+    return _gru(*given, offsets, gate.value, None if longer is None else list(longer))[0]
 
 
 @torch.library.custom_op("ziggurat::jagged_gru", mutates_args=())
 def _gru(
-    inputs: Tensor, weight: Tensor, bias: Tensor, attention: Tensor, offsets: Tensor, gate: str
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    attention: Tensor,
+    offsets: Tensor,
+    gate: str,
+    longer: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor]:
     """States (N, D), and what the backward pass needs, step by step: u, r, c, U_c h + b_c and h."""
     dim, num_events = weight.shape[1], inputs.shape[0]
-    if int(offsets[0]) != 0 or int(offsets[-1]) != num_events or bool((offsets.diff() < 0).any()):
-        raise DataError(
-            expected=f"offsets that start at 0, never fall and end at {num_events} (number of events)",
-            found=str(offsets.tolist()[:20]),
-            where="jagged GRU",
-            ways_out="build offsets with torch.cumsum over the lengths",
-        )
-    places, counts = _steps(offsets)
+    if longer is None:
+        _check_offsets(offsets, num_events)
+    places, counts = _steps(offsets, longer)
     packed, weights = inputs[places], attention[places].unsqueeze(1)
     states, kept = inputs.new_empty(num_events, dim), inputs.new_empty(num_events, 5 * dim)
     state = inputs.new_zeros(counts[0] if counts else 0, dim)
@@ -129,6 +134,16 @@ def _gru(
     return torch.empty_like(states).index_copy_(0, places, states), kept
 
 
+def _check_offsets(offsets: Tensor, num_events: int) -> None:
+    if int(offsets[0]) != 0 or int(offsets[-1]) != num_events or bool((offsets.diff() < 0).any()):
+        raise DataError(
+            expected=f"offsets that start at 0, never fall and end at {num_events} (number of events)",
+            found=str(offsets.tolist()[:20]),
+            where="jagged GRU",
+            ways_out="build offsets with torch.cumsum over the lengths",
+        )
+
+
 def _share(update: Tensor, weights: Tensor, gate: str) -> Tensor:
     """What a state moves by: w."""
     if gate == UpdateGate.GRU:
@@ -136,26 +151,33 @@ def _share(update: Tensor, weights: Tensor, gate: str) -> Tensor:
     return weights * update if gate == UpdateGate.AUGRU else weights.expand_as(update)
 
 
-def _steps(offsets: Tensor) -> tuple[Tensor, list[int]]:
+def _steps(offsets: Tensor, longer: Sequence[int] | None) -> tuple[Tensor, Sequence[int]]:
     """Events in the order of the steps, sequences by falling length; and how many each step has."""
-    lengths = offsets.diff()
+    lengths, device = offsets.diff(), offsets.device
+    longest = len(longer) if longer is not None else int(lengths.max()) if len(lengths) else 0
+    counts = (lengths.unsqueeze(0) > torch.arange(longest, device=device).unsqueeze(1)).sum(1)
+    longer = counts.tolist() if longer is None else longer
+    num_events = sum(longer)
     order = torch.argsort(lengths, descending=True, stable=True)
-    if not len(order) or int(lengths[order[0]]) == 0:
-        return offsets.new_empty(0), []
-    counts = (lengths.unsqueeze(0) > torch.arange(int(lengths[order[0]]), device=lengths.device).unsqueeze(1)).sum(1)
-    steps = torch.arange(len(counts), device=lengths.device).repeat_interleave(counts)
-    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    ranks = torch.arange(len(steps), device=lengths.device) - first
-    return offsets[order[ranks]] + steps, counts.tolist()
+    steps = torch.arange(longest, device=device).repeat_interleave(counts, output_size=num_events)
+    first = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=num_events)
+    ranks = torch.arange(num_events, device=device) - first
+    return offsets[order[ranks]] + steps, longer
 
 
 @torch.library.custom_op("ziggurat::jagged_gru_backward", mutates_args=())
 def _gru_backward(
-    grad: Tensor, kept: Tensor, weight: Tensor, attention: Tensor, offsets: Tensor, gate: str
+    grad: Tensor,
+    kept: Tensor,
+    weight: Tensor,
+    attention: Tensor,
+    offsets: Tensor,
+    gate: str,
+    longer: Sequence[int] | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of what events give, of U, of b, and of the attention."""
     dim, num_events = weight.shape[1], grad.shape[0]
-    places, counts = _steps(offsets)
+    places, counts = _steps(offsets, longer)
     packed, weights = grad[places], attention[places].unsqueeze(1)
     d_inputs, d_hidden = (grad.new_empty(num_events, 3 * dim) for _ in range(2))
     d_weights = grad.new_zeros(num_events)
@@ -183,21 +205,21 @@ def _gru_backward(
 
 
 @_gru.register_fake
-def _(inputs: Tensor, weight: Tensor, bias: Tensor, attention: Tensor, offsets: Tensor, gate: str) -> Any:
-    del bias, attention, offsets, gate
+def _(inputs: Tensor, weight: Tensor, bias: Tensor, attention: Tensor, offsets: Tensor, gate: str, longer: Any) -> Any:
+    del bias, attention, offsets, gate, longer
     size, dim = inputs.shape[0], weight.shape[1]
     return inputs.new_empty(size, dim), inputs.new_empty(size, 5 * dim)
 
 
 @_gru_backward.register_fake
-def _(grad: Tensor, kept: Tensor, weight: Tensor, attention: Tensor, offsets: Tensor, gate: str) -> Any:
-    del kept, offsets, gate
+def _(grad: Tensor, kept: Tensor, weight: Tensor, attention: Tensor, offsets: Tensor, gate: str, longer: Any) -> Any:
+    del kept, offsets, gate, longer
     size, width = grad.shape[0], weight.shape[0]
     return grad.new_empty(size, width), torch.empty_like(weight), weight.new_empty(width), torch.empty_like(attention)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, weight, _, attention, offsets, gate = inputs
+    _, weight, _, attention, offsets, gate, ctx.longer = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.gate = gate
     ctx.save_for_backward(output[1], weight, attention, offsets)
@@ -206,9 +228,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _differentiate(ctx: Any, grad: Tensor, _grad_kept: Tensor | None) -> tuple[Tensor | None, ...]:
     kept, weight, attention, offsets = ctx.saved_tensors
     of_inputs, of_weight, of_bias, of_attention = _gru_backward(
-        grad.contiguous(), kept, weight, attention, offsets, ctx.gate
+        grad.contiguous(), kept, weight, attention, offsets, ctx.gate, ctx.longer
     )
-    return of_inputs, of_weight, of_bias, of_attention, None, None
+    return of_inputs, of_weight, of_bias, of_attention, None, None, None
 
 
 _gru.register_autograd(_differentiate, setup_context=_keep)

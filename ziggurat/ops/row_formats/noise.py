@@ -27,6 +27,8 @@ from jaxtyping import Int64, UInt64
 from torch import Tensor
 
 from ziggurat.features.hashing import GOLDEN, mix
+from ziggurat.ops.mixed_bits import GOLDEN_SIGNED
+from ziggurat.ops.mixed_bits import mix as torch_mix
 
 _WORD = 0xFFFFFFFF
 _STRIDE = 0x9E3779B9
@@ -71,19 +73,35 @@ class RowNoise:
         self.shifts = np.array([origin.table_row - origin.first_row for origin in self.origins], dtype=np.int64)
         self.columns = np.array([origin.table_column * _STRIDE & _WORD for origin in self.origins], dtype=np.uint32)
         self.base_keys = np.array([_key(seed, origin.table) for origin in self.origins], dtype=np.uint64)
+        self._numbers: dict[torch.device, tuple[Tensor, ...]] = {}  # the same on devices: a copy makes the host wait
 
     def keys(self, step: int) -> UInt64[np.ndarray, "origins"]:
         """The key of each origin at a step, from which the words of its rows follow."""
         return mix(self.base_keys + np.array([step], dtype=np.uint64) * GOLDEN)
 
-    def words(self, rows_N: Int64[Tensor, "N"], *, step: int) -> Int64[Tensor, "N"]:
-        """The word of each row of the storage at a step; columns are counted from the storage's own first one."""
+    def words(self, rows_N: Int64[Tensor, "N"], *, step: int | Tensor) -> Int64[Tensor, "N"]:
+        """The word of each row of the storage at a step; columns are counted from the storage's own first one.
+
+        A step that is a number of the device of the rows stays there: the host asks for nothing.
+        """
+        if isinstance(step, Tensor):
+            return self._words_on_device(rows_N, step)
         rows = rows_N.cpu().numpy()
         place = np.searchsorted(self.first_rows, rows, side="right") - 1
         keys = self.keys(step)[place]
         words = mix(keys + (rows + self.shifts[place]).astype(np.uint64) * GOLDEN) & np.uint64(_WORD)
         shifted = words.astype(np.int64) + self.columns[place] & _WORD
         return torch.from_numpy(shifted).to(rows_N.device)
+
+    def _words_on_device(self, rows_N: Tensor, step: Tensor) -> Tensor:
+        if rows_N.device not in self._numbers:
+            arrays = (self.first_rows, self.shifts, self.columns.astype(np.int64), self.base_keys.view(np.int64))
+            self._numbers[rows_N.device] = tuple(torch.from_numpy(each).to(rows_N.device) for each in arrays)
+        first_rows, shifts, columns, base_keys = self._numbers[rows_N.device]
+        place = torch.searchsorted(first_rows, rows_N, right=True) - 1
+        keys = torch_mix(base_keys + step * GOLDEN_SIGNED)[place]
+        words = torch_mix(keys + (rows_N + shifts[place]) * GOLDEN_SIGNED) & _WORD
+        return words + columns[place] & _WORD
 
 
 def noise(words_N: Int64[Tensor, "N"], columns_C: Int64[Tensor, "C"]) -> Int64[Tensor, "N C"]:

@@ -77,7 +77,7 @@ def encode(
     assert row_format.has_codes, row_format
     dim, most = values_ND.shape[1], row_format.most
     low_N, high_N = values_ND.amin(dim=1), values_ND.amax(dim=1)
-    own = None if words_N is None else noise(words_N, words_N.new_tensor([-1]))[:, 0] >> 19
+    own = None if words_N is None else noise(words_N, torch.full((1,), -1, device=words_N.device))[:, 0] >> 19
     ends_N2 = torch.stack([round_fp16(low_N, own), round_fp16(high_N, own)], dim=1)
     first_N1, last_N1 = ends_N2.float().split(1, dim=1)
     per_N1 = torch.full_like(first_N1, most).div(last_N1 - first_N1)  # not most / x, which multiplies by 1 / x

@@ -24,11 +24,11 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import BatchShape
-from ziggurat.embeddings.tables import pad_lists
 from ziggurat.features.batch import Batch
 from ziggurat.features.jagged import FeatureGroup
 from ziggurat.models.towers.layer import fields_of_towers
 from ziggurat.ops.lookup import KernelChoice
+from ziggurat.ops.pad_lists import pad_lists
 from ziggurat.ops.repeat import expand_lists
 from ziggurat.parallel.exchange.blocks import Block, BlockExchange, Transfer
 from ziggurat.parallel.exchange.crossing import Crossing, Leg
@@ -235,7 +235,10 @@ class ShardedEmbeddings(nn.Module):
     ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "B+1"]]:
         """The vectors of a list feature for this rank's samples, not pooled; collective. See `sequences.py`."""
         vectors_ND, offsets_U1, inverse_B = self.unpooled_slices(batch, name, dtype=dtype)
-        return (vectors_ND, offsets_U1) if inverse_B is None else expand_lists(vectors_ND, offsets_U1, inverse_B)
+        if inverse_B is None:
+            return vectors_ND, offsets_U1
+        sizes = batch.sizes(self.inputs.list_position(name))
+        return expand_lists(vectors_ND, offsets_U1, inverse_B, num_rows=None if sizes is None else sizes.num_rows)
 
     def unpooled_slices(
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
@@ -248,7 +251,8 @@ class ShardedEmbeddings(nn.Module):
         self, batch: Batch, name: str, *, dtype: torch.dtype = torch.float32
     ) -> tuple[Float[Tensor, "B L D"], Bool[Tensor, "B L"]]:
         """As `EmbeddingTables.sequence`, but L is the longest list of this rank's batch; collective."""
-        return pad_lists(*self.unpooled(batch, name, dtype=dtype))
+        sizes = batch.sizes(self.inputs.list_position(name))
+        return pad_lists(*self.unpooled(batch, name, dtype=dtype), longest=None if sizes is None else sizes.longest)
 
     def vectors(
         self, table: str, rows_N: Int64[Tensor, "N"], *, dtype: torch.dtype = torch.float32

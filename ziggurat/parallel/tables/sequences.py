@@ -86,7 +86,7 @@ class SequenceExchange:
             BoundsError: a row outside the table.
         """
         inputs = self._tables.inputs
-        index = [spec.name for spec in inputs.jagged].index(name)
+        index = inputs.list_position(name)
         table = inputs.jagged[index].table
         lists, inverse_B = batch.lists(index)
         shards = self._tables.shards[table]

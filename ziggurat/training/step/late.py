@@ -25,12 +25,14 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.embeddings.faults import RowFaults, raise_fault
-from ziggurat.embeddings.storage import MemoryStorage
-from ziggurat.embeddings.storage.host import HostStorage
+        other = sorted(kind.__name__ for kind in kinds - {MemoryStorage, LowPrecisionStorage, HostStorage})
+        if HostStorage in kinds and model.looks_up_drawn_rows:
+            return "the model draws rows in a step, which tables in the host's memory have not sent ahead"
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.training.config import TrainingConfig
 from ziggurat.training.step.results import LateResult, Verdict, first_bad_of
+from ziggurat.training.step.weight_average import WeightAverage
 
 
 class LateStep:
@@ -42,6 +44,7 @@ class LateStep:
         named: the dense weights.
         dense_optimizer: of torch, fused; None for a model without dense weights.
         table_optimizer: None for tables with dense gradients, which are among `named`.
+        average: of the weights, if the run keeps one.
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class LateStep:
         named: Mapping[str, nn.Parameter],
         dense_optimizer: torch.optim.Optimizer | None,
         table_optimizer: TableOptimizer | None,
+        average: WeightAverage | None = None,
     ) -> None:
         assert isinstance(model.embeddings, EmbeddingTables)
         self._tables, self._config, self._named = model.embeddings, config, dict(named)
-        self._dense, self._table_optimizer = dense_optimizer, table_optimizer
+        self._dense, self._table_optimizer, self._average = dense_optimizer, table_optimizer, average
         device = model.embeddings.tables.device
         self._faults = RowFaults(device)
         self._rates = torch.zeros(2, device=device)
@@ -64,15 +68,13 @@ class LateStep:
         self._last: LateResult | None = None
 
     @staticmethod
-    def why_not(model: Model, config: TrainingConfig, *, device: torch.device) -> str:
+    def why_not(model: Model, *, device: torch.device) -> str:
         """Why steps of this run wait for the device; "" where they need not."""
         if device.type != "cuda":
             return "the CPU computes"
-        if config.weight_average:
-            return "weight_average counts steps on the host"
         tables = model.embeddings.tables
         kinds = {type(tables.storage(index)) for index in range(tables.num_storages)}
-        other = sorted(kind.__name__ for kind in kinds - {MemoryStorage, HostStorage})
+        other = sorted(kind.__name__ for kind in kinds - {MemoryStorage, LowPrecisionStorage, HostStorage})
         if HostStorage in kinds and model.looks_up_drawn_rows:
             return "the model draws rows in a step, which tables in the host's memory have not sent ahead"
         return f"tables in {', '.join(other)} find their rows on the host" if other else ""
@@ -114,6 +116,8 @@ class LateStep:
         self._update(factor, scale=scale, applies=applies)
         for buffer, before in zip(self._buffers, saved, strict=True):
             buffer.copy_(torch.where(applies, buffer, before))
+        if self._average is not None:
+            self._average.update_where(applies)
         numbers = Verdict.packed(loss, applies=applies, fault=self._faults.flag, tables=tables, norms_W=norms_W)
         into, arrived = _sent(numbers)
         self._last = LateResult(into, arrived=arrived, batch=batch, settle=self._settle)

@@ -115,11 +115,11 @@ class TrainStep:
             compiled = compiled_dense(eager, config.compile, device=self.device)
             compute_copies(model.forward_dense, _FullBatches(eager, compiled, size=self._full_size))
         self._is_weight_checked = parallel is None
-        self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, config, device=self.device)
+        self.waits = "ranks agree on every step" if parallel else LateStep.why_not(model, device=self.device)
         self._late: LateStep | None = None
         if not self.waits:
             optimizers = {"dense_optimizer": self.dense_optimizer, "table_optimizer": self.table_optimizer}
-            self._late = LateStep(model, config, named=self.dense_named, **optimizers)
+            self._late = LateStep(model, config, named=self.dense_named, average=self.average, **optimizers)
 
     def __call__(self, batch: Batch, *, factor: float = 1.0, upcoming: Batch | None = None) -> StepResult | LateResult:
         """Train on one batch.

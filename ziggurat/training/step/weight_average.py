@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from ziggurat.errors import ConfigError
@@ -41,7 +42,8 @@ class WeightAverage:
         self.decay = decay
         self.live = dict(model.state_dict())
         self.mean = {name: tensor.detach().clone() for name, tensor in self.live.items()}
-        self.count = torch.zeros((), dtype=torch.int64)
+        device = next((tensor.device for tensor in self.live.values()), torch.device("cpu"))
+        self.count = torch.zeros((), dtype=torch.int64, device=device)
         self._floats = [name for name, tensor in self.live.items() if tensor.is_floating_point()]
         self._others = [name for name, tensor in self.live.items() if not tensor.is_floating_point()]
 
@@ -55,6 +57,20 @@ class WeightAverage:
         for name in self._others:
             self.mean[name].copy_(self.live[name])
         self.count += 1
+
+    @torch.no_grad()
+    def update_where(self, applies: Bool[Tensor, ""]) -> None:
+        """`update` where a flag on the device is true, nothing where it is false; the host waits for neither."""
+        count = self.count.double()
+        factor = ((1 + count) / (10 + count)).clamp(max=self.decay)
+        weight = torch.where(applies, 1.0 - factor, 0.0).float()
+        means, lives = ([each[name] for name in self._floats] for each in (self.mean, self.live))
+        changes = torch._foreach_sub(lives, means)
+        torch._foreach_mul_(changes, weight)
+        torch._foreach_add_(means, changes)
+        for name in self._others:
+            self.mean[name].copy_(torch.where(applies, self.live[name], self.mean[name]))
+        self.count += applies
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from ziggurat.errors import DataError
 from ziggurat.features.jagged import offsets_of
@@ -84,7 +85,8 @@ def asked_times(
     Raises:
         DataError: times are no int64, or not one an event.
     """
-    if times.dtype is not torch.int64 or len(times) != int(offsets[-1]):
+    # A GPU is not asked: what a model reads of a batch was checked in the copy on the host (`question_times`).
+    if times.dtype is not torch.int64 or (not offsets.is_cuda and len(times) != int(offsets[-1])):
         raise DataError(
             expected=f"{int(offsets[-1])} times of int64, one an event",
             found=f"{len(times)} of {times.dtype}",
@@ -93,11 +95,10 @@ def asked_times(
         )
     if asked is AskedAt.OWN:
         return times
-    shifted = torch.cat([times[1:], times[-1:]])
-    filled = offsets[1:] > offsets[:-1]
-    ends = offsets[1:][filled] - 1
-    shifted[ends] = times[ends] if last is None else last[filled]
-    return shifted
+    shifted = torch.cat([times[1:], times[-1:], times.new_zeros(1)])
+    ends = torch.where(offsets[1:] > offsets[:-1], offsets[1:] - 1, len(times))  # of empty ones: cut off again
+    shifted[ends] = functional.pad(times, (0, 1))[ends] if last is None else last
+    return shifted[:-1]
 
 
 def join_lists(

@@ -96,7 +96,8 @@ class SequenceStack(nn.Module):
             history: what a model's `unpooled` gave, with slices or without.
             times: of its events.
         """
-        return replace(history, values=self(history.values, places=self.places_of(history.offsets, times=times)))
+        places = self.places_of(history.offsets, times=times, longest=history.longest)
+        return replace(history, values=self(history.values, places=places))
 
     def places_of(
         self,
@@ -106,6 +107,7 @@ class SequenceStack(nn.Module):
         num_targets: Int64[Tensor, "B"] | None = None,
         last: Int64[Tensor, "B"] | None = None,
         spans: Spans | None = None,
+        longest: int | None = None,
     ) -> SequencePlaces:
         """Places of histories with their candidates, by this stack's mask and rule for times.
 
@@ -115,11 +117,13 @@ class SequenceStack(nn.Module):
             num_targets: candidates at the end of each sequence.
             last: when the last event of a history without candidates is asked; None: at its own time.
             spans: of histories that are pieces of longer ones; `last` is then what comes after each piece.
+            longest: no whole history is longer; None where only a device knows.
 
         Raises:
             DataError: times are no int64, or not one an event.
         """
-        layout = JaggedLayout(offsets=offsets, num_targets=num_targets, mask=self.mask, spans=spans)
+        longest = longest if spans is None else None
+        layout = JaggedLayout(offsets=offsets, num_targets=num_targets, mask=self.mask, spans=spans, longest=longest)
         if times is None:
             return SequencePlaces(layout=layout, attention=self.attention)
         asked = asked_times(times, offsets=offsets, asked=self.asked, last=last)

@@ -47,6 +47,7 @@ from ziggurat.models.sequence.rankers.history import (
     PositionVectors,
     append_rows,
     from_latest,
+    longest_with,
     offsets_with,
 )
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
@@ -175,7 +176,8 @@ class BST(RankingModel):
             values_NE = torch.cat([values_NE, self.positions(events, embedded.named.get(AGES))], dim=1)
             candidate_BE = torch.cat([candidate_BE, self.positions.of_candidate(candidate_BE.shape[0])], dim=1)
         joined_ME, places_N, places_B1 = append_rows(values_NE, candidate_BE.unsqueeze(1), lists=events)
-        layout = JaggedLayout(offsets=offsets_with(events, num_rows=1), mask=self.mask)
+        longest = longest_with(events, num_rows=1)
+        layout = JaggedLayout(offsets=offsets_with(events, num_rows=1), mask=self.mask, longest=longest)
         for layer in self.layers:
             joined_ME = layer(joined_ME, places=SequencePlaces(layout=layout))
         candidate_BE = joined_ME[places_B1.squeeze(1)]

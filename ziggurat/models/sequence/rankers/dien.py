@@ -46,6 +46,7 @@ from ziggurat.models.din import AttentionActivation, AttentionWeights, DINConfig
 from ziggurat.models.sequence.next_item_inputs import last_of_each
 from ziggurat.models.sequence.rankers.history import History, HistoryInput, HistoryRankerConfig, from_latest
 from ziggurat.ops.recurrent.jagged_gru import UpdateGate, jagged_gru
+from ziggurat.ops.to_device import to_device
 from ziggurat.typed import Dim, FloatOrZero, checked
 
 _NEGATIVES, _AUXILIARY = "negatives", "auxiliary"
@@ -167,6 +168,7 @@ class Recurrence(nn.Module):
             offsets=events.offsets,
             attention_N=attention_N,
             gate=gate,
+            longer=None if events.sizes is None else events.sizes.longer,
         )
         return replace(events, values=states_ND)
 
@@ -238,8 +240,8 @@ class DIEN(RankingModel):
         offsets_B1 = self.history.offsets_of(batch)
         if not self.training or not self.config.alpha:
             return {}
-        num_events = int(offsets_B1[-1])
-        return {_NEGATIVES: torch.randint(max(1, num_events), (num_events,)).to(offsets_B1.device)}
+        num_events = int(self.history.lengths_of(batch).sum())
+        return {_NEGATIVES: to_device(torch.randint(max(1, num_events), (num_events,)), offsets_B1.device)}
 
     def forward_dense(self, embedded: Embedded) -> Outputs:
         """Both recurrences, then the MLP on x₀; in training also the auxiliary loss of each sample."""

@@ -14,7 +14,7 @@ What needs more than the shapes of the lists (ages; which events a later layer k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -195,6 +195,7 @@ class History:
         dims = {name: columns[specs[name].table] for name in self.names}
         self.event_dim, self.target_dim = sum(dims.values()), sum(dims[name] for name, _ in pairs)
         self._at = {name: [spec.name for spec in inputs.jagged].index(name) for name in (*self.names, *beside)}
+        self._first = next(iter(self._at.values()))
         begins, place = {}, 0
         for spec in inputs.fields:
             begins[spec.name] = place
@@ -211,7 +212,16 @@ class History:
         return {AGES: self._ages(batch, offsets_B1)} if self.config.times else {}
 
     def offsets_of(self, batch: Batch) -> Int64[Tensor, "B+1"]:
-        """Where the events of each sample begin, all lists checked."""
+        """Where the events of each sample begin, all lists checked; in the copy on the host where there is one."""
+        self._check(batch.on_host or batch)
+        return self._offsets(batch, self._first)
+
+    def lengths_of(self, batch: Batch) -> Int64[Tensor, "B"]:
+        """Events of each sample, in host memory where it has a copy of the batch."""
+        return self._offsets(batch.on_host or batch, self._first).diff()
+
+    def _check(self, batch: Batch) -> None:
+        """Refuse lists that are no history."""
         found = [self._offsets(batch, at) for at in self._at.values()]
         for name, other in zip(self._at, found, strict=True):
             if not torch.equal(other, found[0]):
@@ -230,14 +240,13 @@ class History:
                 where="lists of a batch",
                 ways_out=("cut the lists to their latest rows", "raise max_length in the schema"),
             )
-        return found[0]
 
     def events(self, embedded: Embedded) -> Unpooled:
         """E numbers for each event, one list a sample."""
         parts = [embedded.sequences[name].expanded() for name in self.names]
         if len(parts) == 1:
             return parts[0]
-        return Unpooled(values=torch.cat([part.values for part in parts], dim=1), offsets=parts[0].offsets)
+        return replace(parts[0], values=torch.cat([part.values for part in parts], dim=1))
 
     def target(self, embedded: Embedded) -> Float[Tensor, "B T"]:
         """What a candidate has of an event."""
@@ -264,7 +273,10 @@ class History:
                 where="model.history.times",
                 ways_out="give samples these features, of kind moments",
             )
-        times_N, asked_B = question_times(batch, offsets_B1, times=self.config.times, asked_at=self.config.asked_at)
+        kept = batch.on_host
+        on_host = None if kept is None else self._offsets(kept, self._first)
+        names = {"times": self.config.times, "asked_at": self.config.asked_at}
+        times_N, asked_B = question_times(batch, offsets_B1, on_host=on_host, **names)
         return (asked_B.repeat_interleave(offsets_B1.diff(), output_size=len(times_N)) - times_N).clamp(min=0)
 
 
@@ -326,6 +338,11 @@ def append_rows(
 def offsets_with(lists: Unpooled, *, num_rows: int) -> Int64[Tensor, "B+1"]:
     """Where samples begin once `append_rows` has put rows behind each of them."""
     return lists.offsets + num_rows * torch.arange(lists.offsets.shape[0], device=lists.offsets.device)
+
+
+def longest_with(lists: Unpooled, *, num_rows: int) -> int | None:
+    """No sample has more once `append_rows` has put rows behind each; None where only a device knows."""
+    return None if lists.longest is None else lists.longest + num_rows
 
 
 def from_latest(lists: Unpooled) -> Int64[Tensor, "N"]:

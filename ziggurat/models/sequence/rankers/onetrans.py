@@ -25,7 +25,7 @@ the same for T fields, and 4·D for every pair that sees each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -53,6 +53,7 @@ from ziggurat.models.sequence.rankers.history import (
     HistoryRankerConfig,
     PositionVectors,
     append_rows,
+    longest_with,
     offsets_with,
 )
 from ziggurat.models.sequence.rankers.rankmixer import TokenLinear
@@ -208,7 +209,7 @@ class OneTransLayer(nn.Module):
             kept: which events go on, and their offsets; None: all.
         """
         normed_ND, normed_BTD = self.norm_attention(events.values), self.norm_attention(fields_BTD)
-        going = events if kept is None else Unpooled(values=events.values[kept[0]], offsets=kept[1])
+        going = events if kept is None else events.picked(*kept)
         asked_MD = normed_ND if kept is None else normed_ND[kept[0]]
         q, places_M, places_BT = self._joined(self.query, asked_MD, normed_BTD, lists=going)
         k, _, _ = self._joined(self.key, normed_ND, normed_BTD, lists=events)
@@ -217,6 +218,7 @@ class OneTransLayer(nn.Module):
         layout = JaggedLayout(
             offsets=offsets_with(events, num_rows=num_tokens),
             query_offsets=None if kept is None else offsets_with(going, num_rows=num_tokens),
+            longest=longest_with(events, num_rows=num_tokens),
         )
         scale = (self.config.token_dim // self.config.num_heads) ** -0.5
         found = jagged_attention(q, k, v, layout=layout, form=AttentionForm.SOFTMAX, scale=scale)
@@ -225,7 +227,7 @@ class OneTransLayer(nn.Module):
         wide_MH, wide_BTH = self.wide(self.norm_feed(events_MD), self.norm_feed(fields_BTD))
         fed_MD, fed_BTD = self.narrow(self._drop(F.gelu(wide_MH)), self._drop(F.gelu(wide_BTH)))
         events_MD, fields_BTD = events_MD + self._drop(fed_MD), fields_BTD + self._drop(fed_BTD)
-        return Unpooled(values=events_MD, offsets=going.offsets), fields_BTD
+        return replace(going, values=events_MD), fields_BTD
 
     def _joined(
         self, maps: MixedLinear, events_ND: Tensor, fields_BTD: Tensor, *, lists: Unpooled
@@ -280,13 +282,14 @@ class OneTrans(RankingModel):
         """The ages of events, and which of them go on from layer to layer."""
         named = self.history.further(batch)
         offsets_B1, length = self.history.offsets_of(batch), self.history.max_length
+        lengths_B = self.history.lengths_of(batch)
         for number in range(1, self.config.num_layers + 1):
             most = self.config.kept(number, length=length)
             if most in (0, length):
                 continue
-            kept_B1 = offsets_of(offsets_B1.diff().clamp(max=most))
+            lengths_B, kept_B1 = lengths_B.clamp(max=most), offsets_of(offsets_B1.diff().clamp(max=most))
             shift_B = offsets_B1[1:] - kept_B1[1:]
-            rows_M = torch.arange(int(kept_B1[-1]), device=kept_B1.device)
+            rows_M = torch.arange(int(lengths_B.sum()), device=kept_B1.device)
             named[_KEPT.format(number)] = rows_M + shift_B.repeat_interleave(kept_B1.diff(), output_size=len(rows_M))
             named[_OFFSETS.format(number)] = offsets_B1 = kept_B1
         return named
@@ -297,7 +300,7 @@ class OneTrans(RankingModel):
         values_ND = self.events(events.values).float()  # residuals stay in FP32 under autocast
         if self.positions is not None:
             values_ND = values_ND + self.positions(events, named.get(AGES))
-        events = Unpooled(values=values_ND, offsets=events.offsets)
+        events = replace(events, values=values_ND)
         fields_BTD = self._tokens(embedded.dense, embedded.fields, embedded.vectors).float()
         for number, layer in enumerate(self.layers, start=1):
             kept = None

@@ -41,8 +41,16 @@ from ziggurat.models.contract.model import Embedded, Outputs, Unpooled
 from ziggurat.models.contract.ranking_model import RankingModel
 from ziggurat.models.sequence.layers.places import SequencePlaces
 from ziggurat.models.sequence.layers.softmax_block import FeedForward, SoftmaxBlock, encoder
-from ziggurat.models.sequence.rankers.history import AGES, History, HistoryInput, HistoryRankerConfig, from_latest
+from ziggurat.models.sequence.rankers.history import (
+    AGES,
+    History,
+    HistoryInput,
+    HistoryRankerConfig,
+    from_latest,
+    longest_with,
+)
 from ziggurat.ops.attention.problem import AttentionMask, JaggedLayout
+from ziggurat.ops.to_device import to_device
 from ziggurat.typed import Count, CountOrNone, Dim, Fraction, checked
 
 _HIDDEN = "hidden_events"
@@ -165,7 +173,7 @@ class TransAct(RankingModel):
             return {}
         window = torch.randint(self.config.time_window + 1, ())
         offsets_B1 = self.history.offsets_of(batch)
-        is_hidden_N = named[AGES] < window.to(named[AGES].device)
+        is_hidden_N = named[AGES] < to_device(window, named[AGES].device)
         hidden_B1 = nn.functional.pad(is_hidden_N.cumsum(0), (1, 0))[offsets_B1]
         return {_HIDDEN: hidden_B1.diff()}
 
@@ -181,7 +189,9 @@ class TransAct(RankingModel):
         if self.config.fusion is CandidateFusion.EARLY:
             rows_NE = torch.cat([rows_NE, self.history.target(embedded)[samples_N]], dim=1)
         # Hidden events are the latest ones: as "targets" of the mask nobody else sees them.
-        layout = JaggedLayout(offsets=events.offsets, num_targets=hidden_B, mask=self.mask)
+        layout = JaggedLayout(
+            offsets=events.offsets, num_targets=hidden_B, mask=self.mask, longest=longest_with(events, num_rows=0)
+        )
         for layer in self.layers:
             rows_NE = layer(rows_NE, places=SequencePlaces(layout=layout))
         places_N = from_latest(events)
