@@ -6,6 +6,7 @@ numbers have to be those of the CPU. Two recipes belong to the everyday suite, t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.runs.scores.test_candidate_scores import events as questions
 from tests.runs.scores.test_next_items import SCHEMA as WATCHED
 from tests.runs.scores.test_next_items import events as watched
 from tests.studies.own_cache import cache_with_kernels
+from ziggurat.cli.main import main
 from ziggurat.data.preprocess.splits import SplitBy, SplitConfig
 from ziggurat.embeddings import KernelChoice
 from ziggurat.models import MODEL_CONFIGS
@@ -135,6 +137,26 @@ def test_scores_from_a_gpu(name: str, data: Path, tmp_path: Path) -> None:
         run = load_run(tmp_path / "run")
         assert all(isinstance(value, PretendCuda) for value in run.model.state_dict().values())
         assert run.evaluate_split("test").metrics == pytest.approx(expected, rel=1e-4, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("table_dlrm", "table_two_tower", "table_din")]
+)
+def test_files_are_scored_and_runs_exported_on_a_gpu(name: str, data: Path, tmp_path: Path) -> None:
+    config, rows = small(name, data=data), str(data / "clicks.parquet")
+    train_run(until(config, 2, device=Device.AUTO), folder=tmp_path / "run")
+    scored = []
+    for where in (contextlib.nullcontext(), pretend_cuda()):
+        out = tmp_path / f"{len(scored)}.parquet"
+        with where:
+            assert main(["predict", str(tmp_path / "run"), rows, "--out", str(out)]) == 0
+        scored.append(pl.read_parquet(out))
+    assert scored[1].columns == scored[0].columns
+    for column in scored[0].columns:
+        assert scored[1][column].to_list() == pytest.approx(scored[0][column].to_list(), rel=1e-4)
+    with pretend_cuda():
+        zg.export_run(tmp_path / "run", out=tmp_path / "export")
+    assert (tmp_path / "export").is_dir()  # it was compared with the run before it was published
 
 
 def test_the_data_are_as_the_recipes_want_them(data: Path) -> None:

@@ -18,9 +18,9 @@ from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizerKin
 from ziggurat.embeddings.storage import LowPrecision, MakeStorage, MemoryStorage
 from ziggurat.errors import BoundsError, DataError, NumericsError
 from ziggurat.features.batch import Batch, JaggedRows
+from ziggurat.features.batches.repeats import deduplicate
 from ziggurat.features.inputs import InputSpec, JaggedSpec
 from ziggurat.features.jagged import FeatureGroup
-from ziggurat.features.repeats import deduplicate
 from ziggurat.features.schema import Pooling
 from ziggurat.models import (
     AutoIntConfig,

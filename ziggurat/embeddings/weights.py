@@ -35,7 +35,7 @@ from ziggurat.ops.lookup import LookupLayout, Lookups, TableOptimizerKind
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
 
 if TYPE_CHECKING:
-    from ziggurat.embeddings.faults import RowFaults
+    from ziggurat.embeddings.faults import RowFaults, SentRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class TableWeights(nn.Module):
         self.places, self._storages = group_tables(tables, dim=config.dim, make_storage=make_storage)
         self.name_rows({name: RowOrigin(table=name, first_row=0, num_rows=0) for name in self.places})
         self.is_open = True
-        self.faults: RowFaults | None = None  # while a step on a GPU lets it check rows
+        self.faults: RowFaults | SentRows | None = None  # who checks rows where a GPU is not asked
         self._has_room = False
         self._tie_parameters()
         if seed is not None:

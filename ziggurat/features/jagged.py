@@ -174,7 +174,9 @@ class SequenceGroup:
         lengths_S = self.offsets.diff()[sequences_S]
         offsets = offsets_of(lengths_S)
         shift_S = self.offsets[sequences_S] - offsets[:-1]
-        events_N = torch.arange(int(offsets[-1]), device=offsets.device) + shift_S.repeat_interleave(lengths_S)
+        num_events = int(offsets[-1])
+        shift_N = shift_S.repeat_interleave(lengths_S, output_size=num_events)
+        events_N = torch.arange(num_events, device=offsets.device) + shift_N
         return SequenceGroup(values={name: value[events_N] for name, value in self.values.items()}, offsets=offsets)
 
 

@@ -2,7 +2,7 @@
 
 A copy from memory that the system may page out first empties the GPU's queue. From locked memory it is one entry of the
 queue like a kernel; torch keeps the memory until the copy is done. Meant for what a step draws or counts by itself;
-batches travel packed (`features/packed.py`).
+batches travel packed (`features/batches/packed.py`).
 """
 
 from __future__ import annotations

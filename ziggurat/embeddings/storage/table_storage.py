@@ -237,7 +237,8 @@ class TableStorage(ABC):
 
     def update(self, kernel: LookupKernel, *, parts: Sequence[GradientPart], step: Step) -> None:
         """Sum the gradients of equal rows and apply the rule to each once; see `LookupKernel.update`."""
-        summed = kernel.sum_gradients(parts) if step.applies is None else sums_without_waiting(kernel, parts)
+        is_late = parts[0].lookups.are_checked
+        summed = sums_without_waiting(kernel, parts) if is_late else kernel.sum_gradients(parts)
         self.apply(kernel, gradient=summed, step=step)
 
     def apply(self, kernel: LookupKernel, *, gradient: SummedGradient, step: Step) -> None:

@@ -48,12 +48,10 @@ def every_sum_is_finite(parts: Sequence[GradientPart]) -> bool | None:
     unless its list is empty or holds padding alone; then None, and the exact sums decide.
     """
     gradients = {part.grad.data_ptr(): part.grad for part in parts if part.grad.numel()}
-    largest, finite = 0.0, True
-    for grad in gradients.values():
-        low, high = torch.aminmax(grad)
-        largest = max(largest, -float(low), float(high))
-        finite = finite and math.isfinite(float(low)) and math.isfinite(float(high))
-    if not finite:
+    ends = [end.double() for grad in gradients.values() for end in torch.aminmax(grad)]
+    sizes = [abs(end) for end in torch.stack(ends).tolist()] if ends else [0.0]  # asked for at once
+    largest = max(sizes)
+    if not all(map(math.isfinite, sizes)):
         hidden = any(part.layout.jagged or bool((part.lookups.single == 0).any()) for part in parts)
         return None if hidden else False
     count = sum(part.lookups.values.numel() + part.lookups.single.numel() for part in parts)

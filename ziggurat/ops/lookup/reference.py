@@ -116,7 +116,7 @@ class TorchKernel:
         self, weight: Float[Tensor, "R D"], *, state: dict[str, Tensor], parts: Sequence[GradientPart], step: Step
     ) -> None:
         """See `LookupKernel.update`."""
-        summed = self.sum_gradients(parts) if step.applies is None else sums_of_fixed_size(parts)
+        summed = sums_of_fixed_size(parts) if parts[0].lookups.are_checked else self.sum_gradients(parts)
         self.apply(weight, state=state, gradient=summed, step=step)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingConfig, EmbeddingTables
+from ziggurat.embeddings.faults import SentRows
 from ziggurat.embeddings.growing.new_rows import NewRows, first_vectors
 from ziggurat.embeddings.initial_rows import InitialRows
 from ziggurat.embeddings.storage import MakeStorage, MemoryStorage, StoredRows, cache_of, format_of
@@ -103,6 +104,7 @@ class ShardedTables(nn.Module):
         )
         self._topology = topology
         for tables, group in zip(self.local, self.mine.groups, strict=True):
+            tables.tables.faults = SentRows() if self.device.type == "cuda" else None
             tables.tables.name_rows({shard.table: _origin(shard) for shard in group.shards})
             for shard in group.shards:
                 rows = tables.tables.rows(shard.table)

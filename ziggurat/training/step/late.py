@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from ziggurat.embeddings import EmbeddingTables, TableOptimizer
 from ziggurat.embeddings.faults import RowFaults, raise_fault
-        other = sorted(kind.__name__ for kind in kinds - {MemoryStorage, LowPrecisionStorage, HostStorage})
-        if HostStorage in kinds and model.looks_up_drawn_rows:
-            return "the model draws rows in a step, which tables in the host's memory have not sent ahead"
+from ziggurat.embeddings.storage import LowPrecisionStorage, MemoryStorage
+from ziggurat.embeddings.storage.host import HostStorage
 from ziggurat.features.batch import Batch
 from ziggurat.models import Model
 from ziggurat.training.config import TrainingConfig
