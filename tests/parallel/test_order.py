@@ -29,12 +29,8 @@ from .test_parity import TOWERS, build, inputs, placed
 TIMEOUT_S = 120.0
 
 
-def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Collective]:
-    """Two steps of a small model on tensors that pretend to be on GPUs, batches of another size on every rank.
-
-    FSDP asks the driver for streams, and some exchanges do not take pretended tensors: those are recorded on the CPU.
-    """
-    on_cpu = {"dense"} & set(case)
+def steps_of(plan: Plan, case: dict[str, Any], *, rank: int, on_cpu: bool) -> tuple[list[Collective], list[float]]:
+    """Three steps of a small model, batches of another size on every rank: what was issued, and the losses."""
     with contextlib.ExitStack() as around:
         device = torch.device("cpu") if on_cpu else around.enter_context(pretend_cuda())
         found = around.enter_context(recorded_collectives())
@@ -55,16 +51,28 @@ def collectives_of(plan: Plan, case: dict[str, Any], *, rank: int) -> list[Colle
         parallel = parallelize(model, plan, topology, config=config)
         training = TrainingConfig(precision=Precision.FP32, clip_norm=case.get("clip_norm", 0.0))
         step = TrainStep(model, training, parallel=parallel)
-        batches = [random_batch(inputs(), size, seed=rank).to(device) for size in (3 + rank, 7 * (rank % 2))]
+        sizes = (3 + rank, 7 * (rank % 2), 5)
+        batches = [random_batch(inputs(), size, seed=rank).to(device) for size in sizes]
+        losses = []
         for batch, upcoming in zip(batches, [*batches[1:], None], strict=True):
-            assert step(batch, upcoming=upcoming).finite
+            result = step(batch, upcoming=upcoming)
+            assert result.finite
+            losses.append(result.loss)
         step.settle()
-        return list(found)
+        return list(found), losses
 
 
 def record(rank: int, cases: list[tuple[str, Any, dict[str, Any]]]) -> dict[str, list[Collective]]:
-    """Runs on every rank."""
-    return {name: collectives_of(from_json(Plan, plan, where="test"), case, rank=rank) for name, plan, case in cases}
+    """Runs on every rank: tensors pretend to be on GPUs, but for FSDP, which asks the driver for streams."""
+    plans = [(name, from_json(Plan, plan, where="test"), case) for name, plan, case in cases]
+    return {name: steps_of(plan, case, rank=rank, on_cpu="dense" in case)[0] for name, plan, case in plans}
+
+
+def losses_of(rank: int, cases: list[tuple[str, Any, dict[str, Any]]]) -> dict[str, list[list[float]]]:
+    """Runs on every rank: losses on the CPU, and on tensors that pretend to be on GPUs."""
+    plans = [(name, from_json(Plan, plan, where="test"), case) for name, plan, case in cases]
+    both = (True, False)
+    return {name: [steps_of(plan, case, rank=rank, on_cpu=on_cpu)[1] for on_cpu in both] for name, plan, case in plans}
 
 
 def check(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:
@@ -102,6 +110,22 @@ def test_collectives_have_one_order_on_all_ranks() -> None:
 @pytest.mark.slow
 def test_collectives_of_every_plan_have_one_order_on_all_ranks() -> None:
     check(every_case())
+
+
+def check_losses(cases: Sequence[tuple[str, Plan, dict[str, Any]]]) -> None:
+    given = [(name, to_json(plan), case) for name, plan, case in cases]
+    for found in run_ranks(losses_of, 4, given, timeout_s=TIMEOUT_S):
+        for name, (on_cpu, on_gpu) in found.items():
+            assert on_gpu == pytest.approx(on_cpu, rel=1e-5), name
+
+
+def test_ranks_on_gpus_have_the_losses_of_ranks_on_cpus() -> None:
+    check_losses([case for case in every_case() if case[0] in FEW])
+
+
+@pytest.mark.slow
+def test_ranks_on_gpus_have_the_losses_of_ranks_on_cpus_by_every_plan() -> None:
+    check_losses([case for case in every_case() if "dense" not in case[2]])
 
 
 def made(communicator: str, ranks: tuple[int, ...] = (0, 1), **other: Any) -> Collective:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.models.sequence import test_next_item
+from tests.training.growing.test_growing_runs import growing_dataset
 from tests.training.tiny import tiny_dataset, tiny_inputs
 from ziggurat.data.encoded.loader import LoaderConfig
 from ziggurat.embeddings import EmbeddingConfig, KernelChoice, TableOptimizerKind
@@ -54,7 +55,7 @@ from ziggurat.training.checkpoint import CheckpointConfig, SaveMode
 from ziggurat.training.config import DenseOptimizer, NonFinite, Precision, TrainingConfig
 from ziggurat.training.evaluation.evaluate import ordered_batches
 from ziggurat.training.feed import Feed
-from ziggurat.training.step.results import LateResult
+from ziggurat.training.growing.growing_tables import GrowingTables
 from ziggurat.training.step.train_step import TrainStep
 from ziggurat.training.trainer import Trainer
 
@@ -182,19 +183,25 @@ def waits_of(
         assert step.waits == ""
         made_of = batch_of or (lambda seed: random_batch(inputs, 9, seed=seed))
         batches = [made_of(seed) for seed in range(2 + steps)]
-        feed = Feed(_Listed(batches), config=settings(), rank=0, world_size=1, gather=lambda said: [said])
-        made: list[LateResult] = []
-        with record_waits() as waits:
-            for fed in feed.epoch(device=cuda, empty=Batch.empty(inputs)):
-                result = step(fed.batch, upcoming=fed.upcoming)
-                assert isinstance(result, LateResult)
-                made.append(result)
-                if len(made) == 2:
-                    waits.clear()
-                if len(made) > 1:
-                    assert made[-2].read().finite
-        assert len(made) == 2 + steps
+        waits, losses = recorded(step, _Listed(batches), device=cuda)
+        assert len(losses) == 2 + steps
     return waits
+
+
+def recorded(
+    step: TrainStep, source: Any, *, device: torch.device, growing: GrowingTables | None = None
+) -> tuple[list[HostWait], list[float]]:
+    """An epoch: what makes the host wait after the second step, and the losses, each read a step later."""
+    feed = Feed(source, config=settings(), rank=0, world_size=1, gather=lambda said: [said])
+    made: list[Any] = []
+    with record_waits() as waits:
+        for fed in feed.epoch(device=device, empty=Batch.empty(step.model.inputs), growing=growing):
+            made.append(step(fed.batch, upcoming=fed.upcoming))
+            if len(made) == 2:
+                waits.clear()
+            if len(made) > 1:
+                assert made[-2].read().finite
+    return list(waits), [each.read().loss for each in made]
 
 
 class _Listed:
@@ -268,6 +275,21 @@ def test_no_step_on_tables_in_few_bits_waits(row_format: RowFormat) -> None:
 def test_no_step_that_averages_weights_waits() -> None:
     tables = dataclasses.replace(TABLES, optimizer=TableOptimizerKind.ADAM_DENSE)
     assert waits_of(NORMED, small_inputs(), tables=tables, steps=2, weight_average=0.9) == []
+
+
+def test_no_step_of_tables_that_grow_waits() -> None:
+    """New ids take rows between two steps, and their first vectors travel behind the update of the step before."""
+    data = growing_dataset(200)
+    config = dataclasses.replace(MODEL, embedding=TABLES)
+    model = build_model(config, data.inputs, seed=0)
+    for_cpu = recorded(TrainStep(model, settings()), data, device=CPU, growing=GrowingTables(model))[1]
+    with pretend_cuda() as cuda:
+        model = build_model(config, data.inputs, seed=0).to(cuda)
+        step, growing = TrainStep(model, settings()), GrowingTables(model)
+        waits, losses = recorded(step, data, device=cuda, growing=growing)
+        assert sum(growing.report().values()) > 0
+    assert waits == []
+    assert losses == pytest.approx(for_cpu, rel=1e-5)
 
 
 def test_no_step_of_a_next_item_model_waits() -> None:

@@ -33,6 +33,7 @@ from ziggurat.features.inputs import TableSpec
 from ziggurat.features.schema import PADDING_ROW
 from ziggurat.ops.lookup import LookupLayout, Lookups, TableOptimizerKind
 from ziggurat.ops.row_formats import RowFormat, RowOrigin
+from ziggurat.ops.to_device import to_device
 
 if TYPE_CHECKING:
     from ziggurat.embeddings.faults import RowFaults, SentRows
@@ -255,8 +256,8 @@ class TableWeights(nn.Module):
         """
         place = self.places[name]
         storage = self.storage(place.storage)
-        rows_N = (rows_N + place.first_row).to(storage.device)
-        storage.scatter(rows_N, values_ND.to(storage.device))
+        rows_N = to_device(rows_N + place.first_row, storage.device)
+        storage.scatter(rows_N, to_device(values_ND, storage.device))
         for key in state_keys(self.config.optimizer):
             like = storage.read(0, 0, key=key)
             initial = self.config.initial_sum if key == "sum" else 0.0

@@ -26,7 +26,7 @@ def shifted(bits: Int64[Tensor, "*N"], count: int) -> Int64[Tensor, "*N"]:
 
 
 def mix(bits: Int64[Tensor, "*N"]) -> Int64[Tensor, "*N"]:
-    """`ziggurat.features.hashing.mix`."""
+    """The finaliser of splitmix64, with the bits of `ziggurat.features.hashing.mix`."""
     first, second = (signed(int(each)) for each in MULTIPLIERS)
     bits = (bits ^ shifted(bits, 30)) * first
     bits = (bits ^ shifted(bits, 27)) * second
